@@ -5,6 +5,7 @@
 #   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
+#   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
 
 .DEFAULT_GOAL := train_gpt2
 .DELETE_ON_ERROR:
@@ -38,11 +39,10 @@ SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
 CFLAGS ?= -O3
-ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(CFLAGS)
+# -march=native, unless CFLAGS names a machine.
+MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,-march=native)
+ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
-ifneq ($(NATIVE),0)
-ALL_CFLAGS += -march=native
-endif
 ifeq ($(SAN),1)
 ALL_CFLAGS += -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 endif
@@ -58,6 +58,18 @@ train_gpt2: $(BUILD)/train_gpt2 ## the CPU trainer
 
 data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 	@ln -sf ../$< $@
+
+all: train_gpt2 data/tokenize ## both of these
+
+# What was built; train_gpt2cu if it was. "tokenize" would be a name for anything: it is installed as gns_tokenize.
+PREFIX ?= /usr/local
+BIN = $(DESTDIR)$(PREFIX)/bin
+install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is built; data/tokenize becomes gns_tokenize
+	@install -d '$(BIN)' && install train_gpt2 $(wildcard train_gpt2cu) '$(BIN)' && install data/tokenize '$(BIN)/gns_tokenize'
+	@echo "installed in $(BIN): train_gpt2$(if $(wildcard train_gpt2cu), train_gpt2cu) gns_tokenize$(if $(filter 0,$(NATIVE)),, (for this machine; NATIVE=0 for any))"
+
+uninstall: ## removes them from PREFIX/bin
+	rm -f '$(BIN)/train_gpt2' '$(BIN)/train_gpt2cu' '$(BIN)/gns_tokenize'
 
 # The library: plain C, compiled once, linked to either trainer. The mains are not in it.
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
@@ -88,8 +100,10 @@ $(BUILD)/flags: FORCE
 # Only these see the headers of MPI.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
-# Checks the libraries' headers once: one line if one is missing, instead of the compiler's page.
+# Checks the compiler and the libraries' headers once: one line if one is missing, instead of the compiler's page.
 $(BUILD)/headers: $(BUILD)/flags
+	@why=$$($(CC) $(ALL_CFLAGS) -E -x c -MF /dev/null /dev/null 2>&1 > /dev/null) || { echo "error: CC=$(firstword $(CC)) with these CFLAGS does not work: $${why%%$$'\n'*}" \
+		"(CC and CFLAGS choose the compiler and its flags)" >&2; exit 69; }
 	@for header in cjson/cJSON.h xxhash.h; do \
 		echo "#include <$$header>" | $(CC) $(CFLAGS) -E -x c - > /dev/null 2>&1 || { echo "error: no $$header:" \
 			"scripts/deps.sh demo installs what is missing (Debian, Ubuntu), or CFLAGS='-O3 -I/path' says where it is" >&2; exit 69; }; \
@@ -119,7 +133,7 @@ clean: ## removes what was compiled; keeps runs and build/venv
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
 		echo "kept: $${kept[*]/#/build/} (rm -rf build removes these as well)"; }
 
-.PHONY: FORCE demo help clean train_gpt2 train_gpt2cu data/tokenize
+.PHONY: FORCE all install uninstall demo help clean train_gpt2 train_gpt2cu data/tokenize
 
 include dev/make/tests.mk dev/make/cuda.mk
 -include $(shell find build -name '*.d' 2>/dev/null)

@@ -20,6 +20,7 @@
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,6 +49,31 @@ static float *grad_begun(Engine *engine, TensorKind kind, int layer) {
 }
 static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
+}
+
+// ---- How much of a pass is done, for another thread -----------------------------------------------------------------
+
+// Multiply-adds of a row's products, attention's left out.
+static double block_work(const Engine *engine) {
+    double C = engine->config.model->config.channels;
+    return 12 * C * C;
+}
+static double head_work(const Engine *engine) {
+    return (double)engine->config.model->vocab_padded * engine->config.model->config.channels;
+}
+
+// passes: 3 where gradients are computed, those of inputs and of weights taking as long as the forward pass; otherwise 1.
+static void begin_work(Engine *engine, const Batch *batch, int passes) {
+    double row = engine->config.model->config.layers * block_work(engine) + head_work(engine);
+    engine->work = passes * row * (double)(batch->B * batch->T - batch->first);
+    atomic_store_explicit(&engine->work_share, 0, memory_order_relaxed);
+}
+static void add_work(Engine *engine, double work) {
+    float done = atomic_load_explicit(&engine->work_share, memory_order_relaxed);
+    atomic_store_explicit(&engine->work_share, done + (float)(work / engine->work), memory_order_relaxed);
+}
+static double cpu_progress(const Engine *engine) {
+    return atomic_load_explicit(&engine->work_share, memory_order_relaxed);
 }
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
@@ -102,6 +128,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
         float *out = (l + 1 < L ? engine->block[l + 1].x : engine->x_final) + at;
         TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
+        add_work(engine, block_work(engine) * (double)(batch->B * batch->T - batch->first));
         residual = engine->block[l].x_mid + at;
     }
     layernorm_forward(engine->lnf + at, engine->meanf + first, engine->rstdf + first, engine->x_final + at, residual,
@@ -132,7 +159,12 @@ static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, b
 
 static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, bool add) {
     size_t chunk = (size_t)engine_head_rows(&engine->config);
-    for (; first < end; first += chunk, add = true) head_chunk(engine, first, size_min(chunk, end - first), dwte, add);
+    double products = dwte ? 3 : 1;
+    for (size_t rows; first < end; first += rows, add = true) {
+        rows = size_min(chunk, end - first);
+        head_chunk(engine, first, rows, dwte, add);
+        add_work(engine, products * head_work(engine) * (double)rows);
+    }
 }
 
 // The same of example b alone, for |U_b|^2 and the rows of U_b that the cross term needs.
@@ -246,6 +278,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
+        add_work(engine, 2 * block_work(engine) * (double)(batch->B * batch->T));
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -272,6 +305,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     size_t T = (size_t)engine->config.seq_len;
     const Batch batch = {tokens, T + 1, (size_t)n, T, 0, mode};
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    begin_work(engine, &batch, 3);
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
@@ -304,6 +338,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
 static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Batch batch = {tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0, GNS_OFF};
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
+    begin_work(engine, &batch, 1);
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     head_rows(engine, 0, batch.B * batch.T, NULL, false);
@@ -324,6 +359,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     size_t count = (size_t)n;
     const Batch batch = {tokens, count, 1, count, (size_t)tokens_seen(engine, tokens, n), GNS_OFF};
     assert(n > 0 && n <= engine->config.seq_len);
+    begin_work(engine, &batch, 1);
     TRY(forward(engine, &batch, e));
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
@@ -408,6 +444,7 @@ const EngineApi cpu_engine = {
     .destroy = cpu_destroy,
     .describe = cpu_describe,
     .memory_in_use = cpu_memory_in_use,
+    .progress = cpu_progress,
     .tune = cpu_tune,
     .tuning = cpu_tuning,
     .set_tuning = cpu_set_tuning,

@@ -577,6 +577,7 @@ const EngineApi cuda_engine = {
     .destroy = cuda_destroy,
     .describe = cuda_describe,
     .memory_in_use = cuda_memory_in_use,
+    .progress = NULL, // the queue does not tell
     .tune = cuda_tune,
     .tuning = cuda_tuning,
     .set_tuning = cuda_set_tuning,

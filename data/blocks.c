@@ -71,10 +71,6 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
     return 0;
 }
 
-size_t byte_order_mark(const char *text, size_t bytes) {
-    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
-}
-
 static bool is_blank(const char *text, size_t bytes) {
     while (bytes > 0 && (text[bytes - 1] == ' ' || text[bytes - 1] == '\t' || text[bytes - 1] == '\r')) bytes--;
     return bytes == 0;
@@ -83,7 +79,7 @@ static bool is_blank(const char *text, size_t bytes) {
 // Decodes the text of every line in place; a byte order mark before the first is dropped.
 static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     uint64_t line = b->start.line;
-    size_t begin = b->start.offset ? 0 : byte_order_mark(b->text, b->bytes);
+    size_t begin = b->start.offset ? 0 : utf8_mark(b->text, b->bytes);
     for (size_t at = begin, end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;

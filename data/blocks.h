@@ -51,9 +51,6 @@ uint64_t count_lines(const char *text, size_t bytes); // newlines
 // ERR_INPUT, with the command that helps, where an input's first bytes are gzip, zstd or UTF-16.
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e);
 
-// The length of the byte order mark that the text begins with, or 0.
-size_t byte_order_mark(const char *text, size_t bytes);
-
 // "INPUT line N: WHY", ERR_INPUT.
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);
 

@@ -8,7 +8,7 @@ result=$OUT/hellaswag_val.jsonl
 [ -n "$FORCE" ] || [ ! -f "$result" ] || { echo "$result is there already (--force makes it again)" && exit 0; }
 input https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl
 command -v "$PYTHON" > /dev/null || fail 65 "python3 is missing" "It checks the file: install python3"
-"$PYTHON" - "$INPUT" "${FROM:+any}" << 'END' || { [ -n "$FROM" ] || rm -f "$INPUT"; exit 65; }
+check='
 import json, sys
 questions = 0
 for line in open(sys.argv[1], encoding="utf-8"):
@@ -20,7 +20,8 @@ for line in open(sys.argv[1], encoding="utf-8"):
         sys.exit(f"error: {sys.argv[1]} line {questions + 1}: not a question of HellaSwag. Get the file again")
 if questions == 0 or (not sys.argv[2] and questions != 10042):
     sys.exit(f"error: {sys.argv[1]}: {questions} questions, not 10042. Get the file again")
-END
+'
+"$PYTHON" -c "$check" "$INPUT" "${FROM:+any}" || { [ -n "$FROM" ] || rm -f "$INPUT"; exit 65; }
 mkdir -p "$OUT"
 rm -f "$result.partial" # it may be a link
 cp "$INPUT" "$result.partial" && mv "$result.partial" "$result"

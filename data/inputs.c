@@ -1,5 +1,7 @@
 #include "inputs.h"
 #include "base/files.h"
+#include "base/pipe.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -66,12 +68,14 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     char *text;
     size_t bytes;
     int code = 0, number = 1;
-    TRY(file_read(list, (size_t)1 << 30, &text, &bytes, e));
-    for (char *line = text; line < text + bytes && !code; number++) {
+    if (pipe_read(list, (size_t)1 << 30, &text, &bytes, e)) return error_prefix(e, "--files-from");
+    for (char *line = text + utf8_mark(text, bytes); line < text + bytes && !code; number++) {
         char *end = line + strcspn(line, "\n");
+        if (!*end && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path a line", "a zero byte");
         *end = 0;
-        if (*line) code = inputs_add(in, line, false, e);
-        if (code) error_prefix(e, "%s line %d", list, number);
+        if (end > line && end[-1] == '\r') end[-1] = 0;
+        if (*line && !code) code = inputs_add(in, line, false, e);
+        if (code) error_prefix(e, "%s line %d", pipe_name(list), number);
         line = end + 1;
     }
     memory_free(text);
@@ -90,12 +94,12 @@ static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
 }
 
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e) {
-    int standard_inputs = 0;
+    int standard_inputs = o->files_from && strcmp(o->files_from, "-") == 0;
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
     if (o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl and .ndjson files", "no text in %s",
-                    count ? names[0] : o->files_from);
+                    pipe_name(count ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");
@@ -114,7 +118,7 @@ void inputs_free(Inputs *in) {
     free(in->all);
 }
 
-const char *input_name(const Input *input) { return strcmp(input->path, "-") ? input->path : "standard input"; }
+const char *input_name(const Input *input) { return pipe_name(input->path); }
 
 bool input_has_tail(const TokenizeOptions *o, const Input *input) {
     return o->val_fraction > 0 && !o->separator && !input->jsonl;

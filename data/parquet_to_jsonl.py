@@ -11,6 +11,15 @@ from run_log import EXIT_INPUT, EXIT_WRITE, Fault, Parser, run_main
 BATCH_ROWS = 1000  # a few megabytes of web pages
 
 
+def write(data):
+    try:
+        sys.stdout.buffer.write(data)
+    except BrokenPipeError:
+        sys.exit(EXIT_WRITE)  # the reader has said why
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"standard output: {error.strerror}") from None
+
+
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE")
@@ -26,9 +35,7 @@ def main():
             for batch in table.iter_batches(BATCH_ROWS, columns=[args.field]):
                 texts = (text for text in batch.column(0).to_pylist() if text)
                 lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-                sys.stdout.buffer.write("".join(lines).encode())
-        except BrokenPipeError:
-            sys.exit(EXIT_WRITE)  # the reader has said why
+                write("".join(lines).encode())
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0].rstrip('.')}. Get the file again") from None
 

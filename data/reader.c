@@ -1,5 +1,6 @@
 #define _GNU_SOURCE // memmem, memrchr
 #include "reader.h"
+#include "base/pipe.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -28,8 +29,10 @@ static bool reader_is_done_with(const Reader *r, const Input *input) {
 static bool reader_wait(Reader *r) {
     enum { POLL_MS = 100 };
     struct pollfd p = {r->fd, POLLIN, 0};
+    Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // notes that nothing has arrived
     do {
         if (reader_signalled(r) || atomic_load(r->refused)) return false;
+        wait_note(&wait, r->fd, input_name(reader_input(r)), 0);
     } while (poll(&p, 1, POLL_MS) == 0);
     return !reader_signalled(r);
 }
@@ -109,7 +112,7 @@ static int reader_set_tail(Reader *r, Error *e) {
 // Opens the file at `place`, at the offset of `place`; a pipe is where it is.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
-    r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
     r->ended = false;

@@ -14,8 +14,7 @@ TOKENIZE=${TOKENIZE:-${top}data/tokenize}
 PYTHON=${PYTHON:-$([ -x "${top}build/venv/bin/python" ] && echo "${top}build/venv/bin/python" || echo python3)}
 
 usage() {
-    sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
-    [ -z "${USAGE:-}" ] || printf '  %s\n' "$USAGE"
+    print "$(sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh")${USAGE:+$'\n'  $USAGE}"
     exit
 }
 

@@ -25,7 +25,8 @@ typedef struct {
 static const Flag FLAGS[] = {
     {"--tokenizer", "bytes|DIR", "the vocabulary: bytes, or a directory with GPT-2's files", TEXT, AT(tokenizer), 0, 0},
     {"--out", "PREFIX", "writes PREFIX_train_000000.bin, PREFIX_val_000000.bin, ...", TEXT, AT(out), 0, 0},
-    {"--files-from", "LIST", "a file that names more inputs, one path a line", TEXT, AT(files_from), 0, 0},
+    {"--files-from", "LIST", "a file or a pipe (-: standard input) that names more inputs, one path a line", TEXT,
+     AT(files_from), 0, 0},
     {"--format", "auto|text|jsonl", "auto: jsonl for names in .jsonl and .ndjson, else text", CHOICE, AT(format), 0, 0},
     {"--field", "NAME", "the field of a jsonl line that holds the text (text)", TEXT, AT(field), 0, 0},
     {"--separator", "STRING", "between documents of a text file, with a newline or none", TEXT, AT(separator), 0, 0},

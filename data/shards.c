@@ -137,22 +137,27 @@ void state_remove(const Writer *w) {
     unlink(path);
 }
 
-bool state_read(Writer *w, const char **unfit) {
+int state_read(Writer *w, bool *resumed, const char **unfit, Error *e) {
     char path[PATH_MAX], *data;
     size_t bytes;
-    Error ignored;
     State state = {0};
     state_path(w, "", path);
     *unfit = NULL;
-    if (!file_exists(path)) return false;
-    if (file_read(path, sizeof state, &data, &bytes, &ignored) == 0 && bytes == sizeof state)
-        memcpy(&state, data, bytes);
+    *resumed = false;
+    if (file_missing(path)) return 0;
+    int code = file_read(path, sizeof state, &data, &bytes, e);
+    if (code && e->unreadable) {
+        *resumed = w->saved = true; // so that it stays, with its shards
+        return code;
+    }
+    if (!code && bytes == sizeof state) memcpy(&state, data, bytes);
     else *unfit = "is damaged, or of another version";
     memory_free(data);
     if (!*unfit && state.fingerprint != w->state.fingerprint) *unfit = "is of another command or other inputs";
-    if (*unfit) return false;
+    if (*unfit) return 0;
     w->state = state;
-    return w->saved = true;
+    *resumed = w->saved = true;
+    return 0;
 }
 
 // ---- Resuming and publishing ----------------------------------------------------------------------------------------

@@ -52,6 +52,6 @@ void writer_remove_partial(const Writer *w); // of both splits
 int state_save(Writer *w, Error *e);         // syncs the shards first
 void state_remove(const Writer *w);
 
-// Reads the state of an interrupted run into w->state. False where there is none, and where it does not fit this run: *unfit
-// says why, NULL if there is none.
-bool state_read(Writer *w, const char **unfit);
+// Reads the state of an interrupted run into w->state. *resumed is false where there is none, and where it does not fit
+// this run: *unfit says why, NULL if there is none. ERR_INPUT where it cannot be read.
+int state_read(Writer *w, bool *resumed, const char **unfit, Error *e);

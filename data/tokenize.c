@@ -8,9 +8,12 @@
 // interruption.
 #include "reader.h"
 #include "shards.h"
+#include "base/process.h"
+#include "base/terminal.h"
 
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <omp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -56,28 +59,31 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// A line on stderr, at most every 0.2 s on a terminal, every 10 s elsewhere. `last` ends the line of a terminal.
+// A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
 static void show_progress(Run *run, uint64_t bytes, bool last) {
-    static const char done[] = "##############################", to_do[] = "..............................";
+    static const char done[] = "####################", to_do[] = "....................";
     enum { WIDTH = sizeof done - 1 };
     const struct SplitState *splits = run->writer.state.split;
     bool terminal = isatty(STDERR_FILENO);
-    double now = clock_seconds(), every = terminal ? 0.2 : 10;
-    if (last ? !terminal : now - run->shown < every) return;
+    double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
+    Line line = {0};
+    char text[200];
+    if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
     run->shown = now;
     double rate = (double)(bytes - run->start_bytes) / (now - run->start + 1e-9);
-    if (terminal) fputs("\r", stderr);
     if (run->total_bytes) {
-        bytes = size_min(bytes, run->total_bytes);
-        double part = (double)bytes / (double)run->total_bytes;
-        double left = rate > 0 ? (double)(run->total_bytes - bytes) / rate : 0;
-        fprintf(stderr, "[%.*s%.*s] %5.1f%%  ETA %d:%02d:%02d  ", (int)(part * WIDTH), done,
-                WIDTH - (int)(part * WIDTH), to_do, 100 * part, (int)(left / 3600), (int)(left / 60) % 60,
-                (int)left % 60);
+        double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
+        double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
+        int filled = (int)(share * WIDTH);
+        line_add(&line, 1, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
+        line_add(&line, 6, " %5.1f%%", floor(1000 * share) / 10);
+        line_add(&line, 5, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60, (int)left % 60);
     }
-    fprintf(stderr, "%.1f MB  %.1f MB/s  %" PRIu64 " tokens%s", (double)bytes / 1e6, rate / 1e6,
-            splits[TRAIN].tokens + splits[VAL].tokens, terminal ? "\x1b[K" : "\n");
-    if (last) fputs("\n", stderr);
+    line_add(&line, 4, "  %.1f MB", (double)bytes / 1e6);
+    line_add(&line, 3, "  %.1f MB/s", rate / 1e6);
+    line_add(&line, 2, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
+    line_fit(&line, terminal_columns(stderr) - terminal, text, sizeof text);
+    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
 // Something is wrong with an input: the first fault of each counts. From the second input on they are printed.
@@ -120,7 +126,7 @@ static int run_write_oldest(Run *run, Error *e) {
         add_complaint(run, b->start.file, &b->error);
         run->inputs.all[b->start.file].left_out = true; // its rest
     }
-    if (!b->input->jsonl && b->start.offset == 0 && byte_order_mark(b->text, b->bytes) && !run->marked++)
+    if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes) && !run->marked++)
         run->first_marked = b->input;
     bool refused = atomic_load(&run->refused);
     if (!refused) TRY(writer_block(&run->writer, b, e));
@@ -195,22 +201,20 @@ static int run_finish(Run *run, Error *e) {
     show_progress(run, run->writer.state.place.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
-            printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
-                   splits[i].tokens, splits[i].documents, plural(splits[i].documents), splits[i].shards,
-                   plural((uint64_t)splits[i].shards));
+            print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
+                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural(splits[i].documents),
+                         splits[i].shards, plural((uint64_t)splits[i].shards));
     print_left_out(run);
     return 0;
 }
 
-static int run_prepare_input(Run *run, char **names, int count, Error *e) {
+static int run_prepare_input(Run *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     bool known = true;
-    TRY(tokenizer_load(&run->tokenizer, o->tokenizer, e));
-    TRY(inputs_gather(&run->inputs, o, names, count, e));
     run->reader.tokenizer = run->tokenizer;
     TRY(reader_init(&run->reader, e));
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
-    run->start = clock_seconds();
+    run->start = run->shown = clock_seconds();
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
         if (!input->left_out) run->total_bytes += input->bytes;
@@ -229,7 +233,7 @@ static int run_prepare_output(Run *run, Error *e) {
     char directory[PATH_MAX];
     *w = writer_create(o, run->tokenizer, &run->inputs);
     w->state.place = r->place;
-    r->resumed = !o->force && state_read(w, &unfit);
+    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
     if (!w->state.publishing) TRY(writer_check_free(w, e));
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
@@ -267,12 +271,14 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
     if (run.options.help) return settings_print_help(), 0;
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .fd = -1};
+    TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
+    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
     sigemptyset(&run.reader.signals); // blocked, and asked for between blocks: no handler, no global
     sigaddset(&run.reader.signals, SIGINT);
     sigaddset(&run.reader.signals, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &run.reader.signals, NULL);
     signal(SIGXFSZ, SIG_IGN); // a limit on file sizes is a failed write, like a full disk
-    TRY_GOTO(run_prepare_input(&run, argv, inputs, e));
+    TRY_GOTO(run_prepare_input(&run, e));
     TRY_GOTO(run_prepare_output(&run, e));
     started = true;
 #pragma omp parallel num_threads((int)run.thread_count)
@@ -293,9 +299,16 @@ done:
     return code;
 }
 
-int main(int argc, char **argv) {
+// Not a part of main, whose stack may be too small.
+static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
     Error e;
     int code = tokenize(argc, argv, &e);
+    if (!code) code = process_end(&e);
     if (code) error_print(&e, 0, 1);
     return code;
+}
+
+int main(int argc, char **argv) {
+    int code = process_begin();
+    return code ? code : run_tokenize(argc, argv);
 }

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json, refuse_special, remove_checkpoint,
+from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, open_own, read_json, remove_checkpoint,
                      write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
@@ -125,8 +125,7 @@ class Branch:
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
         try:
-            refuse_special(log)
-            with open(log, "ab") as file:
+            with open_own(log, "ab") as file:
                 code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:

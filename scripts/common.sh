@@ -8,9 +8,13 @@ fail() { # CODE MESSAGE HINT
     exit "$1"
 }
 
+print() { # TEXT
+    printf '%s\n' "$1" 2> /dev/null || fail 74 "standard output: cannot write" "Send it to a disk with free space"
+}
+
 # Prints the comment that a script begins with.
 print_header() { # FILE
-    sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1"
+    print "$(sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1")"
 }
 
 # Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/checkpoint/archive.c.

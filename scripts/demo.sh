@@ -32,7 +32,7 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
     --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000
     --ramp gns --batch-min 8 --batch-max 64 --ramp-kappa 0.5 --gns-half-life 30000
     --batch-tokens 1024 --lr 2e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99
-    --val-every 250 --val-tokens 65536 --sample-every 1000000 --sample-tokens 400 --temperature 0.7)
+    --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
 
 # A text that cannot be trained on moves nothing aside.
 why=$("$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {

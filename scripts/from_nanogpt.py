@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--vocab-size V]
+"""A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
 nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
-become zeros. Writes model.safetensors and config.json. Needs the Python packages torch and safetensors.
+become zeros. Writes model.safetensors and config.json; of a model of characters also its tokenizer, from the meta.pkl of
+its data (looked for where nanoGPT keeps it: data/DATASET/ beside the checkpoint's directory). Needs the Python packages
+torch and safetensors.
 """
 
 import json
 import os
+import pickle
 import re
 import sys
+import tempfile
 
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, refuse_special, run_main, write_whole
@@ -52,7 +56,41 @@ def config_of(args, vocab):
             "bos_token_id": eot, "eos_token_id": eot}
 
 
-def write_model(directory, model, config):
+class PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module, name):  # a pickle may name any function to call
+        raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
+
+
+def read_characters(path, vocab):
+    """The characters of tokens 0, 1, ... from nanoGPT's meta.pkl."""
+    try:
+        with open(path, "rb") as file:
+            itos = PlainUnpickler(file).load()["itos"]
+        characters = [itos[token] for token in range(len(itos))]
+        if not all(isinstance(c, str) and len(c) == 1 for c in characters) or len(set(characters)) < len(characters):
+            raise ValueError("itos is not a character a token")
+    except OSError as error:
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+    except Exception as error:  # a damaged pickle raises almost anything
+        raise Fault(EXIT_INPUT, f"{path}: no meta.pkl of nanoGPT's data ({type(error).__name__}: {error})") from None
+    if len(characters) != vocab:
+        raise Fault(EXIT_INPUT, f"{path}: {len(characters)} characters, and the model has {vocab} tokens: another data set's?")
+    return characters
+
+
+def tokenizer_files(characters):
+    """{name: text}: as llmc/text/tokenizer.h says of characters, which is GPT2Tokenizer's form."""
+    ascii_name = [chr(0x100 + b) if b <= 0x20 else chr(0x121) if b == 0x7F else chr(b) for b in range(0x80)]
+    vocab = {ascii_name[ord(c)]: token for token, c in enumerate(characters) if c.isascii()}
+    added = {str(token): {"content": c, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+                          "special": False} for token, c in enumerate(characters) if not c.isascii()}
+    config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": None, "eos_token": None,
+              "unk_token": None, "added_tokens_decoder": added}
+    return {"vocab.json": json.dumps(vocab) + "\n", "merges.txt": "#version: 0.2\n",
+            "tokenizer_config.json": json.dumps(config) + "\n"}
+
+
+def write_model(directory, model, config, tokenizer={}):
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -60,7 +98,11 @@ def write_model(directory, model, config):
     try:
         os.makedirs(directory, exist_ok=True)
         refuse_special(weights)
-        save_file(model, weights, {"format": "pt"})
+        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # the library writes through links
+            save_file(model, os.path.join(scratch, "weights"), {"format": "pt"})
+            os.replace(os.path.join(scratch, "weights"), weights)
+        for name, text in tokenizer.items():
+            write_whole(os.path.join(directory, name), text)
         # Last: without it the directory is no model.
         write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
@@ -68,7 +110,7 @@ def write_model(directory, model, config):
 
 
 def read_checkpoint(path):
-    """model_args, and the parameters as numpy arrays."""
+    """model_args, the parameters as numpy arrays, and where nanoGPT keeps the meta.pkl of the data ("": not known)."""
     import numpy, safetensors  # torch may come without them
     import torch
 
@@ -77,7 +119,9 @@ def read_checkpoint(path):
         args, state = checkpoint["model_args"], checkpoint["model"]
         for name in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size"):
             args[name] = int(args[name])
-        return args, {name: x.float().numpy() for name, x in state.items()}
+        dataset = checkpoint.get("config", {}).get("dataset", "")
+        meta = dataset and os.path.join(os.path.dirname(path) or ".", "..", "data", dataset, "meta.pkl")
+        return args, {name: x.float().numpy() for name, x in state.items()}, meta
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
     except Exception as error:  # torch's errors for other files share no base
@@ -91,17 +135,25 @@ def main():
     parser.add_argument("directory", metavar="DIRECTORY", help="to write the model into")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens without padding (default: the "
                         f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
+    parser.add_argument("--meta", metavar="META.pkl", help="characters of the tokens, of a model of characters")
     options = parser.parse_args()
     if options.vocab_size is not None and options.vocab_size < 1:
         raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")
-    if os.path.exists(os.path.join(options.directory, "config.json")):
-        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model. Name another directory")
-    args, state = read_checkpoint(options.checkpoint)
+    held = ("config.json", "model.safetensors", "MANIFEST.json", "run.json", "metrics.jsonl")
+    if any(os.path.lexists(os.path.join(options.directory, name)) for name in held):
+        raise Fault(EXIT_USAGE, f"{options.directory}: holds a model or a run. Name another directory")
+    if os.path.exists(options.checkpoint) and not os.path.isfile(options.checkpoint):
+        raise Fault(EXIT_INPUT, f"{options.checkpoint}: not a regular file")
+    args, state, meta = read_checkpoint(options.checkpoint)
     vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
     model = convert(state, vocab)
-    write_model(options.directory, model, config_of(args, vocab))
+    meta = options.meta or (meta if vocab != GPT2_VOCAB and os.path.isfile(meta) else None)
+    tokenizer = tokenizer_files(read_characters(meta, vocab)) if meta else {}
+    write_model(options.directory, model, config_of(args, vocab), tokenizer)
     print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "
-          f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters")
+          f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters" + (f"; characters of {meta}" if meta else ""))
+    if not meta and vocab != GPT2_VOCAB:
+        print("note: no tokenizer, which samples need: of a model of characters --meta data/DATASET/meta.pkl gives it")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
+names_data=${TRAIN:-}${VAL:-}
 TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
 VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
 TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}
@@ -43,7 +44,7 @@ read_given() { # ARGUMENTS...
             name=${ALIASES[$word]:-}
             [ -z "$name" ] || given[$name]=''
         elif [ -n "$name" ]; then
-            given[$name]=$word
+            given[$name]+=${given[$name]:+ }$word # --train takes several words
         fi
     done
 }
@@ -62,15 +63,16 @@ without_effect() {
     fixed | replay:*) printf '%s ' --batch-min --batch-max ;;
     esac
     [ "${given[--val-every]:-}" != 0 ] || printf '%s ' --val-tokens
+    [ -n "$VAL" ] || printf '%s ' --val-every --val-tokens
 }
 
-# Removes from OPTIONS what the user gives, and what has no effect then; --steps and --train-tokens both set the length.
+# Removes from OPTIONS what the user gives, and what has no effect then; --steps, --train-tokens and --epochs set the length.
 drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1} idle
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1} idle
     idle=" $(without_effect)"
     for word in "${OPTIONS[@]}"; do
         case $word in
-        --steps | --train-tokens) drop=$length ;;
+        --steps | --train-tokens | --epochs) drop=$length ;;
         --*) [[ $idle == *" $word "* ]] && drop=1 || drop=${given[$word]+1} ;;
         esac
         [ -n "$drop" ] || kept+=("$word")
@@ -80,17 +82,21 @@ drop_given() {
 
 print_help() {
     print_header "$self"
-    echo "The recipe: ${OPTIONS[*]}"
-    echo
+    print "The recipe: ${OPTIONS[*]}"$'\n'
     print_header "$root/scripts/launch.sh"
-    echo
-    echo "All options: $PROGRAM --help"
+    print $'\n'"All options: $PROGRAM --help"
 }
 
 need_files() {
     local hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
     [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
-    compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
+    if [ -n "${given[--dry-run]+1}" ] && [ -z "$names_data${given[--train]+1}${given[--val]+1}" ] &&
+        ! compgen -G "$TRAIN" > /dev/null; then
+        echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
+        TRAIN='' VAL=''
+        return
+    fi
+    [[ $TRAIN == *[:\ ]* ]] || compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
     compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
 }
 
@@ -204,7 +210,8 @@ launch() { # OPTIONS...
     need_files
     need_gpus
     need_mpi
-    OPTIONS=(--train "$TRAIN" --val "$VAL" --out "$OUT" "${OPTIONS[@]}")
+    OPTIONS=(--out "$OUT" "${OPTIONS[@]}")
+    [ -z "$VAL" ] || OPTIONS=(--train "$TRAIN" --val "$VAL" "${OPTIONS[@]}")
     [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
     [ "${given[--hellaswag-every]:-0}" = 0 ] || OPTIONS+=(--hellaswag "${top}data/hellaswag/hellaswag_val.jsonl")
     drop_given

@@ -12,6 +12,7 @@
 #     is killed 10 s after the end of its ranks, and that is 78 as well.
 #   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here it writes to a process that outlives the reader.
+#   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
@@ -67,6 +68,13 @@ pass_on() {
     trap '' INT HUP TERM USR1
     cat 2> /dev/null
     exec cat > /dev/null
+}
+
+# 12 MiB are enough for four ranks.
+free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
+[ "${free:-16384}" -ge 16384 ] || {
+    echo "error: ${TMPDIR:-/tmp}: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
+    exit 74
 }
 
 # An option that binds overrides this variable, except those that give a rank several cores.

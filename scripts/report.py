@@ -14,7 +14,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
-                     loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
+                     loss_curve, printable, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -221,7 +221,7 @@ def label(runs):
     """Sets each run's label (the directory's name, or the path where two have the same) and number (its colour)."""
     names = [run.name for run in runs]
     for number, run in enumerate(runs):
-        run.label = run.name if names.count(run.name) == 1 else run.path
+        run.label = run.name if names.count(run.name) == 1 else printable(run.path)
         run.number = number
 
 

@@ -38,18 +38,30 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
+    def _print_message(self, message, file=None):  # argparse's own takes no notice of a full disk
+        (file or sys.stderr).write(message or "")
+
     def error(self, message):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
     except (Fault, ImportError) as error:
         fault = error if isinstance(error, Fault) else missing_packages(packages, error)
         print(f"error: {fault}", file=sys.stderr)
         sys.exit(fault.code)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # its reader has ended
+            print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes the rest once more
+        sys.exit(EXIT_WRITE)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -69,10 +81,27 @@ def missing_packages(packages, error):
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {install}")
 
 
+def printable(path):
+    """The name of a file, which may be any bytes, as text."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 def refuse_special(path):
     """A Fault if the file to write exists and is a link, a device or a FIFO."""
     if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
+
+
+def open_own(path, mode):
+    """Opens a file that no link leads to, of either kind: "x", a new one, or "ab"."""
+    refuse_special(path)
+    file = open(path, mode, encoding=None if "b" in mode else "utf-8", errors=None if "b" in mode else "replace",
+                opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
+    state = os.fstat(file.fileno())
+    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
+        return file
+    file.close()
+    raise Fault(EXIT_WRITE, f"{path}: not written: it has another name (a hard link); move it away, or choose another place")
 
 
 def write_whole(path, text):
@@ -81,7 +110,9 @@ def write_whole(path, text):
     try:
         refuse_special(path)
         refuse_special(partial)
-        with open(partial, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666)) as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)  # of a script that was killed
+        with open_own(partial, "x") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:
@@ -122,6 +153,8 @@ def read_bytes(path, begin=0):
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO would wait for its writer
+            raise Fault(EXIT_INPUT, f"{path}: not a regular file")
         with (gzip.open if packed else open)(path, "rb") as file:
             file.seek(begin)
             return file.read()
@@ -132,9 +165,14 @@ def read_bytes(path, begin=0):
 
 
 def parse(where, data):
-    """The JSON in some bytes of a file. where: names them in the error."""
+    """The JSON in some bytes of a file. where: names them in the error. Half a surrogate pair, which no text may hold,
+    becomes U+FFFD."""
     try:
-        return json.loads(data)
+        value = json.loads(data)
+        if b"\xed" in data or b"\\ud" in data.lower():
+            text = json.dumps(value, ensure_ascii=False)
+            value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return value
     except UnicodeDecodeError:
         raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
     except ValueError as error:
@@ -241,6 +279,43 @@ class Clock:
         return self.seconds
 
 
+class Live:
+    """A run that may still be training: new() returns what it has written since the last call."""
+
+    def __init__(self, path):
+        self.path = path
+        self.name = os.path.basename(os.path.abspath(path))
+        self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
+                                                                ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.rewind()
+
+    def rewind(self):
+        self.info, self.parts, self.clock, self.seconds = {}, [], Clock(), {}
+        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+
+    def has_begun(self):
+        return has_log(self.info_path) and has_log(self.metrics_path)
+
+    def new(self):
+        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut where something that was
+        returned is gone: rewind, and all of it is new."""
+        self.info = read_json(self.info_path)
+        parts, told = parts_of(self.info_path, self.info), len(self.parts)
+        if parts[:told] != self.parts:
+            raise Cut
+        self.parts = parts
+        rows = list(checked_rows(self.metrics.new_lines()))
+        for row in rows:
+            if "loss" in row:
+                self.seconds[row["step"]] = self.clock.advance(row)
+            row["seconds"] = self.seconds_at(row["step"])
+        samples = list(checked_samples(self.samples.new_lines())) if has_log(self.samples_path) else []
+        return parts[told:], rows, samples
+
+    def seconds_at(self, step):
+        return self.seconds.get(step, self.clock.seconds)
+
+
 def column(rows, name):
     """A field of every row, NaN where a row has none."""
     return [math.nan if row.get(name) is None else float(row[name]) for row in rows]
@@ -257,7 +332,7 @@ class Run:
     def __init__(self, path, begin=0):
         """begin: tokens done before the first line, where an earlier part has a log of its own."""
         self.path = path
-        self.name = os.path.basename(os.path.abspath(path))
+        self.name = printable(os.path.basename(os.path.abspath(path)))
         self.info = read_json(os.path.join(path, "run.json"))
         metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
         self.rows, self.val_rows, self.test_rows = [], [], []

@@ -14,8 +14,7 @@ import sys
 import time
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_WRITE, Clock, Cut, Fault, Parser, Tail, checked_rows, checked_samples, command_text, has_log,
-                     parts_of, read_json, run_main)
+from run_log import EXIT_WRITE, Cut, Fault, Live, Parser, command_text, read_json, run_main
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -66,9 +65,7 @@ class EventFile:
     """The event file of one run, and how much of the run's logs it holds."""
 
     def __init__(self, path):
-        self.path, self.writer = path, None
-        self.info, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
-                                                           ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.path, self.writer, self.live = path, None, Live(path)
 
     def begin(self):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop what it has."""
@@ -81,34 +78,28 @@ class EventFile:
                 os.truncate(old, 0)  # a live TensorBoard that finds its file removed never looks for the next one
             else:
                 os.remove(old)
-        self.parts, self.clock, self.seconds = [], Clock(), {}
-        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+        self.live.rewind()
         self.writer = EventFileWriter(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
         self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, step, summary):
-        wall_time = start_time(self.parts) + self.seconds.get(step, self.clock.seconds)
+        wall_time = start_time(self.live.parts) + self.live.seconds_at(step)
         self.writer.add_event(Event(wall_time=wall_time, step=int(step), summary=summary))
 
     def add_new(self):
         """Adds what the run has written since the last call. Raises Cut where something is gone."""
-        parts, told = parts_of(self.info, read_json(self.info)), len(self.parts)
-        if parts[:told] != self.parts:
-            raise Cut
-        self.parts = parts
-        for row in checked_rows(self.metrics.new_lines()):
-            if "loss" in row:
-                self.seconds[row["step"]] = self.clock.advance(row)
+        parts, rows, samples = self.live.new()
+        for row in rows:
             self.add(row["step"], Summary(value=[Summary.Value(tag=tag, simple_value=x)
                                                  for tag, x in scalars_of(row).items()]))
-        for part in parts[told:]:
+        for part in parts:
             self.add(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
-        for sample in checked_samples(self.samples.new_lines()) if has_log(self.samples_path) else ():
+        for sample in samples:
             self.add(sample["step"], text_pb("sample", verbatim(sample["text"])))
         self.writer.flush()
 
     def update(self):
-        read_json(self.info)  # a directory without a run stays as it is
+        read_json(self.live.info_path)  # a directory without a run stays as it is
         if not self.writer:
             self.begin()
         try:
@@ -131,7 +122,7 @@ def main():
     try:
         while True:
             for file in files:
-                if not args.follow or (has_log(file.info) and has_log(file.metrics_path)):
+                if not args.follow or file.live.has_begun():
                     file.update()
             if not args.follow:
                 break
@@ -140,7 +131,7 @@ def main():
         raise Fault(EXIT_WRITE, f"{error.filename}: cannot write: {error.strerror}") from None
     for file in files:
         file.writer.close()
-        print(f"{file.path}: {len(file.seconds)} steps; tensorboard --logdir {file.path} shows them")
+        print(f"{file.path}: {len(file.live.seconds)} steps; tensorboard --logdir {file.path} shows them")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,35 @@
 #!/usr/bin/env python3
-"""Uploads a run to Weights & Biases after the fact: to_wandb.py RUN [--project NAME] [--offline | --dry-run]
+"""Shows a run in Weights & Biases: to_wandb.py RUN [--follow] [--project NAME] [--offline | --dry-run]
 
 Options and commands become the config, every step with its validation and test a row of the history, samples a table.
---offline writes files for `wandb sync`; --dry-run prints what would be sent, without the package or a network. A run that
-has resumed can be uploaded again under the same --id.
+--follow waits for the run and keeps sending what it adds, until Ctrl-C. --offline writes files for `wandb sync`; --dry-run
+prints what would be sent, without the package or a network. The same --id continues a run in W&B. A resume of the run takes
+steps back, which W&B cannot: it keeps what it has of them, and gets those after.
 """
 
 import math
 import os
 import sys
+import time
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Parser, Run, command_text, run_main
+from run_log import EXIT_INPUT, Cut, Fault, Live, Parser, command_text, run_main
+
+SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
 
-def config_of(run):
+def config_of(live):
     """The options, the other fields of run.json, and the commands as a shell reads them."""
-    rest = {name: value for name, value in run.info.items() if name not in ("options", "parts")}
-    commands = [command_text(part, " && ") for part in run.parts()]
-    return {**run.info.get("options", {}), "run": rest, "commands": commands}
+    rest = {name: value for name, value in live.info.items() if name not in ("options", "parts")}
+    commands = [command_text(part, " && ") for part in live.parts]
+    return {**live.info.get("options", {}), "run": rest, "commands": commands}
 
 
-def history_of(run):
+def history_of(rows):
     """[(step, {name: number})], ascending: one entry for all lines of a step; finite numbers only, lists by element."""
     history = {}
-    for row in sorted(run.rows + run.val_rows + run.test_rows, key=lambda row: row["step"]):
-        numbers = history.setdefault(row["step"], {})
+    for row in rows:
+        numbers = history.setdefault(int(row["step"]), {})
         for name, value in row.items():
             if isinstance(value, list):
                 numbers.update({f"{name}/{i:02d}": x for i, x in enumerate(value) if x is not None})
@@ -33,35 +37,85 @@ def history_of(run):
                 numbers[name] = value
     for numbers in history.values():
         del numbers["step"]  # wandb's own
-    return list(history.items())
+    return sorted(history.items())
 
 
-SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
+class Upload:
+    """A run in W&B, and how far it has the run's logs. It takes more of its last step, but nothing of earlier ones."""
+
+    def __init__(self, wandb, live, args):
+        self.wandb, self.live, self.args, self.target, self.samples = wandb, live, args, None, []
+
+    def begin(self):
+        args = self.args
+        self.target = self.wandb.init(project=args.project, entity=args.entity, name=args.name or self.live.name,
+                                      id=args.id, resume="allow" if args.id else None, config=config_of(self.live),
+                                      mode="offline" if args.offline else "online", dir=args.dir or self.live.path)
+        self.last = self.target.step
+        self.target.define_metric("tokens")
+        for name in ("loss", "val_loss"):
+            self.target.define_metric(name, step_metric="tokens", summary="min")
+
+    def add_new(self):
+        parts, rows, samples = self.live.new()
+        if not rows and not self.args.follow:
+            raise Fault(EXIT_INPUT, f"{self.live.metrics_path}: no step in it")
+        if not self.target:
+            self.begin()
+        elif parts:
+            self.target.config.update(config_of(self.live), allow_val_change=True)
+        for step, numbers in history_of(rows):
+            if step >= self.last:
+                self.target.log(numbers, step=step)
+                self.last = step
+        self.samples += [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
+        if samples:  # a table in W&B does not grow
+            self.target.log({"samples": self.wandb.Table(columns=SAMPLE_COLUMNS, data=self.samples)}, step=self.last)
+
+    def update(self):
+        try:
+            self.add_new()
+        except Cut:
+            print(f"{self.live.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
+            self.live.rewind()
+            self.samples = []
+            self.add_new()
+
+    def finish(self):
+        self.target.finish()
+        if self.args.offline:
+            print(f"written under {os.path.join(self.args.dir or self.live.path, 'wandb')}; wandb sync uploads it")
+        else:
+            print(f"uploaded to {self.target.url}")
 
 
-def upload(wandb, run, args, config, history):
-    place = args.dir or run.path
-    target = wandb.init(project=args.project, entity=args.entity, name=args.name or run.name, id=args.id,
-                        resume="allow" if args.id else None, config=config,
-                        mode="offline" if args.offline else "online", dir=place)
-    target.define_metric("tokens")
-    for name in ("loss", "val_loss"):
-        target.define_metric(name, step_metric="tokens", summary="min")
-    for step, numbers in history:
-        target.log(numbers, step=int(step))
-    if run.samples:
-        samples = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in run.samples]
-        target.log({"samples": wandb.Table(columns=SAMPLE_COLUMNS, data=samples)}, step=int(history[-1][0]))
-    target.finish()
-    if args.offline:
-        print(f"written under {os.path.join(place, 'wandb')}; wandb sync uploads it")
-    else:
-        print(f"uploaded to {target.url}")
+def send(upload, args):
+    try:
+        while True:
+            if not args.follow or upload.live.has_begun():
+                upload.update()
+            if not args.follow:
+                break
+            time.sleep(args.every)
+    finally:
+        if upload.target:
+            upload.finish()
+
+
+def print_dry(live):
+    _, rows, samples = live.new()
+    history = history_of(rows)
+    if not history:
+        raise Fault(EXIT_INPUT, f"{live.metrics_path}: no step in it")
+    print(f"{live.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(live))} options, {len(samples)} samples")
+    print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
+    parser.add_argument("--follow", action="store_true", help="wait for the run, and send what it adds until Ctrl-C")
+    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="to look with --follow (default: %(default)s)")
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
     parser.add_argument("--entity", help="user or team (default: wandb's)")
     parser.add_argument("--name", help="of the run in W&B (default: the directory's)")
@@ -71,16 +125,18 @@ def main():
     how.add_argument("--offline", action="store_true", help="write files for `wandb sync`, without a network")
     how.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
-    run = Run(args.run)
-    config, history = config_of(run), history_of(run)
+    live = Live(args.run)
+    if args.dry_run and args.follow:
+        parser.error("argument --follow: not allowed with argument --dry-run")
     if args.dry_run:
-        print(f"{run.path}: {len(history)} steps to {history[-1][0]}, {len(config)} options, {len(run.samples)} samples")
-        print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
+        print_dry(live)
         return
     import wandb
 
     try:
-        upload(wandb, run, args, config, history)
+        send(Upload(wandb, live, args), args)
+    except Fault:
+        raise
     except Exception as error:  # no base of wandb's errors is in all its versions
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Fault(EXIT_INPUT, f"wandb: {reason} (try `wandb login`, or --offline)") from None

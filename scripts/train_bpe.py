@@ -7,7 +7,6 @@ the trainer (--tokenizer DIR) and transformers read. The last token is <|endofte
 import json
 import os
 import sys
-import tempfile
 
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
@@ -47,12 +46,10 @@ def save(trained, out):
     vocab = trained.get_vocab(with_added_tokens=False)
     vocab[EOT] = len(vocab)
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
+    pairs = json.loads(trained.to_str())["model"]["merges"]  # ["left", "right"], or in older versions "left right"
+    merges = "".join(f"{pair if isinstance(pair, str) else ' '.join(pair)}\n" for pair in ["#version: 0.2", *pairs])
     try:
         os.makedirs(out, exist_ok=True)
-        with tempfile.TemporaryDirectory() as scratch:
-            trained.model.save(scratch)  # with a vocab.json that lacks EOT
-            with open(os.path.join(scratch, "merges.txt"), encoding="utf-8") as file:
-                merges = file.read()
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{error.filename}: {error.strerror}") from None
     for name, content in (("merges.txt", merges), ("vocab.json", json.dumps(vocab, ensure_ascii=False)),

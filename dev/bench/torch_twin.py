@@ -3,10 +3,12 @@ same at scale, and which is faster?
 
     torch_twin.py train --train 'DIR/x_train_*.bin' --val 'DIR/x_val_*.bin' --out twin.jsonl [settings as the trainer's]
     torch_twin.py compare RUN/metrics.jsonl twin.jsonl
+    torch_twin.py order --train 'a_*.bin:0.7 b_*.bin:0.3' --seq-len T --seed S --first E --count N
 
 The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attention and the fused AdamW. Data order,
-initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, rng.h, model.h,
-schedule.h), so agreement checks those too.
+initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
+rng.h, model.h, schedule.h), so agreement checks those too. `order` prints what the data order alone gives: of each example
+its window and its tokens.
 """
 
 import argparse
@@ -57,9 +59,10 @@ class Shards:
 
     def __init__(self, pattern, T):
         self.T = T
-        self.tokens = [np.memmap(path, np.uint16, "r", offset=1024) for path in sorted(glob.glob(pattern))]
-        if not self.tokens:
+        paths = sorted({path for word in pattern.split() for path in glob.glob(word)})
+        if not paths:
             sys.exit(f"error: no shard matches {pattern}")
+        self.tokens = [np.memmap(path, np.uint16, "r", offset=1024) for path in paths]
         self.first = np.cumsum([0] + [max(len(t) - 1, 0) // T for t in self.tokens])
         self.windows = int(self.first[-1])
 
@@ -68,13 +71,47 @@ class Shards:
         start = (w - int(self.first[shard])) * self.T
         return self.tokens[shard][start : start + self.T + 1]
 
-    def shuffled(self, seed, first, count):
-        rows = [self.window(permutation_example(self.windows, seed, e)) for e in range(first, first + count)]
-        return np.stack(rows).astype(np.int64)
-
     def spread(self, first, count, rows):
         """Rows [first, first + count) of `rows` windows spread evenly over all."""
         return np.stack([self.window(r * self.windows // rows) for r in range(first, first + count)]).astype(np.int64)
+
+
+class Order:
+    """The sources of --train, in the order of a seed (llmc/math/mixture.h)."""
+
+    def __init__(self, value, T, seed):
+        words, self.seed, self.places = value.split(), seed, []
+        weighted = [word.rpartition(":") for word in words] if ":" in value else [(value, ":", "1")]
+        weights = [float(weight) for _, _, weight in weighted]
+        self.sources = [Shards(pattern, T) for pattern, _, _ in weighted]
+        self.ends = [sum(weights[: s + 1]) / sum(weights) for s in range(len(weights))]
+        self.numbers = [0] * len(weights)
+
+    def place(self, example):
+        """(source, number in it) of an example."""
+        while len(self.places) <= example:
+            bits = mix(mix(self.seed + 2 * GOLDEN & MASK64) + len(self.places) * GOLDEN & MASK64)
+            source = sum(bits >> 11 >= end * 2**53 for end in self.ends[:-1])
+            self.places.append((source, self.numbers[source]))
+            self.numbers[source] += 1
+        return self.places[example]
+
+    def window(self, example):
+        """Its number among the windows of all sources, and its tokens."""
+        source, number = self.place(example)
+        shards = self.sources[source]
+        w = permutation_example(shards.windows, self.seed + source, number)
+        return sum(s.windows for s in self.sources[:source]) + w, shards.window(w)
+
+    def shuffled(self, first, count):
+        return np.stack([self.window(e)[1] for e in range(first, first + count)]).astype(np.int64)
+
+
+def print_order(a):
+    order = Order(a.train, a.seq_len, a.seed)
+    for example in range(a.first, a.first + a.count):
+        window, tokens = order.window(example)
+        print(window, *tokens)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,7 +238,7 @@ def train(a):
     if rows % a.micro_batch:
         sys.exit("error: the batch must be a multiple of the micro-batch here")
     micro_steps, horizon = rows // a.micro_batch, a.steps * a.batch_tokens
-    data = Shards(a.train, T)
+    data = Order(a.train, T, a.seed)
     val = Shards(a.val, T) if a.val else None
     model = build_model(torch, a, device)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
@@ -231,7 +268,7 @@ def train(a):
         loss = torch.zeros((), dtype=torch.float64, device=device)
         for i in range(micro_steps):
             first = ((step - 1) * micro_steps + i) * a.micro_batch
-            batch = to_device(data.shuffled(a.seed, first, a.micro_batch))
+            batch = to_device(data.shuffled(first, a.micro_batch))
             with autocast:
                 part = compiled(batch) / micro_steps
             part.backward()
@@ -317,13 +354,17 @@ def main():
         ("val-every", int, 0), ("val-tokens", int, 1 << 20), ("seed", int, 1),
     ]:  # fmt: skip
         t.add_argument("--" + name, type=kind, default=default)
+    o = commands.add_parser("order")
+    o.add_argument("--train", required=True)
+    for name in ("seq-len", "seed", "first", "count"):
+        o.add_argument("--" + name, type=int, required=True)
     c = commands.add_parser("compare")
     c.add_argument("ours")
     c.add_argument("twin")
     c.add_argument("--tolerance", type=float, help="nats between the smoothed curves; without it there is no verdict")
     c.add_argument("--half-life", type=float, default=10, help="of the smoothing, steps")
     a = parser.parse_args()
-    return train(a) if a.command == "train" else compare(a)
+    return {"train": train, "order": print_order, "compare": compare}[a.command](a)
 
 
 if __name__ == "__main__":

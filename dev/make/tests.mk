@@ -23,12 +23,12 @@ $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
 # Calls that tests make fail, count or replace.
 wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
-FAULTS := write fsync rename mkdir open unlink unlinkat posix_memalign statvfs # dev/test/run/faults.h
+FAULTS := write pread fsync rename mkdir open openat unlink unlinkat posix_memalign statvfs # dev/test/run/faults.h
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,write fsync pread fcntl)
-$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat open openat unlink unlinkat)
+$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat fstatat open openat unlink unlinkat rename)
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
@@ -52,6 +52,7 @@ $(WITH_DEPS):
 	@$(MAKE) --no-print-directory -s $@-run
 
 test: ## every test that needs no GPU
+check: test ## the same
 test-run:
 	@$(MAKE) --no-print-directory -s -j2 test-programs
 	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
@@ -75,6 +76,9 @@ test-crash-run:
 	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
 
+test-terminal: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize ## what a terminal of 80 and of 40 columns shows; a minute
+	@GNS_BUILD=$(BUILD) dev/test/terminal_check.sh
+
 fuzz: ## the fuzzers, ten minutes each
 fuzz-run:
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
@@ -89,4 +93,4 @@ bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kerne
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs fuzz-coverage bench bench-save
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs test-terminal fuzz-coverage bench bench-save

@@ -2,12 +2,14 @@
 
 A model in nanoGPT's names and layout, with random parameters, biases too: the converted directory must give, in our
 engine, the logits of a forward pass written here over the original arrays, in float64 (vectors are multiplied as x W^T, as
-torch's Linear does). Without --ckpt through the script's functions, which takes numpy alone; with it through a ckpt.pt
-that torch writes and the command reads. Prints lines as dev/test/test.h does.
+torch's Linear does), and --sample-only must print characters of the meta.pkl beside it. Without --ckpt through the
+script's functions, which takes numpy alone; with it through a ckpt.pt that torch writes and the command reads. Prints lines
+as dev/test/test.h does.
 """
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ import from_nanogpt
 TOLERANCE, LIVELY = 1e-4, 0.3  # of a logit, fp32; least standard deviation of logits: at 0 everything agrees
 ARGS = dict(n_layer=2, n_head=3, n_embd=24, block_size=11, vocab_size=64, dropout=0.0)
 REAL = 61  # tokens; the rows after them are padding
+CHARACTERS = sorted("\n !#\"\\" + "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW" + "\u00e9\u010d\u20ac\U0001f600" + "\x7f~")[:REAL]
 seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
 rng = np.random.default_rng(seed)
 
@@ -109,17 +112,39 @@ def compare(build, directory, state, work):
     return "" if off <= TOLERANCE else f"off by {off:.3g}"
 
 
+def check_samples(build, directory):
+    prompt = "".join(rng.choice([c for c in CHARACTERS if c >= " " and c != "\x7f"], 20)) + "\u00e9\u20ac"
+    command = [os.path.join(build, "train_gpt2"), "--sample-only", "--model", directory, "--threads", "1", "--prompt"]
+    text = subprocess.run(command + [prompt], check=True, stdout=subprocess.PIPE).stdout.decode()
+    shown = {"?" if c == "\x7f" else c for c in CHARACTERS}  # a control character is not printed
+    if not text.startswith(prompt) or len(text) != len(prompt) + 400 + 1 or not set(text) <= shown:
+        return f"the text of {len(text)} characters is {text!r}"
+    odd = subprocess.run(command + [prompt + "Z"], stderr=subprocess.PIPE, text=True)
+    return "" if odd.returncode == 65 and "no token for 'Z'" in odd.stderr else f"an odd character: {odd}"
+
+
+def write_meta(directory):
+    path = os.path.join(os.path.dirname(directory), "data", "letters", "meta.pkl")
+    os.makedirs(os.path.dirname(path))
+    with open(path, "wb") as file:
+        pickle.dump({"vocab_size": REAL, "itos": dict(enumerate(CHARACTERS)), "stoi": {c: i for i, c in enumerate(CHARACTERS)}}, file)
+    return path
+
+
 def convert_by_functions(state, directory):
-    from_nanogpt.write_model(directory, from_nanogpt.convert(state, REAL), from_nanogpt.config_of(ARGS, REAL))
+    files = from_nanogpt.tokenizer_files(from_nanogpt.read_characters(write_meta(directory), REAL))
+    from_nanogpt.write_model(directory, from_nanogpt.convert(state, REAL), from_nanogpt.config_of(ARGS, REAL), files)
 
 
 def convert_by_command(state, directory):
     import torch
 
-    path = directory + ".pt"
+    write_meta(directory)
+    path = os.path.join(os.path.dirname(directory), "out", "ckpt.pt")
+    os.mkdir(os.path.dirname(path))
     model = {name: torch.from_numpy(x) for name, x in state.items()}
     torch.save({"model": model, "optimizer": {"state": {0: {"step": torch.tensor(1.0)}}}, "model_args": ARGS, "iter_num": 5,
-                "best_val_loss": torch.tensor(1.5), "config": {"out_dir": "out", "lr": 1e-3}}, path)
+                "best_val_loss": torch.tensor(1.5), "config": {"out_dir": "out", "dataset": "letters"}}, path)
     subprocess.run([sys.executable, SCRIPT, path, directory, "--vocab-size", str(REAL)], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -133,7 +158,7 @@ def main():
             state, directory = nanogpt_state(bias, compiled, mask), os.path.join(work, "model")
             try:
                 convert(state, directory)
-                why = compare(build, directory, state, work)
+                why = compare(build, directory, state, work) or check_samples(build, directory)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
         failed |= why != ""

@@ -37,6 +37,7 @@ IGNORED = [
     "state.json:build", "state.json:metrics_bytes",  # the bytes count the digits of tok_per_s
     "run.json:program", "run.json:engine", "run.json:parts.*.started", "run.json:parts.*.host",
     "run.json:parts.*.program_xxh3_128", "run.json:parts.*.directory", "run.json:parts.*.command",
+    "state.json:options.sample_tokens", "run.json:options.sample_tokens",  # whose default depends on the tokenizer
     "MANIFEST.json:files.*.bytes", "MANIFEST.json:files.*.xxh3_128", "MANIFEST.json:xxh3_128_above",
 ]
 
@@ -137,7 +138,7 @@ Case("hellaswag", hellaswag="../../data/questions.jsonl", hellaswag_every=4)
 Case("sample_only", NO_TRAINING, val=None, sample_only=True, model="../../data/run", prompt="the ", samples=3,
      temperature=0.8, top_k=30, sample_tokens=40)
 Case("sample_greedy", NO_TRAINING, val=None, sample_only=True, model="../../data/run", temperature=0, sample_tokens=20)
-Case("samples_two_ranks", ranks=2, sample_every=4, samples=2, prompt="a", seed=3)
+Case("samples_two_ranks", ranks=2, sample_every=4, sample_tokens=64, samples=2, prompt="a", seed=3)
 Case("plan", NO_TRAINING, val=None, seq_len=1024, dry_run=True, model="gpt2-350M", device="H200", ranks_planned=4, zero=2,
      micro_batch=16, batch_tokens=524288, steps=100, recompute="block")
 Case("check", NO_TRAINING, val=None, threads=None, seq_len=None, check="../../data/run")

@@ -16,6 +16,7 @@ int error_set(Error *e, const char *file, int line, int code, const char *hint, 
     e->code = code;
     e->file = file;
     e->line = line;
+    e->unreadable = false;
     return code;
 }
 

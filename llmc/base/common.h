@@ -10,6 +10,11 @@
 #include <stdint.h>
 #include <stdio.h>
 
+// Losses and gradients that are not numbers end a run: the compiler must not assume that there are none.
+#if defined __FAST_MATH__ || (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__ > 0)
+#    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
+#endif
+
 // Around the declarations of headers that C++ includes too.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
@@ -42,12 +47,14 @@ typedef struct {
     char hint[512];   // the remedy; may be empty
     const char *file; // source position
     int line;
+    bool unreadable; // ERR_INPUT: a file exists and cannot be read. It may be undamaged (FAIL_UNREADABLE)
 } Error;
 
 // Fills *e and returns code: `return FAIL(...)`. hint is a plain string (may be NULL), format is printf's.
 int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
-#define FAIL(e, code, hint, ...) error_set((e), __FILE__, __LINE__, (code), (hint), __VA_ARGS__)
+#define FAIL(e, code, hint, ...)      error_set((e), __FILE__, __LINE__, (code), (hint), __VA_ARGS__)
+#define FAIL_UNREADABLE(e, hint, ...) (FAIL(e, ERR_INPUT, hint, __VA_ARGS__), (e)->unreadable = true, ERR_INPUT)
 
 // Replaces the hint of an error. Returns e->code.
 int error_hint(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));

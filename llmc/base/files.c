@@ -1,6 +1,8 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO. file_open_output opens every output, with O_NOFOLLOW, and
-//    takes regular files only. A file that gets its name by rename is checked with file_check_output first.
+//    takes regular files only. A file that gets its name by rename is checked with file_check_output first. A file with
+//    other names (hard links) keeps its bytes: a whole file is written as a new one, and one that grows is copied first
+//    (file_own).
 // 2. A written file is on the disk when outfile_finish returns 0, and its digest is that of the bytes handed over. A file
 //    that could not be written is removed. file_replace never leaves a part of a file under the final name.
 // 3. A new name is on the disk after directory_sync of the directory that holds it. path_rename includes it.
@@ -106,7 +108,7 @@ static bool direct_end(int fd) {
 struct OutFile {
     Digester digester; // first: its alignment
     char path[PATH_MAX];
-    int fd;
+    int place, fd;
     size_t staged;        // bytes that are not written yet
     unsigned char *stage; // (STAGE_BYTES), at a multiple of BLOCK_BYTES, after this struct
 };
@@ -123,36 +125,52 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
     return 0;
 }
 
-int file_check_output(const char *path, Error *e) {
+// The arguments of openat and its kind.
+static int at_directory(int place) { return place == IN_PATH ? AT_FDCWD : place; }
+static const char *at_name(int place, const char *path) { return place == IN_PATH ? path : path_name(path); }
+
+static int check_output(int place, const char *path, Error *e) {
     struct stat st;
-    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode)) return 0;
+    if (fstatat(at_directory(place), at_name(place, path), &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(st.st_mode))
+        return 0;
     return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: what is there is %s", path,
                 S_ISLNK(st.st_mode) ? "a link" : "not a regular file");
 }
 
-int file_open_output(const char *path, int flags, int *fd, Error *e) {
+int file_check_output(const char *path, Error *e) { return check_output(IN_PATH, path, e); }
+
+static int cannot_write(const char *path, Error *e) {
+    return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path, strerror(errno));
+}
+
+int file_open_output(int place, const char *path, int flags, int *fd, Error *e) {
     struct stat st;
-    TRY(file_check_output(path, e));
-    *fd = open(path, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666); // a FIFO: no waiting
-    if (*fd < 0)
-        return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path,
-                    strerror(errno));
+    int directory = at_directory(place);
+    const char *name = at_name(place, path);
+    TRY(check_output(place, path, e));
+    if (flags & O_TRUNC) {
+        if (unlinkat(directory, name, 0) != 0 && errno != ENOENT) return cannot_write(path, e);
+        flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
+    }
+    *fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666); // a FIFO: no waiting
+    if (*fd < 0) return cannot_write(path, e);
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return 0;
     close(*fd); // it appeared after the check
     *fd = -1;
     return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not a regular file", path);
 }
 
-int outfile_create(OutFile **out, const char *path, Error *e) {
+int outfile_create(OutFile **out, int place, const char *path, Error *e) {
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return too_long(path, e);
     TRY(memory_alloc((void **)out, sizeof **out + BLOCK_BYTES + STAGE_BYTES, path, e));
     OutFile *file = *out;
     strcpy(file->path, path);
+    file->place = place;
     file->staged = 0;
     file->stage = block_align(file + 1);
     digester_begin(&file->digester);
-    if (file_open_output(path, O_WRONLY | O_CREAT | O_TRUNC, &file->fd, e) == 0) return 0;
+    if (file_open_output(place, path, O_WRONLY | O_TRUNC, &file->fd, e) == 0) return 0;
     memory_free(file);
     *out = NULL;
     return e->code;
@@ -202,34 +220,75 @@ int outfile_finish(OutFile *file, FileDigest *digest, Error *e) {
 void outfile_abandon(OutFile *file) {
     if (!file) return;
     close(file->fd);
-    unlink(file->path);
+    unlinkat(at_directory(file->place), at_name(file->place, file->path), 0);
     memory_free(file);
 }
 
-int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
+int file_save_in(int place, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
     OutFile *file;
-    TRY(outfile_create(&file, path, e));
+    TRY(outfile_create(&file, place, path, e));
     int code = outfile_write(file, data, bytes, e);
     if (code) outfile_abandon(file);
     return code ? code : outfile_finish(file, digest, e);
 }
 
-int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
-    char partial[PATH_MAX];
-    if ((size_t)snprintf(partial, sizeof partial, "%s.partial", path) >= sizeof partial) return too_long(path, e);
-    TRY(file_check_output(path, e));
-    TRY(file_save(partial, data, bytes, NULL, e));
+static int partial_path(char out[PATH_MAX], const char *path, Error *e) {
+    return snprintf(out, PATH_MAX, "%s.partial", path) < PATH_MAX ? 0 : too_long(path, e);
+}
+
+static int publish(const char *partial, const char *path, Error *e) {
     if (rename(partial, path) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
     unlink(partial);
     return e->code;
 }
 
+int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
+    char partial[PATH_MAX];
+    TRY(partial_path(partial, path, e));
+    TRY(file_check_output(path, e));
+    TRY(file_save(partial, data, bytes, NULL, e));
+    return publish(partial, path, e);
+}
+
+// Writes the bytes of an open file to a new one.
+static int copy_file(int fd, uint64_t bytes, const char *path, Error *e) {
+    OutFile *file;
+    void *buffer;
+    int code = 0;
+    TRY(memory_alloc(&buffer, STAGE_BYTES, path, e));
+    code = outfile_create(&file, IN_PATH, path, e);
+    for (uint64_t at = 0, n; !code && at < bytes; at += n) {
+        n = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
+        code = file_read_range(fd, path, at, buffer, n, e);
+        if (!code) code = outfile_write(file, buffer, n, e);
+        if (code) outfile_abandon(file);
+    }
+    memory_free(buffer);
+    return code ? code : outfile_finish(file, NULL, e);
+}
+
+int file_own(const char *path, int *fd, Error *e) {
+    char partial[PATH_MAX];
+    struct stat st;
+    int copy, flags = fcntl(*fd, F_GETFL);
+    if (fstat(*fd, &st) != 0) return cannot_write(path, e);
+    if (!file_missing(path) && st.st_nlink <= 1) return 0;
+    TRY(partial_path(partial, path, e));
+    TRY(copy_file(*fd, (uint64_t)st.st_size, partial, e));
+    TRY(publish(partial, path, e));
+    TRY(file_open_output(IN_PATH, path, flags & (O_ACCMODE | O_APPEND), &copy, e));
+    close(*fd);
+    *fd = copy;
+    return 0;
+}
+
 int file_cut(const char *path, int64_t bytes, Error *e) {
     int fd, code = 0;
     if (!file_exists(path)) return 0;
-    TRY(file_open_output(path, O_WRONLY, &fd, e));
-    if (ftruncate(fd, (off_t)bytes) != 0)
+    TRY(file_open_output(IN_PATH, path, O_RDWR, &fd, e));
+    code = file_own(path, &fd, e);
+    if (!code && ftruncate(fd, (off_t)bytes) != 0)
         code = FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot truncate: %s", path, strerror(errno));
     close(fd);
     return code;
@@ -240,7 +299,11 @@ int file_cut(const char *path, int64_t bytes, Error *e) {
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a FIFO's writer
-    if (*fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    if (*fd < 0) {
+        FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+        e->unreadable = !file_missing(path);
+        return e->code;
+    }
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
         *bytes = (uint64_t)st.st_size;
         return 0;
@@ -256,10 +319,13 @@ static int read_between(int fd, const char *path, uint64_t offset, void *out, si
         ssize_t n = pread(fd, (char *)out + have, room - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
-        if (n <= 0)
-            return FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
-                        "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),
-                        n ? strerror(errno) : "the file ends there");
+        if (n <= 0) {
+            FAIL(e, ERR_INPUT, "check the disk, and that nothing else writes to the file",
+                 "%s: read failed at byte %llu: %s", path, (unsigned long long)(offset + have),
+                 n ? strerror(errno) : "the file ends there");
+            e->unreadable = n < 0;
+            return e->code;
+        }
         have += (size_t)n;
     }
     return 0;
@@ -344,6 +410,11 @@ bool directory_holds(const char *directory, const char *name) {
     return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
 }
 
+bool file_missing(const char *path) {
+    struct stat st;
+    return lstat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR);
+}
+
 bool directory_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
@@ -355,6 +426,18 @@ int directory_sync(const char *path, Error *e) {
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
+}
+
+int directory_open(const char *path, int *fd, Error *e) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW);
+    return *fd < 0 ? FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno)) : 0;
+}
+
+int directory_is(const char *path, int fd, Error *e) {
+    struct stat held, named;
+    if (fstat(fd, &held) == 0 && lstat(path, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino)
+        return 0;
+    return FAIL(e, ERR_WRITE, "let nothing else change the run directory", "%s: another took its place", path);
 }
 
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {

@@ -26,15 +26,23 @@ void digester_destroy(Digester *digester);          // NULL is fine
 
 typedef struct OutFile OutFile;
 
-// Opens a file to write, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here, or with O_EXCL.
-// ERR_WRITE also where a link, a device or a FIFO has its name.
-int file_open_output(const char *path, int flags, int *fd, Error *e);
+// A directory as the place of a file: IN_PATH, or a descriptor that the caller holds. Then the file is the last part of
+// `path` in that directory, whatever has become of the path, which is for messages.
+enum { IN_PATH = -1 };
+
+// Opens a file to write, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. With O_TRUNC the file
+// is a new one, and one that is there loses this name. ERR_WRITE also where a link, a device or a FIFO has the name.
+int file_open_output(int place, const char *path, int flags, int *fd, Error *e);
+
+// Makes the open file the only owner of its name: where it has other names (hard links), or lost this one, a copy of it
+// gets the name, and *fd, which can be read too, becomes the copy's.
+int file_own(const char *path, int *fd, Error *e);
 
 // ERR_WRITE where something other than a regular file has this name. A free name is fine.
 int file_check_output(const char *path, Error *e);
 
-// Creates the file, or empties an existing one (file_open_output).
-int outfile_create(OutFile **out, const char *path, Error *e);
+// Creates the file anew (file_open_output).
+int outfile_create(OutFile **out, int place, const char *path, Error *e);
 int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
 
 // Writes the rest, syncs, closes and frees the file; removes it on failure. digest may be NULL.
@@ -44,7 +52,10 @@ int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
 void outfile_abandon(OutFile *file);
 
 // Writes a whole file. digest may be NULL.
-int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+int file_save_in(int place, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+static inline int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
+    return file_save_in(IN_PATH, path, data, bytes, digest, e);
+}
 
 // The same under a temporary name, which is renamed to `path` when the file is on the disk.
 int file_replace(const char *path, const void *data, size_t bytes, Error *e);
@@ -57,6 +68,8 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
 int descriptor_sync(int fd, const char *path, Error *e);
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
+
+// These set e->unreadable where the file may be undamaged.
 
 // Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
@@ -78,10 +91,13 @@ int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest 
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
-bool file_exists(const char *path); // of any kind, a broken link included
+bool file_exists(const char *path);  // of any kind, a broken link included
+bool file_missing(const char *path); // of no kind; false where the path cannot be looked up
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 int directory_sync(const char *path, Error *e);
+int directory_open(const char *path, int *fd, Error *e); // one of ours, to write to: a link is ERR_WRITE
+int directory_is(const char *path, int fd, Error *e);    // ERR_WRITE where the path is no longer that directory
 
 // "DIRECTORY/NAME". ERR_USAGE if it does not fit.
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);

@@ -1,6 +1,7 @@
 #include "base/json.h"
 
 #include "base/files.h"
+#include "base/text.h"
 
 #include <string.h>
 
@@ -38,10 +39,8 @@ static bool count_before(const cJSON *item, const cJSON *wanted, size_t *before)
 
 // An item begins the text, or comes after a bracket or a comma.
 size_t json_place(const JsonText *json, const cJSON *item) {
-    static const char byte_order_mark[] = "\xef\xbb\xbf"; // cJSON passes over it
-    const size_t mark = sizeof byte_order_mark - 1;
     const char *text = json->text;
-    size_t before = 0, first = json->bytes >= mark && memcmp(text, byte_order_mark, mark) == 0 ? mark : 0;
+    size_t before = 0, first = utf8_mark(text, json->bytes); // cJSON passes over it
     bool begins = true;
     if (!item || !count_before(json->root, item, &before)) return json->offset;
     for (size_t at = first; at < json->bytes; at++) {

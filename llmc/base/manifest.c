@@ -10,10 +10,12 @@
 #include "base/text.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define LAST_LINES "  \"xxh3_128_above\": \"%s\"\n}\n"
 
@@ -23,6 +25,19 @@ static const char *const damaged = "the checkpoint is damaged or incomplete: use
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
+int manifest_hold(Manifest *manifest, const char *directory, Error *e) {
+    TRY(directory_open(directory, &manifest->place, e));
+    manifest->held = true;
+    return 0;
+}
+
+int manifest_place(const Manifest *manifest) { return manifest && manifest->held ? manifest->place : IN_PATH; }
+
+void manifest_release(Manifest *manifest) {
+    if (manifest->held) close(manifest->place);
+    manifest->held = false;
+}
+
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     if (!manifest) return;
     assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_FILE_NAME);
@@ -31,12 +46,17 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     pulse_beat(manifest->pulse);
 }
 
+static int save_file(int place, const char *directory, const char *name, const void *data, size_t bytes,
+                     FileDigest *digest, Error *e) {
+    char path[PATH_MAX];
+    TRY(path_join(path, sizeof path, directory, name, e));
+    return file_save_in(place, path, data, bytes, digest, e);
+}
+
 int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
                   Error *e) {
-    char path[PATH_MAX];
     FileDigest digest;
-    TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(file_save(path, data, bytes, &digest, e));
+    TRY(save_file(manifest_place(manifest), directory, name, data, bytes, &digest, e));
     manifest_add(manifest, name, digest);
     return 0;
 }
@@ -52,11 +72,11 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = manifest_save(NULL, directory, MANIFEST_NAME, text.text, text.bytes, e);
+    int code = save_file(manifest_place(manifest), directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
     text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
-    return directory_sync(directory, e);
+    return manifest->held ? descriptor_sync(manifest->place, directory, e) : directory_sync(directory, e);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -119,8 +139,11 @@ static int verify_file(const Manifest *manifest, int i, const char *directory, V
     struct stat st;
     FileDigest got = *want;
     TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
+    if (stat(path, &st) != 0) {
+        if (!file_missing(path)) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
+        st.st_mode = 0;
+    }
+    if (!S_ISREG(st.st_mode)) return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
     if ((uint64_t)st.st_size != want->bytes)
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);

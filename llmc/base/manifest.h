@@ -24,9 +24,16 @@ typedef struct {
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
+    bool held;          // `place` is the directory that is written to; otherwise its path is
+    int place;          // its descriptor: the files land there, whatever becomes of the path
     bool foreign;       // undamaged, but of another format (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per 4 MiB read; may be NULL
 } Manifest;
+
+// Opens the directory that is written to, for the functions below and all others that write files of a checkpoint.
+int manifest_hold(Manifest *manifest, const char *directory, Error *e);
+int manifest_place(const Manifest *manifest); // of its files (files.h); manifest may be NULL
+void manifest_release(Manifest *manifest);    // closes the directory; may be called again
 
 // Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);

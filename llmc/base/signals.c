@@ -7,13 +7,14 @@
 static const struct {
     int signal;
     const char *name;
-} stopping[] = {{SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}};
+} stopping[] = {
+    {SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGXCPU, "SIGXCPU"}};
 
 // The program's only mutable global: a signal handler has nothing else to write to.
 static volatile sig_atomic_t requested;
 
 static void on_signal(int signal_number) {
-    if (requested && signal_number == SIGHUP) return; // a closed terminal sends several
+    if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // these come several times
     if (requested) {
         signal(signal_number, SIG_DFL);
         raise(signal_number); // takes effect when the handler returns
@@ -40,6 +41,7 @@ void signals_install(void) {
         sigaddset(&all, stopping[i].signal);
     }
     signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
+    signal(SIGXFSZ, SIG_IGN);                 // a limit on a file's size is a full disk
     pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
 }
 

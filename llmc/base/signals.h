@@ -1,6 +1,6 @@
-// signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT and SIGHUP (a closed
-// terminal, except under nohup) ask the run to finish its step, save and end. A second SIGUSR1, SIGTERM or SIGINT ends
-// the program at once. SIGPIPE is ignored.
+// signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed
+// terminal, except under nohup) and SIGXCPU (the soft limit on CPU time) ask the run to finish its step, save and end. A
+// second SIGUSR1, SIGTERM or SIGINT ends the program at once. SIGPIPE and SIGXFSZ are ignored: the write fails.
 #pragma once
 
 #include "base/common.h"

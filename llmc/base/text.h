@@ -3,6 +3,8 @@
 
 #include "base/common.h"
 
+#include <string.h>
+
 // A text that grows: text_begin, write to f, text_end, use `text`, text_free.
 typedef struct {
     FILE *f;
@@ -32,6 +34,11 @@ size_t utf8_invalid_at(const char *text, size_t bytes);
 
 // The longest prefix of text[0..bytes) that ends between two characters.
 size_t utf8_boundary(const char *text, size_t bytes);
+
+// Bytes of a byte order mark that the text begins with: 3 or 0.
+static inline size_t utf8_mark(const char *text, size_t bytes) {
+    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
 
 // Writes a text as a JSON string (RFC 8259), in quotes; every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);

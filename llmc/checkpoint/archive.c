@@ -1,5 +1,6 @@
 // A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
-// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). That directory
+//    is held by descriptor: where another takes its place nothing is written to that one.
 // 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
 //    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
 // 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
@@ -7,7 +8,9 @@
 //    `notes`. A checkpoint that is a link is unlinked (directory_remove).
 // 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
-// 6. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
+// 6. A checkpoint that cannot be read is not called damaged: nothing is removed or renamed on its account, and no older
+//    one takes its place.
+// 7. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
 #include "checkpoint/archive.h"
 
@@ -77,7 +80,7 @@ int archive_count(const char *out, int *count, Error *e) {
 
 bool archive_has(const char *out, int64_t step) {
     char path[ARCHIVE_PATH];
-    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && directory_exists(path);
+    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && !file_missing(path);
 }
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
@@ -126,7 +129,10 @@ static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) 
     return file_exists(path) ? keep_rest(out, step, path, notes, e) : 0;
 }
 
-void archive_abandon(const char *out, int64_t step, FILE *notes) { remove_partial(out, step, notes, &(Error){0}); }
+void archive_abandon(const char *out, int64_t step, Manifest *manifest, FILE *notes) {
+    manifest_release(manifest);
+    remove_partial(out, step, notes, &(Error){0});
+}
 
 int archive_tidy(const char *out, FILE *notes, Error *e) {
     Names names;
@@ -140,27 +146,33 @@ int archive_tidy(const char *out, FILE *notes, Error *e) {
 
 // ---- Writing and verifying ------------------------------------------------------------------------------------------
 
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e) {
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
+                  Error *e) {
     TRY(step_path(out, step, PARTIAL, directory, e));
     TRY(remove_partial(out, step, notes, e));
     if (mkdir(directory, 0777) != 0)
         return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
                     strerror(errno));
-    return 0;
+    return manifest_hold(manifest, directory, e);
 }
 
-int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
+int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
     TRY(step_path(out, step, PARTIAL, partial, e));
     TRY(step_path(out, step, FINAL, final, e));
     TRY(manifest_write(manifest, partial, e));
     pulse_beat(manifest->pulse);
+    TRY(directory_is(partial, manifest->place, e));
+    manifest_release(manifest);
     return path_rename(partial, final, out, e);
 }
 
 // foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
 static int check(const char *directory, Verify what, const Pulse *pulse, bool *foreign, Error *e) {
     Manifest manifest;
+    struct stat st;
+    if (stat(directory, &st) != 0 && file_exists(directory))
+        return FAIL_UNREADABLE(e, "make it readable", "%s: %s", directory, strerror(errno));
     int code = manifest_read(&manifest, directory, e);
     if (foreign) *foreign = manifest.foreign;
     manifest.pulse = pulse;
@@ -218,13 +230,15 @@ static uint64_t step_bytes(const char *out, int64_t step) {
     return bytes;
 }
 
-// Index of the newest checkpoint that the disk gives back undamaged; -1: none.
-static int newest_whole(const char *out, const Steps *steps, const Pulse *pulse) {
+// Index of the newest checkpoint that the disk gives back undamaged; -1: none. Takes newer ones that cannot be read from
+// the list: they stay.
+static int newest_whole(const char *out, Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
-    Error ignored;
-    for (int i = 0; i < steps->count; i++)
-        if (step_path(out, steps->step[i], FINAL, path, &ignored) == 0 && archive_verify(path, pulse, &ignored) == 0)
-            return i;
+    for (int i = 0; i < steps->count; i++) {
+        Error e = {0};
+        if (step_path(out, steps->step[i], FINAL, path, &e) == 0 && archive_verify(path, pulse, &e) == 0) return i;
+        if (e.unreadable) steps->step[i] = -1;
+    }
     return -1;
 }
 
@@ -234,7 +248,8 @@ static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_
     uint64_t in_all = *left;
     int newest = newest_whole(out, steps, pulse);
     for (int i = 0; i < steps->count; i++) {
-        uint64_t one = i == newest || steps->step[i] == stays ? 0 : step_bytes(out, steps->step[i]);
+        bool kept = i == newest || steps->step[i] == stays || steps->step[i] < 0;
+        uint64_t one = kept ? 0 : step_bytes(out, steps->step[i]);
         if (!one) steps->step[i] = -1; // stays
         in_all += one;
     }
@@ -280,7 +295,12 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
         TRY_GOTO(step_path(out, steps.step[i], FINAL, directory, e));
         *step = steps.step[i];
         code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
-        if (code && (code != ERR_INPUT || foreign)) goto done;
+        if (code && e->unreadable)
+            error_hint(e,
+                       "the checkpoint may be undamaged, and nothing was changed: make it readable and start again; "
+                       "or rename %s, to resume from an older one",
+                       directory);
+        if (code && (code != ERR_INPUT || foreign || e->unreadable)) goto done;
         *found = code == 0;
         if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
     }

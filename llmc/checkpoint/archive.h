@@ -25,16 +25,17 @@ typedef struct {
 int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
                       const Pulse *pulse, Error *e);
 
-// Creates an empty directory for the checkpoint of a step, under its temporary name.
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], FILE *notes, Error *e);
+// Creates an empty directory for the checkpoint of a step, under its temporary name. The manifest holds it.
+int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
+                  Error *e);
 
 // Removes that directory if the checkpoint could not be written.
-void archive_abandon(const char *out, int64_t step, FILE *notes);
+void archive_abandon(const char *out, int64_t step, Manifest *manifest, FILE *notes);
 
 // Makes the checkpoint visible. All files of the manifest must be on the disk.
-int archive_commit(const char *out, int64_t step, const Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
-// Does this step have a checkpoint, damaged or not?
+// Does this step have a checkpoint, damaged, unreadable or not?
 bool archive_has(const char *out, int64_t step);
 
 // Reads every byte of a checkpoint from the disk. ERR_INPUT names the first file that is damaged.
@@ -45,7 +46,7 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e);
 int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e);
 
 // Finds the newest undamaged checkpoint; skips damaged ones. *found is false where there is no checkpoint. ERR_INPUT where
-// all are damaged, or where a newer one is of another format: another build wrote it.
+// all are damaged, or where a newer one cannot be read or is of another format: another build wrote it.
 int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], Error *e);
 

@@ -7,6 +7,7 @@
 #include "math/layernorm.h"
 
 #include <limits.h>
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -29,6 +30,9 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     if (!item)
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
                     json->bytes);
+    if (cJSON_IsNumber(item) && item->valuedouble > INT_MAX)
+        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" at byte %zu is %.0f, more than is possible",
+                    path, name, json_place(json, item), item->valuedouble);
     if (!json_whole(item, 1, INT_MAX))
         return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
                     name, json_place(json, item));
@@ -199,13 +203,13 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
 }
 
 // NULL where none of the files has the tensor. Hub files name tensors with and without "transformer." in front.
-static const SafetensorsEntry *find_tensor(const ModelFiles *files, const Tensor *t) {
+static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *name) {
     char long_name[64];
     const SafetensorsEntry *entry = NULL;
-    snprintf(long_name, sizeof long_name, "transformer.%s", t->name);
+    snprintf(long_name, sizeof long_name, "transformer.%s", name);
     for (int i = 0; i < files->count && !entry; i++) {
         entry = safetensors_find(&files->reader[i], long_name);
-        if (!entry) entry = safetensors_find(&files->reader[i], t->name);
+        if (!entry) entry = safetensors_find(&files->reader[i], name);
     }
     return entry;
 }
@@ -214,7 +218,7 @@ static const SafetensorsEntry *find_tensor(const ModelFiles *files, const Tensor
 static unsigned long long data_byte(const SafetensorsEntry *entry) { return entry->reader->data_offset + entry->begin; }
 
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {
-    const SafetensorsEntry *entry = find_tensor(files, t);
+    const SafetensorsEntry *entry = find_tensor(files, t->name);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
         return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
@@ -225,6 +229,45 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     return FAIL(e, ERR_INPUT, hint,
                 "%s: tensor %s from byte %llu on has another shape than config.json says (%zu x %zu)",
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
+}
+
+// Some files have the output layer as well. GPT-2 has one matrix for both, and so has the model computed here.
+static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
+    const char *const name = "lm_head.weight", *const hint = "only GPT-2 as published is trained here: it ties the two";
+    const SafetensorsEntry *head = find_tensor(files, name), *tied = find_tensor(files, wte->name);
+    float *values;
+    if (!head) return 0;
+    if (head->dimensions != 2 || head->shape[0] != wte->rows || head->shape[1] != wte->columns)
+        return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on has another shape than %s (%zu x %zu)",
+                    head->reader->path, name, data_byte(head), wte->name, wte->rows, wte->columns);
+    TRY(memory_alloc((void **)&values, 2 * CHUNK * sizeof *values, "a file buffer", e));
+    int code = 0;
+    for (size_t first = 0, n; first < wte->count; first += n) {
+        n = size_min(CHUNK, wte->count - first);
+        TRY_GOTO(safetensors_read_f32(head, first, n, values, e));
+        TRY_GOTO(safetensors_read_f32(tied, first, n, values + CHUNK, e));
+        for (size_t i = 0; i < n; i++)
+            if (values[i] != values[CHUNK + i] && !(isnan(values[i]) && isnan(values[CHUNK + i])))
+                TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s is not %s: row %zu, column %zu has %g and %g",
+                              head->reader->path, name, wte->name, (first + i) / wte->columns,
+                              (first + i) % wte->columns, (double)values[i], (double)values[CHUNK + i]));
+    }
+done:
+    memory_free(values);
+    return code;
+}
+
+// The files' tensors are those of config.json's shape, and no more: not one layer too many.
+static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
+    char more[40];
+    for (int i = 0; i < model->tensor_count; i++) TRY(check_tensor(files, directory, &model->tensors[i], e));
+    snprintf(more, sizeof more, "h.%d.ln_1.weight", model->config.layers);
+    const SafetensorsEntry *entry = find_tensor(files, more);
+    if (entry)
+        return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
+                    "%s: tensor %s is of a layer beyond the %d of config.json", entry->reader->path, more,
+                    model->config.layers);
+    return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
 // Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
@@ -267,12 +310,13 @@ int checkpoint_verify_model(const char *path, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
-    if (!file_exists(file)) return 0;
+    if (file_missing(file)) return 0;
     TRY(manifest_read(&manifest, path, e));
     for (int i = manifest.count - 1; i >= 0; i--)
         if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
     int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
-    return code == ERR_INPUT ? error_hint(e, "use another one; where the change is meant, remove %s", file) : code;
+    if (code != ERR_INPUT || e->unreadable) return code;
+    return error_hint(e, "use another one; where the change is meant, remove %s", file);
 }
 
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
@@ -280,11 +324,11 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     float *buffer = NULL;
     if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
     int code = files_open(&files, path, e);
-    for (int i = 0; !code && i < model->tensor_count; i++) code = check_tensor(&files, path, &model->tensors[i], e);
+    if (!code) code = check_tensors(&files, path, model, e);
     if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
     for (int i = 0; !code && i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
-        code = load_range(find_tensor(&files, t), t->offset, tensor_range(t), buffer, load, context, e);
+        code = load_range(find_tensor(&files, t->name), t->offset, tensor_range(t), buffer, load, context, e);
     }
     memory_free(buffer);
     for (int i = 0; i < files.count; i++) safetensors_close(&files.reader[i]);
@@ -299,11 +343,11 @@ typedef struct {
     float *buffer; // (CHUNK)
 } ValueWriter;
 
-static int values_begin(ValueWriter *s, const char *directory, const char *name, Error *e) {
+static int values_begin(ValueWriter *s, const Manifest *manifest, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
-    int code = safetensors_create(&s->writer, path, e);
+    int code = safetensors_create(&s->writer, manifest_place(manifest), path, e);
     if (code) memory_free(s->buffer);
     return code;
 }
@@ -331,7 +375,7 @@ int checkpoint_save_model(const char *directory, const Model *model, TextTokens 
                           Manifest *manifest, Error *e) {
     ValueWriter s;
     int code = 0;
-    TRY(values_begin(&s, directory, MODEL_FILE, e));
+    TRY(values_begin(&s, manifest, directory, MODEL_FILE, e));
     safetensors_add_metadata(s.writer, "format", "pt"); // transformers refuses a file without it
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
@@ -359,7 +403,7 @@ int checkpoint_save_optimizer(const char *directory, const Model *model, RangeRe
     const uint64_t count = model->flat_count;
     char name[40];
     ValueWriter s;
-    TRY(values_begin(&s, directory, OPTIMIZER_NAME, e));
+    TRY(values_begin(&s, manifest, directory, OPTIMIZER_NAME, e));
     for (int k = 0; k < 2; k++) {
         moment_name(name, sizeof name, k, model);
         safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);

@@ -246,13 +246,13 @@ struct SafetensorsWriter {
     char path[];           // for messages
 };
 
-int safetensors_create(SafetensorsWriter **out, const char *path, Error *e) {
+int safetensors_create(SafetensorsWriter **out, int place, const char *path, Error *e) {
     const uint64_t unknown = 0;
     TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
     SafetensorsWriter *writer = *out;
     strcpy(writer->path, path);
     int code = text_begin(&writer->header, e);
-    if (!code) code = outfile_create(&writer->file, path, e);
+    if (!code) code = outfile_create(&writer->file, place, path, e);
     if (code) {
         safetensors_abandon(writer);
         *out = NULL;

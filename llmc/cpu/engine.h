@@ -45,8 +45,10 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     double loss_sum;
-    bool first;          // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
-    GradientWatch watch; // of the next micro-step
+    double work;              // of the pass: multiply-adds of its products
+    _Atomic float work_share; // the share of it that is done, which another thread reads
+    bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    GradientWatch watch;      // of the next micro-step
     WeightsWatch weights_watch; // await NULL: all weights are there
     Matmul matmul;
     Attention attention;

@@ -123,6 +123,9 @@ struct EngineApi {
     // Bytes in use now: on the device, by all programs, where there is one; else the process's resident set. 0: unknown.
     size_t (*memory_in_use)(const Engine *engine);
 
+    // The share of the micro-step or evaluation in work that is done, asked from another thread. NULL: unknown.
+    double (*progress)(const Engine *engine);
+
     // -----------------------------------------------------------------------------------------------------------------
     // Which of the library's algorithms the matrix products take. The default is the library's proposal, which is the
     // same at every start on the same machine. Another algorithm sums in another order: the last bits differ.
@@ -257,6 +260,9 @@ ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
 ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
 #undef ENGINE_CALL
+static inline double engine_progress(const Engine *g) {
+    return engine_api(g)->progress ? engine_api(g)->progress(g) : 0;
+}
 static inline void engine_pin(Engine *g, void *memory, size_t bytes) {
     if (engine_api(g)->pin) engine_api(g)->pin(g, memory, bytes);
 }

@@ -67,7 +67,8 @@ static void print_row(FILE *f, OptionId id) {
 
 void options_print_help(FILE *f, const char *program) {
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
-    fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N) [options]\n", path_name(program));
+    fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N | --epochs X) [options]\n",
+            path_name(program));
 #define SECTION(title)           fprintf(f, "\n%s\n", title);
 #define OPTION(type, field, ...) print_row(f, OPTION_##field);
 #include "options/table.def"

@@ -1,4 +1,4 @@
-// Options that were given and have no effect: some need another one, and a run without training ignores many.
+// Options that do not go together: some exclude each other, some need another one, and a run without training ignores many.
 #include "options/table.h"
 
 #include "math/schedule.h"
@@ -19,11 +19,14 @@ static Condition condition_of(const Options *o, Need need) {
     return conditions[need];
 }
 
-static bool asks_for_nothing(Options *o, OptionId id) {
-    static const char zeros[sizeof(double)]; // 0, "" and false
+// Is it 0, "" or false?
+static bool is_zero(const Options *o, OptionId id) {
+    static const char zeros[sizeof(double)];
     const OptionRow *row = &option_rows[id];
-    return row->idle_at_0 && memcmp(option_field(o, id), zeros, size_min(row->bytes, sizeof zeros)) == 0;
+    return memcmp((const char *)o + row->offset, zeros, size_min(row->bytes, sizeof zeros)) == 0;
 }
+
+static bool asks_for_nothing(const Options *o, OptionId id) { return option_rows[id].idle_at_0 && is_zero(o, id); }
 
 // Typed for this run, by its own name? A file may be shared by runs, and llm.c's flags come from llm.c's scripts.
 static bool typed(const Options *o, OptionId id) {
@@ -58,6 +61,30 @@ static void note_unused(Options *o, OptionId mode, int by) {
     }
     option_flag(mode_flag, mode);
     if (used) option_note(o, "%s ignores %s", mode_flag, list);
+}
+
+static int check_pair(Options *o, OptionId first, OptionId second, Error *e) {
+    char flag[FLAG_BYTES], other[FLAG_BYTES];
+    bool first_typed = o->given[first] & OPTION_GIVEN_COMMAND_LINE;
+    bool second_typed = o->given[second] & OPTION_GIVEN_COMMAND_LINE;
+    if (first_typed != second_typed) {
+        option_reset(o, first_typed ? second : first);
+        return 0;
+    }
+    option_flag(flag, first);
+    option_flag(other, second);
+    return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other", flag, other);
+}
+
+int options_check_groups(Options *o, Error *e) {
+    for (int first = 0; first < OPTION_COUNT; first++)
+        for (int second = first + 1; second < OPTION_COUNT; second++) {
+            OptionGroup group = option_rows[first].group;
+            if (!group || option_rows[second].group != group) continue;
+            if (!is_zero(o, (OptionId)first) && !is_zero(o, (OptionId)second))
+                TRY(check_pair(o, (OptionId)first, (OptionId)second, e));
+        }
+    return 0;
 }
 
 int options_check_needs(Options *o, Error *e) {

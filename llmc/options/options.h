@@ -20,7 +20,7 @@ typedef enum {
 
 // What options_resolve works out: R(type, field). All of it is in run.json too.
 #define OPTIONS_RESOLVED(R)                                                                                            \
-    R(INT, horizon_tokens)     /* end of the run: a multiple of seq_len; 0 where nothing is trained */                 \
+    R(INT, horizon_tokens)     /* end of the run: a multiple of seq_len; 0: nothing is trained, or not known yet */    \
     R(INT, batch_ref_rows)     /* B_ref: the constant batch, and the batch that lr is meant for */                     \
     R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
     R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
@@ -57,11 +57,15 @@ enum {
 };
 
 // Defaults, then the config file, then the command line. Nothing after --help or --version counts.
-// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT.
-int options_parse(Options *o, int argc, char **argv, Error *e);
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: no other rank reads the file, which
+// may be a pipe then.
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
+
+// The horizon of --epochs, and what follows from it, once the rows in --train are counted. Without --epochs nothing.
+int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 
 // Is a model to be trained? Otherwise an option asks for something else.
 static inline bool options_train(const Options *o) {

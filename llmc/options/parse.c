@@ -1,7 +1,8 @@
 // The command line and the config file.
 #include "options/table.h"
 
-#include "base/files.h"
+#include "base/pipe.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <ctype.h>
@@ -83,17 +84,38 @@ static int next_value(int argc, char **argv, int *i, const char **value, Error *
     return 0;
 }
 
+// --train and --val take several words, which the shell may have made of a pattern: joins those up to the next option with
+// blanks; one in a word becomes "\\ " (text/sources.h). Longer than OPTION_TEXT: cut there, and refused by option_set.
+static const char *join_words(OptionId id, int argc, char **argv, int *i, const char *first,
+                              char joined[OPTION_TEXT + 2]) {
+    size_t used = 0;
+    if ((id != OPTION_train && id != OPTION_val) || *i + 1 >= argc || argv[*i + 1][0] == '-') return first;
+    for (const char *word = first;; word = argv[++*i]) {
+        for (const char *c = word; *c && used < OPTION_TEXT; c++) {
+            if (*c == ' ') joined[used++] = '\\';
+            joined[used++] = *c;
+        }
+        if (*i + 1 >= argc || argv[*i + 1][0] == '-') break;
+        if (used < OPTION_TEXT) joined[used++] = ' ';
+    }
+    joined[used] = 0;
+    return joined;
+}
+
 // --name value, --name=value, or --name for a flag.
 static int parse_long(Options *o, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES]; // no option is longer
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no option is longer
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     OptionId id = option_find(word + 2);
     if (id == OPTION_COUNT) return unknown_option(said, said + 2, "--", e);
     if (option_rows[id].type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
-    } else if (!value) TRY(next_value(argc, argv, i, &value, e));
+    } else if (!value) {
+        TRY(next_value(argc, argv, i, &value, e));
+        value = join_words(id, argc, argv, i, value, joined);
+    }
     return option_set(o, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 }
 
@@ -124,6 +146,7 @@ static int check_nccl_init(const char *flag, const char *value, const char *prog
 // llm.c's flags: one dash, always a value. -h without a value is --help.
 static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value = NULL, *subject = foreign_subject(flag);
+    char joined[OPTION_TEXT + 2];
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || is_option(argv[*i + 1])))
         return option_set(o, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // one in llm.c's code, the other in its help
@@ -131,18 +154,9 @@ static int parse_short(Options *o, int argc, char **argv, int *i, Error *e) {
     if (id == OPTION_COUNT && !nccl_init && !subject) return unknown_option(flag, flag + 1, "--", e);
     TRY(next_value(argc, argv, i, &value, e));
     if (nccl_init) return check_nccl_init(flag, value, argv[0], e);
-    if (id < OPTION_COUNT) return parse_alias(o, id, flag, value, e);
+    if (id < OPTION_COUNT) return parse_alias(o, id, flag, join_words(id, argc, argv, i, value, joined), e);
     option_note(o, "llm.c's %s (%s) has no counterpart here: ignored", flag, subject);
     return 0;
-}
-
-// A word that belongs to no option. After the files of --train or --val a shell has expanded a pattern.
-static int stray_word(char **argv, int i, Error *e) {
-    FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", argv[i]);
-    const char *before = i >= 3 ? argv[i - 2] : "";
-    OptionId id = strncmp(before, "--", 2) == 0 ? option_find(before + 2) : option_find_alias(before);
-    if (id != OPTION_train && id != OPTION_val) return e->code;
-    return error_hint(e, "quote the pattern, which the shell has expanded: %s 'data/train_*.bin'", before);
 }
 
 static int parse_command_line(Options *o, int argc, char **argv, Error *e) {
@@ -150,7 +164,7 @@ static int parse_command_line(Options *o, int argc, char **argv, Error *e) {
         const char *word = argv[i];
         if (strncmp(word, "--", 2) == 0) TRY(parse_long(o, argc, argv, &i, e));
         else if (word[0] == '-' && word[1]) TRY(parse_short(o, argc, argv, &i, e));
-        else return stray_word(argv, i, e);
+        else return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", word);
     }
     return 0;
 }
@@ -220,19 +234,23 @@ int options_parse_config(Options *o, char *text, size_t bytes, const char *name,
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
     char *line;
+    text += utf8_mark(text, bytes);
     for (int number = 1; (line = strsep(&text, "\n")); number++)
         if (parse_config_line(o, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
     return 0;
 }
 
-int options_parse(Options *o, int argc, char **argv, Error *e) {
+int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
     options_defaults(o);
     TRY(parse_command_line(o, argc, argv, e));
     if (o->help || o->version || !o->given[OPTION_config]) return 0;
     const size_t max_bytes = 1 << 20; // far more than all options take
     char *text;
     size_t bytes;
-    int code = file_read(o->config, max_bytes, &text, &bytes, e);
+    if (!alone && pipe_is(o->config))
+        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
+                    o->config);
+    int code = pipe_read(o->config, max_bytes, &text, &bytes, e);
     if (code) return error_prefix(e, "--config");
     code = options_parse_config(o, text, bytes, o->config, e);
     memory_free(text);

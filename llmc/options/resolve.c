@@ -3,28 +3,16 @@
 
 #include "model/model.h"
 
+#include <math.h>
 #include <string.h>
 
-// The command line wins: resets an option of the config file that an option of the command line excludes.
+// A model of the command line has its own shape, whatever the config file says; a preset's may be changed.
 static void config_yields(Options *o) {
-    static const struct {
-        OptionId typed, file;
-    } rivals[] = {
-        {OPTION_steps, OPTION_train_tokens},    {OPTION_train_tokens, OPTION_steps},
-        {OPTION_sample_only, OPTION_eval_only}, {OPTION_eval_only, OPTION_sample_only},
-        {OPTION_sample_only, OPTION_check},     {OPTION_eval_only, OPTION_check},
-        {OPTION_check, OPTION_sample_only},     {OPTION_check, OPTION_eval_only},
-        {OPTION_model, OPTION_layers},          {OPTION_model, OPTION_heads},
-        {OPTION_model, OPTION_channels},        {OPTION_model, OPTION_vocab_size},
-    };
+    static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab_size};
     ModelConfig ignored;
-    for (size_t i = 0; i < sizeof rivals / sizeof *rivals; i++) {
-        bool typed = o->given[rivals[i].typed] & OPTION_GIVEN_COMMAND_LINE;
-        if (!typed || o->given[rivals[i].file] != OPTION_GIVEN_CONFIG) continue;
-        if (rivals[i].typed == OPTION_model && model_preset(&ignored, o->model))
-            continue; // the others change a preset's shape
-        option_reset(o, rivals[i].file);
-    }
+    if (!(o->given[OPTION_model] & OPTION_GIVEN_COMMAND_LINE) || model_preset(&ignored, o->model)) return;
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
+        if (o->given[shape[i]] == OPTION_GIVEN_CONFIG) option_reset(o, shape[i]);
 }
 
 static int resolve_model(const Options *o, Error *e) {
@@ -91,13 +79,13 @@ static int resolve_aliases(Options *o, Error *e) {
     return 0;
 }
 
+// With --epochs the horizon is unknown until the data is: options_resolve_epochs.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
-    if (o->steps && o->train_tokens)
-        return FAIL(e, ERR_USAGE, "give one of them", "--steps and --train-tokens exclude each other");
+    if (o->epochs) return 0;
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
-        return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps is given");
+        return FAIL(e, ERR_USAGE, "give one of them", "neither --train-tokens nor --steps nor --epochs is given");
     }
     int64_t tokens = o->train_tokens;
     if (o->steps && __builtin_mul_overflow(o->steps, o->run.batch_ref_rows * o->seq_len, &tokens))
@@ -127,9 +115,6 @@ static int resolve_gns(Options *o, Error *e) {
 
 static int resolve_evaluation(const Options *o, Error *e) {
     if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
-    if ((o->eval_only || o->sample_only) && (*o->check || (o->eval_only && o->sample_only)))
-        return FAIL(e, ERR_USAGE, "give one of them", "--%s and --%s exclude each other",
-                    o->eval_only ? "eval-only" : "sample-only", *o->check ? "check" : "sample-only");
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     return 0;
@@ -151,6 +136,7 @@ int options_resolve(Options *o, Error *e) {
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     config_yields(o);
+    TRY(options_check_groups(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));
@@ -167,4 +153,15 @@ int options_resolve(Options *o, Error *e) {
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
     return 0;
+}
+
+int options_resolve_epochs(Options *o, int64_t windows, Error *e) {
+    const double most = 1e15; // tokens, as for --train-tokens
+    double rows = round(o->epochs * (double)windows), tokens = rows * (double)o->seq_len;
+    if (!o->epochs) return 0;
+    if (!(rows >= 1) || tokens > most)
+        return FAIL(e, ERR_USAGE, rows < 1 ? "train on at least one row" : "use fewer",
+                    "--epochs %g of %lld rows of --train means %g rows", o->epochs, (long long)windows, rows);
+    o->run.horizon_tokens = (int64_t)tokens;
+    return resolve_gns(o, e);
 }

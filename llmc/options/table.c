@@ -87,6 +87,8 @@ static int value_refuse(const OptionRow *row, const char *said, const char *text
     if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
     if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
     if (row == &option_rows[OPTION_prompt]) return error_hint(e, "write it to a file, and use @FILE");
+    if (row == &option_rows[OPTION_train] || row == &option_rows[OPTION_val])
+        return error_hint(e, "quote the pattern, which the shell has expanded: 'data/train_*.bin'");
     if (row->type == TYPE_TEXT) return error_hint(e, "use at most %d bytes", OPTION_TEXT - 1);
     return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", row->unit ? " of " : "",
                       row->unit ? row->unit : "", row->range);

@@ -17,6 +17,9 @@ typedef enum {
 
 enum { BY_CHECK = 1, BY_SAMPLE = 2, BY_EVAL = 4, BY_MODEL = BY_SAMPLE | BY_EVAL, BY_ALL = BY_CHECK | BY_MODEL };
 
+// Options of one group exclude each other; in the file of --config they yield to one of the command line.
+typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup;
+
 typedef struct {
     OptionType type;
     const char *field;
@@ -32,6 +35,7 @@ typedef struct {
     Need prefers;      // without this there is a note
     bool idle_at_0;    // 0, "" and false ask for nothing, and need nothing
     int used_by;       // BY_*: the kinds of run without training that use the option
+    OptionGroup group;
 } OptionRow;
 
 extern const OptionRow option_rows[OPTION_COUNT];
@@ -62,6 +66,9 @@ void option_reset(Options *o, OptionId id); // to its default, not given
 
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// Two options of one group: an error, or the one of the file is reset.
+int options_check_groups(Options *o, Error *e);
 
 // Options without effect: an error, or a note. Uses o->run.ramp_mode.
 int options_check_needs(Options *o, Error *e);

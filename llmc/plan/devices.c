@@ -1,7 +1,9 @@
 #include "plan/devices.h"
 
 #include <assert.h>
+#include <ctype.h>
 #include <regex.h>
+#include <string.h>
 
 // NVIDIA's data sheets and architecture papers, dense (a data sheet's matrix figures "with sparsity" halved), in the
 // units that they use: TFLOP/s, GB/s of memory, GB of memory (as the cards count them: 2^30 bytes), GB/s each way of
@@ -68,6 +70,35 @@ const DeviceSpec *device_spec_find(const char *name) {
     for (int i = 0; i < ROWS; i++)
         if (is_said(name, rows[i].name)) return &rows[i];
     return NULL;
+}
+
+// Letters and digits alone, in lower case.
+static void squeeze(char *out, size_t bytes, const char *text) {
+    size_t used = 0;
+    for (; *text && used + 1 < bytes; text++)
+        if (isalnum((unsigned char)*text)) out[used++] = (char)tolower((unsigned char)*text);
+    out[used] = 0;
+}
+
+const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes) {
+    const DeviceSpec *found = NULL;
+    char part[100], name[100];
+    size_t used = 0;
+    int count = 0;
+    squeeze(part, sizeof part, text);
+    *several = 0;
+    for (int i = 0; i < ROWS && used < bytes && *part; i++) {
+        squeeze(name, sizeof name, rows[i].name);
+        bool same = strcmp(name, part) == 0;
+        if (same) count = 0, used = 0;
+        if (!strstr(name, part)) continue;
+        used += (size_t)snprintf(several + used, bytes - used, "%s%s", count++ ? ", " : "", rows[i].name);
+        found = &rows[i];
+        if (same) break;
+    }
+    if (count > 1) return NULL;
+    *several = 0;
+    return found ? found : device_spec_find(text);
 }
 
 void device_spec_names(char *out, size_t bytes) {

@@ -19,6 +19,10 @@ typedef struct {
 // NULL: not in the table.
 const DeviceSpec *device_spec_find(const char *name);
 
+// The row that a person means: of that name, or the only one whose name contains the text ("4090"), whatever the case,
+// blanks and dashes; else device_spec_find's. NULL: there is none, or there are several, then listed in `several`.
+const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes);
+
 // The names, for messages: "GB200, B200, ...".
 void device_spec_names(char *out, size_t bytes);
 

@@ -42,31 +42,44 @@ static const PlanEfficiency cpu_efficiency = {
     .network_hop = 50e-6,
 };
 
-int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, double link_override, Error *e) {
+// The row of --device; own figures suffice for a GPU that is not in the table.
+static int wanted_spec(const char *wanted, const DeviceSpec *own, DeviceSpec *out, Error *e) {
+    char names[400];
+    const DeviceSpec *known = device_spec_choose(wanted, names, sizeof names);
+    if (*names) return FAIL(e, ERR_USAGE, "say which", "--device %.60s may be one of %s", wanted, names);
+    *out = known ? *known : (DeviceSpec){.name = wanted, .devices_a_machine = 1};
+    if (known || (own->bf16_flops > 0 && own->bandwidth > 0)) return 0;
+    device_spec_names(names, sizeof names);
+    FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
+    return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
+}
+
+int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
     const double bf16_bytes = 2;
     bool gpu_engine = !(here->flops > 0);
+    DeviceSpec spec = {0};
+    const DeviceSpec *known = *wanted ? NULL : device_spec_find(here->name);
+    if (*wanted) TRY(wanted_spec(wanted, own, &spec, e));
+    else if (known) spec = *known;
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
-    const DeviceSpec *spec = device_spec_find(*wanted ? wanted : here->name);
-    if (*wanted && !spec) {
-        char names[400];
-        device_spec_names(names, sizeof names);
-        FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
-        return error_hint(e, "use one of %s", names);
-    }
     if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
     out->measured = !*wanted && !gpu_engine;
     if (out->measured) {
         out->spec = (DeviceSpec){.bandwidth = here->bandwidth, .devices_a_machine = 1};
         out->peak = here->flops;
         out->efficiency = cpu_efficiency;
-    } else if (spec) {
-        out->spec = *spec;
-        out->peak = out->value < 4 ? spec->bf16_flops : spec->fp32_flops;
+    } else if (spec.name) {
+        out->spec = spec;
+        out->peak = out->value < 4 ? spec.bf16_flops : spec.fp32_flops;
         out->efficiency = gpu_efficiency;
     }
     snprintf(out->name, sizeof out->name, "%s", out->spec.name ? out->spec.name : here->name);
     if (!*wanted && here->memory_bytes > 0) out->spec.memory_bytes = here->memory_bytes;
-    if (link_override > 0) out->spec.network = link_override;
+    out->own = own->bf16_flops > 0 || own->bandwidth > 0 || own->memory_bytes > 0;
+    if (own->bf16_flops > 0) out->peak = own->bf16_flops;
+    if (own->bandwidth > 0) out->spec.bandwidth = own->bandwidth;
+    if (own->memory_bytes > 0) out->spec.memory_bytes = own->memory_bytes;
+    if (own->network > 0) out->spec.network = own->network;
     return 0;
 }
 

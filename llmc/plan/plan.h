@@ -35,15 +35,17 @@ typedef struct {
     char name[256];    // "": there is none
     DeviceSpec spec;   // the data sheet's figures; of a CPU those that were measured (0: unknown)
     bool measured;     // a CPU
+    bool own;          // some of the figures are the user's
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
     double head_bytes; // of a chunk of logits, as the engine cuts them
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// The device to plan for: `wanted` (--device) from the table of devices, otherwise the engine's device here.
-// ERR_USAGE where the table lacks `wanted`. link_override: --link, B/s between machines; 0: the table's.
-int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, double link_override, Error *e);
+// The device to plan for: `wanted` (--device) from the table of devices, otherwise the engine's device here. own: figures
+// that count instead of the table's, of products (bf16_flops), memory and network; 0: the table's. ERR_USAGE where neither
+// the table nor `own` has those of `wanted`.
+int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte
@@ -59,6 +61,8 @@ typedef struct {
     int64_t rows;                             // of a step: the batch that the page is about
     int64_t val_rows;                         // of a validation; 0: none
     double train_tokens;                      // in --train; 0: not looked at
+    double epoch_tokens;                      // of the run, until a source of --train is read once
+    bool mixture;                             // several sources
     double host_bytes;                        // of the copy that checkpoints are written from
     double checkpoint_bytes, disk_free_bytes; // disk_free: -1: unknown
     const char *disk;                         // where

@@ -72,7 +72,8 @@ static void print_model(FILE *f, const Plan *p) {
     fprintf(f, "\n");
     if (!(p->train_tokens > 0)) return;
     fprintf(f, "data        %s tokens", short_count(p->train_tokens).s);
-    if (p->ramp) fprintf(f, ": %.2f epochs", p->ramp->config.train_tokens / p->train_tokens);
+    double epochs = p->ramp ? p->ramp->config.train_tokens / p->epoch_tokens : 0;
+    if (p->ramp) fprintf(f, ": %.2f epochs%s", epochs, p->mixture ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
 }
 
@@ -86,9 +87,14 @@ static void print_device(FILE *f, const Plan *p) {
         fprintf(f, "            --device plans for %s\n", names);
         return;
     }
-    fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, %.0f GiB (%s); critical intensity %.3g FLOPs a byte\n", d->name,
-            with_prefix(d->peak).s, d->value < 4 ? "bf16" : "fp32", with_prefix(d->spec.bandwidth).s,
-            d->spec.memory_bytes / (1 << 30), d->measured ? "measured just now" : "data sheet",
+    fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, ", d->name, with_prefix(d->peak).s, d->value < 4 ? "bf16" : "fp32",
+            with_prefix(d->spec.bandwidth).s);
+    if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
+    else fprintf(f, "memory unknown ");
+    fprintf(f, "(%s); critical intensity %.3g FLOPs a byte\n",
+            d->own        ? "figures as given"
+            : d->measured ? "measured just now"
+                          : "data sheet",
             plan_critical_intensity(d));
 }
 

@@ -25,7 +25,7 @@ static int environment_int(const char *name, int otherwise) {
 }
 
 // Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
-static bool started_for_mpi(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
+bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // The cores that a process may run on. False where that cannot be read (more cores than the set holds): all cores.
 static bool cores_of(pid_t process, cpu_set_t *set) {
@@ -185,7 +185,7 @@ int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     find_cores(comm);
 #ifdef GNS_MPI
-    if (started_for_mpi()) return join(comm, deadlines, e);
+    if (comm_launched()) return join(comm, deadlines, e);
 #endif
     (void)deadlines, (void)e;
     return 0;
@@ -249,7 +249,7 @@ int comm_refuse_strangers(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     if (comm->ranks > 1) return 0;
 #ifndef GNS_MPI
-    if (started_for_mpi())
+    if (comm_launched())
         return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
                     "started as one of several processes, but this program was built without MPI");
 #endif

@@ -89,6 +89,9 @@ int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char 
 // The same of the program's bytes.
 int comm_same_build(Comm *comm, Error *e);
 
+// Is this one of several ranks that a launcher starts? Known before comm_create.
+bool comm_launched(void);
+
 // Default number of CPU threads of this rank; 0 for a single process: all.
 int comm_threads(const Comm *comm);
 

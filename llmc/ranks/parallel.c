@@ -206,15 +206,16 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// One message: loss, stop, |s_r|^2, and the examples' squared norms by tensor.
+// One message: loss, stop, save, |s_r|^2, and the examples' squared norms by tensor.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { LOSS, STOP, RANK_SQ, EXAMPLE_SQ };
+    enum { LOSS, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, count = EXAMPLE_SQ + tensors;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
     values[LOSS] = result->loss_sum;
     values[STOP] = sums->stop;
+    values[SAVE] = sums->save;
     values[RANK_SQ] = 0;
     for (int i = 0; i < tensors; i++) {
         values[RANK_SQ] += result->rank_sq[i];
@@ -223,6 +224,7 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     int code = comm_sum(p->comm, values, count, e);
     result->loss_sum = values[LOSS];
     sums->stop = values[STOP] > 0;
+    sums->save = values[SAVE] > 0;
     sums->rank_sq = values[RANK_SQ];
     memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
     memory_free(values);

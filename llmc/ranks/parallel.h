@@ -94,7 +94,7 @@ typedef struct {
     StepResult *result; // of engine_result; summed over the ranks, but for grad_sq, which is the whole batch's already
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
-    bool stop;          // in: asked of this rank; out: of any
+    bool stop, save;    // in: asked of this rank; out: of any
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 

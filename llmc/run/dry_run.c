@@ -31,7 +31,6 @@ static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
 int run_dry(Run *r, Error *e) {
     Setup *setup = &r->setup;
     const Options *o = &setup->options;
-    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     int ranks = o->ranks ? (int)o->ranks : setup->comm->ranks, T = setup->shape.seq_len;
     EngineDevice here;
     Error unknown;
@@ -39,6 +38,7 @@ int run_dry(Run *r, Error *e) {
     uint64_t free_bytes;
     TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
+    const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(setup, &r->position, e));
     setup->engine_api->device(&setup->shape, true, &here);
     bool cpu = here.flops > 0;
@@ -48,6 +48,7 @@ int run_dry(Run *r, Error *e) {
     TRY(plan_ownership(setup, &r->position, ranks, e));
     snprintf(disk, sizeof disk, "%s", o->out);
     existing_part(disk);
+    DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
@@ -58,13 +59,19 @@ int run_dry(Run *r, Error *e) {
         .ramp = ramp,
         .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
         .val_rows = val_rows(o, r->data.val, T),
-        .train_tokens = r->data.train ? (double)dataset_describe(r->data.train).windows * T : 0,
+        .train_tokens = data.windows * (double)T,
+        .epoch_tokens = data.epoch * T,
+        .mixture = data.weighted,
         .host_bytes = copies ? (double)(SAVER_ARRAYS * saver_copy_stride(&setup->model) * sizeof(float)) : 0,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
     };
-    TRY(plan_device(&plan.device, o->device, &here, 1e9 * o->link, e));
+    DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
+                      .bandwidth = 1e9 * o->device_bandwidth,
+                      .memory_bytes = o->device_memory * (1 << 30),
+                      .network = 1e9 * o->link};
+    TRY(plan_device(&plan.device, o->device, &here, &own, e));
     plan_print(stdout, &plan);
     return 0;
 }

@@ -1,6 +1,8 @@
 // Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
 #include "run/run.h"
 
+#include "base/terminal.h"
+
 // ---- Loss -----------------------------------------------------------------------------------------------------------
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
@@ -25,15 +27,24 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Evaluation *out, Error *e) {
+int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens) {
     int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
     int64_t windows = (int64_t)dataset_describe(data->val).windows;
-    if (rows > windows) rows = windows;
+    return rows < windows ? rows : windows;
+}
+
+int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+                  Error *e) {
+    int64_t T = setup->shape.seq_len, rows = evaluation_rows(setup, data, most_tokens);
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
+    int unread = 0; // a rank that cannot read its rows ends the evaluation of all
+    progress_begin(progress, STAGE_VALIDATE, "validation", share.count, share.count);
     for (int64_t done = 0; done < share.count;) {
         int n = (int)(share.count - done < setup->shape.micro_batch ? share.count - done : setup->shape.micro_batch);
-        TRY(read_val_rows(setup, data, share.first + done, n, rows, e));
+        unread = read_val_rows(setup, data, share.first + done, n, rows, e);
+        if (unread) break;
+        progress_next(progress, done, n);
         TRY(engine_eval(setup->engine, data->rows, n, (int)T, data->losses, e));
         for (int64_t i = 0; i < n * T; i++) sums[0] += data->losses[i];
         for (int i = 0; i < n && setup->tokenizer; i++)
@@ -41,7 +52,9 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
         comm_progress(setup->comm);
         done += n;
     }
+    TRY(comm_agree(setup->comm, unread, e));
     TRY(comm_sum(setup->comm, sums, 2, e));
+    progress_end(progress);
     *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sums[0] / (double)(rows * T), .bytes = sums[1]};
     return 0;
 }
@@ -49,12 +62,14 @@ int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, 
 // ---- HellaSwag ------------------------------------------------------------------------------------------------------
 
 // The sums of losses of this rank's rows, at their places in sum (rows).
-static int sum_endings(const Setup *setup, const RunData *data, Share share, double *sum, Error *e) {
+static int sum_endings(const Setup *setup, const RunData *data, Share share, Progress *progress, double *sum,
+                       Error *e) {
     int width = hellaswag_describe(data->hellaswag).width;
     int first = (int)share.first, end = (int)(share.first + share.count);
     for (int n; first < end; first += n) {
         n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
         hellaswag_rows(data->hellaswag, first, n, data->rows);
+        progress_next(progress, first - share.first, n);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
         hellaswag_sums(data->hellaswag, first, n, data->losses, sum + first);
         comm_progress(setup->comm);
@@ -62,13 +77,16 @@ static int sum_endings(const Setup *setup, const RunData *data, Share share, dou
     return 0;
 }
 
-int evaluate_hellaswag(const Setup *setup, const RunData *data, HellaSwagScore *score, Error *e) {
+int evaluate_hellaswag(const Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e) {
     Comm *comm = setup->comm;
     int rows = hellaswag_describe(data->hellaswag).rows, code = 0;
     double *sum;
     TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
-    TRY_GOTO(sum_endings(setup, data, parallel_share(rows, comm->rank, comm->ranks), sum, e));
+    Share share = parallel_share(rows, comm->rank, comm->ranks);
+    progress_begin(progress, STAGE_TEST, "HellaSwag", share.count, share.count);
+    TRY_GOTO(sum_endings(setup, data, share, progress, sum, e));
     TRY_GOTO(comm_sum(comm, sum, rows, e)); // exact: all ranks but one add 0
+    progress_end(progress);
     for (int i = 0; i < rows && !code; i++) {
         if (isfinite(sum[i])) continue;
         comm_settle(comm); // all ranks have the same sums
@@ -83,19 +101,19 @@ done:
 
 // ---- --eval-only ----------------------------------------------------------------------------------------------------
 
-static int print_loss(const Setup *setup, const RunData *data, Error *e) {
+static int print_loss(const Setup *setup, const RunData *data, Progress *progress, Error *e) {
     const Options *o = &setup->options;
     Evaluation v;
     int64_t windows = (int64_t)dataset_describe(data->val).windows;
-    TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
+    TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, progress, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum
         return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
                     o->model, o->val);
     }
     if (!is_first(setup)) return 0;
-    printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
-           (long long)windows);
+    print_folded(stdout, 12, "validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens,
+                 (long long)v.rows, (long long)windows);
     printf("  loss        %10.6f  nats a token\n", v.loss);
     printf("  perplexity  %10.4f\n", exp(v.loss));
     if (v.bytes > 0)
@@ -104,17 +122,21 @@ static int print_loss(const Setup *setup, const RunData *data, Error *e) {
     return 0;
 }
 
-// The standard error of a share of n yes and no.
-static double share_error(double share, int n) { return n > 1 ? sqrt(share * (1 - share) / (n - 1)) : NAN; }
+// A share of n yes and no, with its standard error where that is known.
+static void print_share(const char *name, int yes, int n, const char *note) {
+    double share = (double)yes / n;
+    printf("  %-11s %10.6f", name, share);
+    if (n > 1) printf("  +- %.4f", sqrt(share * (1 - share) / (n - 1)));
+    printf("%s\n", note);
+}
 
-static int print_hellaswag(const Setup *setup, const RunData *data, Error *e) {
+static int print_hellaswag(const Setup *setup, const RunData *data, Progress *progress, Error *e) {
     HellaSwagScore score;
-    TRY(evaluate_hellaswag(setup, data, &score, e));
+    TRY(evaluate_hellaswag(setup, data, progress, &score, e));
     if (!is_first(setup)) return 0;
-    double acc = (double)score.correct / score.questions, norm = (double)score.correct_norm / score.questions;
-    printf("hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
-    printf("  acc         %10.6f  +- %.4f\n", acc, share_error(acc, score.questions));
-    printf("  acc_norm    %10.6f  +- %.4f  by mean loss\n", norm, share_error(norm, score.questions));
+    print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
+    print_share("acc", score.correct, score.questions, "");
+    print_share("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;
 }
 
@@ -131,8 +153,9 @@ int evaluate_model(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_STEP, 0);
     if (is_first(&r->setup)) {
         printf("--model %s\n", r->setup.options.model);
-        print_setup(r);
+        TRY(print_setup(r, e));
     }
-    if (r->data.val) TRY(print_loss(&r->setup, &r->data, e));
-    return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, e) : 0;
+    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, 0, 0, 0, NULL);
+    if (r->data.val) TRY(print_loss(&r->setup, &r->data, &r->output.progress, e));
+    return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, &r->output.progress, e) : 0;
 }

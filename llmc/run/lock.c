@@ -35,20 +35,27 @@ static bool describe_process(long process, char out[HOLDER_BYTES]) {
     return true;
 }
 
-int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e) {
-    char holder_path[PATH_MAX], *text, host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
+// The line of written_by, and what it says. False where there is none.
+static bool read_holder(const char *directory, char line[HOLDER_BYTES], char host[HOST_BYTES], long *process) {
+    char path[PATH_MAX], *text;
     size_t bytes;
+    if (path_join(path, sizeof path, directory, RUN_LOCK_HOLDER, &(Error){0}) ||
+        file_read(path, HOLDER_BYTES - 1, &text, &bytes, &(Error){0}))
+        return false;
+    strcpy(line, text);
+    memory_free(text);
+    return sscanf(line, "%255s %ld", host, process) == 2;
+}
+
+int run_lock_take(int fd, const char *path, const char *directory, LockHolder *holder, Error *e) {
+    char line[HOLDER_BYTES], host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
     long process;
-    *may_expire = false;
-    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
+    *holder = LOCK_FREE;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    *may_expire = true;
-    if (file_read(holder_path, HOLDER_BYTES, &text, &bytes, &(Error){0}) == 0) {
-        if (sscanf(text, "%255s %ld", host, &process) == 2) {
-            *may_expire = !describe_process(process, now) || strcmp(text, now) != 0;
-            snprintf(who, sizeof who, "%s process %ld on %s", *may_expire ? ": it was" : ":", process, host);
-        }
-        memory_free(text);
+    *holder = LOCK_UNKNOWN;
+    if (read_holder(directory, line, host, &process)) {
+        if (describe_process(process, now) && strcmp(line, now) == 0) *holder = LOCK_ALIVE;
+        snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_UNKNOWN ? ": it was" : ":", process, host);
     }
     return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it%s", path,
                 who);
@@ -59,4 +66,11 @@ int run_lock_sign(const char *directory, Error *e) {
     TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
     if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc
     return file_save(holder_path, self, strlen(self), NULL, e);
+}
+
+bool run_lock_is_ours(const char *directory) {
+    char line[HOLDER_BYTES], host[HOST_BYTES], self[HOLDER_BYTES];
+    long process;
+    return read_holder(directory, line, host, &process) && describe_process((long)getpid(), self) &&
+           !strcmp(line, self);
 }

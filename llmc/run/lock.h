@@ -9,9 +9,16 @@
 
 #define RUN_LOCK_HOLDER "written_by"
 
-// Locks the open file `path` of a directory without waiting: ERR_USAGE where another process has it locked. *may_expire is
-// false only if that process is known to live, on this machine.
-int run_lock_take(int fd, const char *path, const char *directory, bool *may_expire, Error *e);
+// Who has the lock that could not be taken.
+typedef enum {
+    LOCK_FREE,
+    LOCK_ALIVE, // a process that is known to live, on this machine; it may be ending
+    LOCK_UNKNOWN
+} LockHolder;
+
+// Locks the open file `path` of a directory without waiting: ERR_USAGE where another process has it locked.
+int run_lock_take(int fd, const char *path, const char *directory, LockHolder *holder, Error *e);
 
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(const char *directory, Error *e);
+bool run_lock_is_ours(const char *directory); // does written_by name this process?

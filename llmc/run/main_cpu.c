@@ -1,7 +1,10 @@
 // main of the CPU trainer: the engine and the transport that the program runs on.
+#include "base/process.h"
 #include "run/program.h"
 
 int main(int argc, char **argv) {
+    int code = process_begin();
+    if (code) return code;
     program_spin_briefly(argv);
     return program_main(argc, argv, &cpu_engine, TRANSPORT_OR_NULL(mpi_transport));
 }

@@ -12,69 +12,148 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+// Lines that wait to be written. A line is written in one call, so that a killed run leaves no half line.
+typedef struct {
+    Text lines;
+    size_t sent; // bytes of them that are in the file
+    char path[PATH_MAX];
+} Log;
+
 struct Metrics {
-    int fd;
-    int64_t bytes; // of metrics.jsonl
-    Text line;     // being written, each at the beginning of the stream
-    char directory[PATH_MAX], path[PATH_MAX], samples_path[PATH_MAX];
+    int fd; // of metrics.jsonl
+    int64_t bytes;
+    Log steps, samples;
+    char directory[PATH_MAX];
 };
 
 static int cannot_write(const char *path, Error *e) {
-    return FAIL(e, ERR_WRITE, "check --out", "%s: cannot write: %s", path, strerror(errno));
+    return FAIL(e, ERR_WRITE, "free some space, or check --out", "%s: cannot write: %s", path, strerror(errno));
 }
 
-static int cannot_read(const char *path, Error *e) {
-    return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot read: %s", path, strerror(errno));
+static int cannot_read(const char *path, int error, Error *e) {
+    return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
+}
+
+// ---- Lines that wait ------------------------------------------------------------------------------------------------
+
+static size_t log_waits(const Log *log) { return log->lines.bytes - log->sent; }
+
+static int log_send(Log *log, int fd, Error *e) {
+    while (log_waits(log) > 0) {
+        ssize_t n = write(fd, log->lines.text + log->sent, log_waits(log));
+        if (n < 0 && errno != EINTR) return cannot_write(log->path, e);
+        log->sent += n > 0 ? (size_t)n : 0;
+    }
+    rewind(log->lines.f);
+    fflush(log->lines.f); // lines.bytes is 0
+    log->sent = 0;
+    return 0;
+}
+
+// Syncs at once: samples are few, and checkpoints do not have them.
+static int send_samples(Metrics *m, Error *e) {
+    int fd;
+    if (log_waits(&m->samples) == 0) return 0;
+    TRY(file_open_output(IN_PATH, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
+    int code = file_own(m->samples.path, &fd, e);
+    if (!code) code = log_send(&m->samples, fd, e);
+    if (!code) code = descriptor_sync(fd, m->samples.path, e);
+    close(fd);
+    return code;
+}
+
+size_t metrics_waiting(const Metrics *m) { return m ? log_waits(&m->steps) + log_waits(&m->samples) : 0; }
+
+int metrics_flush(Metrics *m, Error *e) {
+    TRY(log_send(&m->steps, m->fd, e));
+    return send_samples(m, e);
 }
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
-int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e) {
+// Locks the file, and gives it a name of its own.
+static int take(Metrics *m, LockHolder *holder, Error *e) {
+    int locked = m->fd;
+    TRY(run_lock_take(m->fd, m->steps.path, m->directory, holder, e));
+    TRY(file_own(m->steps.path, &m->fd, e));
+    return m->fd == locked ? 0 : run_lock_take(m->fd, m->steps.path, m->directory, holder, e); // the copy
+}
+
+int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e) {
     Metrics *m;
     int code = 0;
     *out = NULL;
-    *may_go = false;
+    *holder = LOCK_FREE;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
-    TRY_GOTO(path_join(m->path, sizeof m->path, directory, "metrics.jsonl", e));
-    TRY_GOTO(path_join(m->samples_path, sizeof m->samples_path, directory, "samples.jsonl", e));
+    TRY_GOTO(path_join(m->steps.path, sizeof m->steps.path, directory, "metrics.jsonl", e));
+    TRY_GOTO(path_join(m->samples.path, sizeof m->samples.path, directory, "samples.jsonl", e));
     strcpy(m->directory, directory); // shorter than these
-    TRY_GOTO(file_open_output(m->path, O_WRONLY | O_CREAT | O_APPEND, &m->fd, e));
-    TRY_GOTO(run_lock_take(m->fd, m->path, directory, may_go, e));
+    TRY_GOTO(text_begin(&m->steps.lines, e));
+    TRY_GOTO(text_begin(&m->samples.lines, e));
+    TRY_GOTO(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
+    TRY_GOTO(take(m, holder, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
-    TRY_GOTO(m->bytes < 0 ? cannot_write(m->path, e) : text_begin(&m->line, e));
+    TRY_GOTO(m->bytes < 0 ? cannot_write(m->steps.path, e) : 0);
     *out = m;
 done:
     if (code) metrics_close(m, &(Error){0});
     return code;
 }
 
+int metrics_restore(Metrics *m, bool *again, Error *e) {
+    struct stat named, ours;
+    LockHolder holder;
+    bool there = lstat(m->steps.path, &named) == 0;
+    *again = !there && errno == ENOENT;
+    if (*again) TRY(directory_create(m->directory, e));
+    else if (there && fstat(m->fd, &ours) == 0 && (named.st_dev != ours.st_dev || named.st_ino != ours.st_ino)) {
+        int ours_was = m->fd;
+        TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &m->fd, e));
+        int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
+        close(code ? m->fd : ours_was);
+        if (code) m->fd = ours_was;
+        if (code) return run_lock_is_ours(m->directory) ? 0 : (e->code = ERR_WRITE); // a file has two inode numbers
+        m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
+    }
+    TRY(take(m, &holder, e));
+    return *again ? run_lock_sign(m->directory, e) : 0;
+}
+
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
+
+// ERR_INPUT where reading ended before the end of the file.
+static int end_reading(FILE *f, const char *path, Error *e) {
+    int error = ferror(f) ? errno : 0;
+    fclose(f);
+    return error ? cannot_read(path, error, e) : 0;
+}
 
 int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e) {
     char *line = NULL;
     size_t room = 0;
     double tokens, loss;
-    FILE *f = fopen(m->path, "re");
-    if (!f) return cannot_read(m->path, e);
+    FILE *f = fopen(m->steps.path, "re");
+    if (!f) return cannot_read(m->steps.path, errno, e);
     while (getline(&line, &room, f) > 0)
         if (sscanf(line, "{\"step\": %*d, \"tokens\": %lf, \"examples\": %*f, \"batch\": %*f, \"loss\": %lf", &tokens,
                    &loss) == 2) // a line of metrics_step
             each(context, tokens, loss);
     free(line);
-    fclose(f);
-    return 0;
+    return end_reading(f, m->steps.path, e);
 }
 
-int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->path, e); }
+int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->steps.path, e); }
 
 int metrics_close(Metrics *m, Error *e) {
     if (!m) return 0;
-    int code = 0;
-    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR) code = cannot_write(m->path, e);
-    text_free(&m->line);
+    int code = m->fd < 0 ? 0 : metrics_flush(m, e);
+    if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR && !code) code = cannot_write(m->steps.path, e);
+    text_free(&m->steps.lines);
+    text_free(&m->samples.lines);
     memory_free(m);
     return code;
 }
@@ -87,46 +166,45 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
+    uint64_t size;
+    int fd;
     *keep = 0;
-    FILE *f = fopen(path, "re");
-    if (!f) return errno == ENOENT ? 0 : cannot_read(path, e);
+    if (!file_exists(path)) return 0;
+    TRY(file_open_input(path, &fd, &size, e)); // not a FIFO
+    FILE *f = fdopen(fd, "r");
+    if (!f) {
+        int error = errno;
+        close(fd);
+        return cannot_read(path, error, e);
+    }
     for (ssize_t n; (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
-    fclose(f);
-    return 0;
+    return end_reading(f, path, e);
 }
 
 // Checks at the start of a run that its first sample can be written.
 static int can_append(const char *path, Error *e) {
     int fd;
     if (!file_exists(path)) return 0;
-    TRY(file_open_output(path, O_WRONLY | O_APPEND, &fd, e));
+    TRY(file_open_output(IN_PATH, path, O_WRONLY | O_APPEND, &fd, e));
     close(fd);
     return 0;
 }
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
-    TRY(run_lock_sign(m->directory, e));
     // By steps as well as bytes: the checkpoint may be from another directory, with a longer file.
-    TRY(bytes_until(m->path, step, &keep, e));
+    TRY(bytes_until(m->steps.path, step, &keep, e));
     if (keep > bytes) keep = (off_t)bytes;
-    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->path, e);
+    if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
-    if (step == 0) return can_append(m->samples_path, e); // a new run keeps the lines of an older samples.jsonl
-    TRY(bytes_until(m->samples_path, step, &keep, e));
-    return file_cut(m->samples_path, keep, e);
+    if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
+    TRY(bytes_until(m->samples.path, step, &keep, e));
+    return file_cut(m->samples.path, keep, e);
 }
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------
-
-// Writes the line in one call, so that a killed run leaves no half line.
-static int write_line(Metrics *m, int fd, const char *path, Error *e) {
-    fputs("}\n", m->line.f);
-    if (fflush(m->line.f) == 0) return write_all(fd, m->line.text, m->line.bytes, path, e);
-    return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", path);
-}
 
 // JSON has no infinity, and some readers refuse a whole file for one: 1e308 stands for it.
 static void put_value(FILE *f, double x) {
@@ -140,16 +218,27 @@ static void put_number(FILE *f, const char *name, double x) {
     put_value(f, x);
 }
 
-static FILE *begin_line(Metrics *m, int64_t step, int64_t tokens) {
-    rewind(m->line.f);
-    fprintf(m->line.f, "{\"step\": %lld", (long long)step);
-    put_number(m->line.f, "tokens", (double)tokens);
-    return m->line.f;
+static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
+    fprintf(log->lines.f, "{\"step\": %lld", (long long)step);
+    put_number(log->lines.f, "tokens", (double)tokens);
+    return log->lines.f;
 }
 
-static int end_metrics_line(Metrics *m, Error *e) {
-    TRY(write_line(m, m->fd, m->path, e));
-    m->bytes += (int64_t)m->line.bytes;
+// Ends a line, and writes it after those that wait. *bytes: its length.
+static int end_line(Metrics *m, Log *log, size_t *bytes, Error *e) {
+    size_t before = log->lines.bytes;
+    fputs("}\n", log->lines.f);
+    if (fflush(log->lines.f) != 0)
+        return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", log->path);
+    *bytes = log->lines.bytes - before;
+    metrics_flush(m, &(Error){0}); // or it waits
+    return 0;
+}
+
+static int end_step_line(Metrics *m, Error *e) {
+    size_t bytes;
+    TRY(end_line(m, &m->steps, &bytes, e));
+    m->bytes += (int64_t)bytes;
     return 0;
 }
 
@@ -180,7 +269,7 @@ static void put_calibration(FILE *f, const Noise *noise) {
 }
 
 int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e) {
-    FILE *f = begin_line(m, s->step, s->tokens);
+    FILE *f = begin_line(&m->steps, s->step, s->tokens);
     put_number(f, "examples", (double)s->examples);
     put_number(f, "batch", (double)s->batch);
     put_number(f, "loss", s->loss);
@@ -194,32 +283,27 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));
     if (calibrated) put_calibration(f, noise);
-    return end_metrics_line(m, e);
+    return end_step_line(m, e);
 }
 
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
-    put_number(begin_line(m, step, tokens), "val_loss", val_loss);
-    return end_metrics_line(m, e);
+    put_number(begin_line(&m->steps, step, tokens), "val_loss", val_loss);
+    return end_step_line(m, e);
 }
 
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
-    FILE *f = begin_line(m, step, tokens);
+    FILE *f = begin_line(&m->steps, step, tokens);
     put_number(f, "hellaswag", (double)s->correct / s->questions);
     put_number(f, "hellaswag_norm", (double)s->correct_norm / s->questions);
-    return end_metrics_line(m, e);
+    return end_step_line(m, e);
 }
 
-// Syncs at once: samples are few, and checkpoints do not have them.
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
-    FILE *f = begin_line(m, step, tokens);
+    size_t bytes;
+    FILE *f = begin_line(&m->samples, step, tokens);
     fputs(", \"prompt\": ", f);
     text_write_json(f, prompt);
     fputs(", \"text\": ", f);
     text_write_json(f, text);
-    int fd;
-    TRY(file_open_output(m->samples_path, O_WRONLY | O_CREAT | O_APPEND, &fd, e));
-    int code = write_line(m, fd, m->samples_path, e);
-    if (!code) code = descriptor_sync(fd, m->samples_path, e);
-    close(fd);
-    return code;
+    return end_line(m, &m->samples, &bytes, e);
 }

@@ -10,10 +10,14 @@
 // ratio measured so far, or in every line --gns-ratio (the measured one is then gns_total / gns_type_ln).
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
+//
+// A line that cannot be written (a full disk) waits in memory, and all lines after it: the next line tries again, and so
+// does metrics_flush. Training decides when that ends the run (train.c).
 #pragma once
 
 #include "base/common.h"
 #include "model/modes.h"
+#include "run/lock.h"
 
 typedef struct {
     int64_t step, tokens, examples; // done, this step included
@@ -32,27 +36,35 @@ typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
-// Opens or creates DIRECTORY/metrics.jsonl to append to. ERR_USAGE where another process has it open; *may_go: that
-// process may be dead, so that its lock expires (lock.h).
-int metrics_open(Metrics **out, const char *directory, bool *may_go, Error *e);
+// Opens or creates DIRECTORY/metrics.jsonl to append to. ERR_USAGE where another process has it open, *holder (lock.h).
+int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e);
 
-// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept), and signs the lock.
-// Called before anything is written.
+// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before anything
+// is written to them.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 // Calls `each` with the training loss of every step in metrics.jsonl.
 int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e);
 
-int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl
+int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines that wait
 
 // Syncs metrics.jsonl to the disk. Another thread may write to it meanwhile.
 int metrics_sync(const Metrics *m, Error *e);
 
-// Estimates are null while B was below 2 in all steps so far, or while EMA(G2) <= 0.
+// Bytes of lines that wait; 0 for NULL. And writes them: ERR_WRITE where that still fails.
+size_t metrics_waiting(const Metrics *m);
+int metrics_flush(Metrics *m, Error *e);
+
+// Makes sure that DIRECTORY/metrics.jsonl is the locked log. Where that file or its directory was removed or moved it is
+// made again, from all that was written: *again is true then. Another file that took its place is appended to. ERR_WRITE
+// where another run has that one open.
+int metrics_restore(Metrics *m, bool *again, Error *e);
+
+// The following return ERR_MEMORY alone: lines that cannot be written wait. Estimates are null while B was below 2 in all steps so far, or while EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
-// NULL is fine.
+// Flushes, and frees m in any case. NULL is fine.
 int metrics_close(Metrics *m, Error *e);

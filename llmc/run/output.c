@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "base/files.h"
+#include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 
 #include <errno.h>
@@ -32,7 +33,7 @@ static int move_old_run(const char *out, Error *e) {
 // Afterwards this run alone writes to the directory, which ends at its step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
-    bool ignored;
+    LockHolder ignored;
     int checkpoints;
     TRY(directory_create(out, e));
     if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &ignored, e));
@@ -45,9 +46,12 @@ static int setup_directory(Run *r, Error *e) {
         TRY(metrics_open(&r->output.metrics, out, &ignored, e));
     }
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
-        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
-                out);
+        print_folded(stderr, 9,
+                     "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
+                     out);
+    TRY(run_lock_sign(out, e));
     TRY(archive_tidy(out, stderr, e));
+    TRY(write_run_json(r, e)); // reads the old one: before anything of the run is changed
     TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
@@ -59,24 +63,55 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
+// What the rest of the run takes besides its steps. A forward pass is a third of training; the guess for a save is a disk
+// that takes 1 GB/s.
+static RunCosts run_costs(const Run *r) {
+    const Options *o = &r->setup.options;
+    const double disk = 1e9, forward = 1.0 / 3;
+    RunCosts costs = {.last_save = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) / disk};
+    if (r->data.val && o->val_every > 0) {
+        costs.every[STAGE_VALIDATE] = o->val_every;
+        costs.at_end[STAGE_VALIDATE] = true;
+        costs.guess[STAGE_VALIDATE] =
+            forward * (double)evaluation_rows(&r->setup, &r->data, o->val_tokens) * o->seq_len;
+    }
+    if (r->data.hellaswag) {
+        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
+        costs.every[STAGE_TEST] = o->hellaswag_every;
+        costs.at_end[STAGE_TEST] = true;
+        costs.guess[STAGE_TEST] = forward * info.rows * info.width;
+    }
+    costs.every[STAGE_SAMPLE] = o->sample_every;
+    costs.at_end[STAGE_SAMPLE] = o->sample_every > 0;
+    costs.every[STAGE_SAVE] = o->checkpoint_every;
+    return costs;
+}
+
+// The progress of a run that is set up, with the curve of its earlier parts.
+static int show_run(Run *r, Error *e) {
+    const RunPoint *at = &r->position.at;
+    Progress *p = &r->output.progress;
+    RunCosts costs = run_costs(r);
+    progress_run(p, r->setup.engine, r->setup.shape.seq_len, at->step, at->tokens, r->setup.options.run.horizon_tokens,
+                 &costs);
+    p->val_loss = at->val_loss;
+    return at->step > 0 ? metrics_losses(r->output.metrics, progress_past, p, e) : 0;
+}
+
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const bool in_background = saves_in_background(&r->setup, &r->position);
     float *copy = NULL;
     if (in_background)
         TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
+    r->saving.first_step = r->position.at.step + 1;
     if (!is_first(&r->setup)) return 0;
     TRY(setup_directory(r, e));
-    TRY(write_run_json(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
     SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,  r->setup.tokenizer,
                          text,   o->keep,         r->output.metrics};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (in_background) TRY(saver_prepare(r->saving.saver, copy, e));
-    progress_create(&r->output.progress, stdout, r->setup.engine, r->position.at.tokens, o->run.horizon_tokens);
-    r->output.progress.val_loss = r->position.at.val_loss;
-    if (r->position.at.step > 0) TRY(metrics_losses(r->output.metrics, progress_past, &r->output.progress, e));
-    if (r->setup.comm->ranks > 1) r->output.progress.terminal = false; // mpirun's pseudo-terminal, often logged
-    return 0;
+    return show_run(r, e);
 }

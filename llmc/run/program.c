@@ -1,12 +1,14 @@
 #include "run/program.h"
 
 #include "base/hash.h"
+#include "base/process.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "run/inspect.h"
 #include "run/run.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -14,14 +16,30 @@
 
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
-    printf("this run is complete: %lld steps, %lld tokens are done, and ", (long long)r->position.at.step,
-           (long long)r->position.at.tokens);
+    char counted[100] = "";
+    if (r->position.at.tokens < o->run.horizon_tokens) {
+        print_folded(stdout, 4,
+                     "this run is complete: %lld steps, %lld tokens are done, and --patience %lld ended it after step "
+                     "%lld's validation loss of %.4f, the lowest. The model is in %s/step_%08lld. A larger --patience "
+                     "resumes, --fresh starts over\n",
+                     (long long)r->position.at.step, (long long)r->position.at.tokens, (long long)o->patience,
+                     (long long)r->position.at.best.step, r->position.at.best.loss, o->out,
+                     (long long)r->position.at.best.step);
+        return;
+    }
     if (o->steps) // counted in the batch of this command, which the steps done may not have had
-        printf("--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
-               (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
-    else printf("--train-tokens is %lld", (long long)o->train_tokens);
-    printf(". The model is in %s. A longer --%s resumes, --fresh starts over\n", r->saving.saved,
-           o->steps ? "steps" : "train-tokens");
+        snprintf(counted, sizeof counted, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+                 (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
+    else if (o->epochs)
+        snprintf(counted, sizeof counted, "--epochs %g are %lld tokens", o->epochs, (long long)o->run.horizon_tokens);
+    else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
+    print_folded(stdout, 4,
+                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "
+                 "--%s resumes, --fresh starts over\n",
+                 (long long)r->position.at.step, (long long)r->position.at.tokens, counted, r->saving.saved,
+                 o->steps    ? "steps"
+                 : o->epochs ? "epochs"
+                             : "train-tokens");
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
@@ -39,9 +57,9 @@ static int check_shares(const Setup *setup, const Position *position, Error *e) 
 // All checks that need no engine.
 static int setup_start(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
+    TRY(setup_data(r, e));
     TRY(setup_schedule(&r->setup, &r->position, e));
-    TRY(check_shares(&r->setup, &r->position, e));
-    return setup_data(r, e);
+    return check_shares(&r->setup, &r->position, e);
 }
 
 static int setup_training(Run *r, Error *e) {
@@ -53,7 +71,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && r->position.at.tokens >= r->setup.options.run.horizon_tokens) {
+    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || out_of_patience(r))) {
         if (is_first(&r->setup)) print_complete(r);
         return 0;
     }
@@ -67,7 +85,17 @@ static int run_training(Run *r, Error *e) {
 static int run_sampling(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_engine(r, e));
-    return print_samples(r, e);
+    int code = r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
+    return code == ERR_NONFINITE ? error_prefix(e, "--model %s", r->setup.options.model) : code;
+}
+
+// Rank 0 shows what the program does: a run on standard output, unless that is mpirun's pseudo-terminal, which is often
+// logged; anything else, whose result may be read by a program, on standard error.
+static int start_progress(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    if (!is_first(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
+    progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
+    return progress_watch(&r->output.progress, e);
 }
 
 // All ranks must have the same options and the same program.
@@ -98,7 +126,7 @@ static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o-
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     Error usage; // reported after comm_create, which needs the timeouts among the options
-    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, &usage);
+    int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, !comm_launched(), &usage);
     CommDeadlines deadlines = {o->deadline_setup, o->deadline_step, o->deadline_checkpoint};
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, &deadlines, e));
@@ -106,6 +134,7 @@ static int run_program(Run *r, Error *e) {
     else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
+    TRY(comm_agree(r->setup.comm, start_progress(r, e), e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
@@ -126,15 +155,16 @@ void program_spin_briefly(char **argv) {
     execv(program, argv); // on failure: continue without
 }
 
-// Failed output to a file is an error; a closed terminal or pipe has no reader.
-static bool output_is_file(void) {
+// A closed terminal or pipe has no reader: a run goes on without. Asked at the beginning: a closed terminal is none.
+static bool output_may_close(void) {
     struct stat st;
-    return fstat(STDOUT_FILENO, &st) == 0 && S_ISREG(st.st_mode);
+    bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
+    return !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
 }
 
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
-    bool unread = false; // standard output of a training run that is no file: a failed write is no error
+    bool may_close = output_may_close(), unread = false; // unread: failed output of a training run is no error
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);
@@ -148,18 +178,19 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->position.at.best.loss = INFINITY;
         r->position.compared_step = -1;
         code = run_program(r, &e);
-        if (code && r->output.metrics) progress_break(&r->output.progress);
+        if (code) progress_break(&r->output.progress);
         e.code = code;
         // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
         // would report their lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
-        if (metrics_close(r->output.metrics, &closing) && !code) code = (e = closing).code;
-        unread = options_train(&r->setup.options) && !output_is_file();
+        int closed = metrics_close(r->output.metrics, &closing);
+        if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);
+        else if (closed) code = (e = closing).code;
+        unread = options_train(&r->setup.options) && may_close;
         run_destroy(r);
         memory_free(r);
     }
-    if (!code && (fflush(stdout) != 0 || ferror(stdout)) && !unread)
-        code = FAIL(&e, ERR_WRITE, "send it to a disk with free space", "standard output: %s", strerror(errno));
+    if (!code && process_end(&closing) && !unread) code = (e = closing).code;
     e.code = code;
     return comm_finish(&comm, &e);
 }

@@ -1,41 +1,118 @@
 // progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere, and at the
 // end the loss curve, drawn in characters.
+//
+// Nothing is silent. The main thread says what it begins (progress_begin) and how far it is (progress_next). A thread
+// looks ten times a second: it shows work that takes longer than a second (10 in a log), answers a signal at once, and
+// warns of a run that will take hours.
+//
+//   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
+//      thread calls progress_break before other output within that time.
+//   2. `lock` guards everything here but the curve, which is the main thread's.
+//
+// One of several ranks, the first, shows something. Elsewhere Progress is {0}, and every function does nothing.
 #pragma once
 
+#include "base/terminal.h"
+#include "base/thread.h"
 #include "model/engine.h"
 #include "run/metrics.h"
 
-enum { CURVE_WIDTH = 72, CURVE_HEIGHT = 12 }; // characters
+enum { CURVE_WIDTH = 70, CURVE_HEIGHT = 12 }; // characters
+
+typedef enum {
+    STAGE_NONE,
+    STAGE_SETUP,
+    STAGE_STEP,
+    STAGE_VALIDATE,
+    STAGE_TEST,
+    STAGE_SAMPLE,
+    STAGE_SAVE,
+    STAGES
+} Stage;
+
+// What the rest of a run takes, besides its steps.
+typedef struct {
+    int64_t every[STAGES]; // steps from one to the next; 0: never
+    bool at_end[STAGES];   // once more after the last step, which may be due anyway
+    double guess[STAGES];  // of one, in tokens of training, until one is measured
+    double last_save;      // seconds, a guess
+} RunCosts;
 
 typedef struct {
     FILE *out;
-    bool terminal;        // redraw one line
-    const Engine *engine; // whose memory the line shows
-    int64_t horizon;      // tokens of the whole run
-    double started;       // seconds of the clock
-    double last_shown;    // likewise; 0: no line to redraw
-    int64_t first_tokens; // done when the clock started
-    double val_loss;      // the latest; NaN before the first
-    double curve_tokens;  // after the last step of the curve
+    bool terminal;         // redraw one line
+    bool drawn;            // there is a line to redraw
+    const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
+    double started;        // seconds of the clock: the run
+    double shown, stepped; // likewise: the last line, the last one of a step (0: none)
+    RunCosts costs;
+    int64_t horizon;      // tokens of the whole run; 0: there is none
+    int64_t step, tokens; // done
+    int64_t batch_tokens; // of the last step
+    int seq_len;
+    double val_loss; // the latest; NaN before the first
+    bool warned;     // of a long run
+    struct {
+        Stage stage;         // STAGE_NONE: nothing to show
+        const char *what;    // its name
+        double begun;        // seconds of the clock
+        double reached;      // share of it, as shown
+        int64_t done, total; // rows, or other units; total 0: unknown
+        int64_t flight;      // those in work
+        int64_t piece, pieces;
+        bool quiet, shown; // by invariant 1; in a line
+    } now;
+    struct {
+        double seconds;
+        int64_t count; // of times; of a step: tokens
+    } past[STAGES];
+    Line last; // what the line says of the last step: first its number and the share of the run
+    struct {
+        pthread_t thread;
+        pthread_mutex_t lock;
+        pthread_cond_t ends;
+        bool runs, stop;
+        bool answered; // the signal
+    } watch;
+    double curve_tokens; // after the last step of the curve
     struct {
         double loss; // sum over `steps`
         int64_t steps;
     } column[CURVE_WIDTH]; // of the curve
 } Progress;
 
-// done_tokens: by an earlier part of the run.
-void progress_create(Progress *p, FILE *out, const Engine *engine, int64_t done_tokens, int64_t horizon_tokens);
+// plain: no terminal, whatever `out` is. progress_watch starts the thread, progress_destroy ends it.
+void progress_create(Progress *p, FILE *out, bool plain);
+int progress_watch(Progress *p, Error *e);
+void progress_destroy(Progress *p);
+
+// From here on there is a run, at `step`; the clock of its ETA starts. costs: may be NULL.
+void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
+                  int64_t horizon_tokens, const RunCosts *costs);
+
+// Work begins: of `total` units (a step's: rows of all ranks) in `pieces` pieces, or of unknown length (0). what: its name
+// in the line; NULL: a step, which has a number, or work that prints by itself. Then units [done, done + flight) are in
+// work, a piece. Then the work ends.
+void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces);
+void progress_next(Progress *p, int64_t done, int64_t flight);
+void progress_end(Progress *p);
 
 // Adds a step of an earlier part of the run to the curve.
 void progress_past(void *p, double tokens, double loss);
 
-// Adds a step. Shows a line every 2 seconds (0.2 on a terminal), or if `force`.
+// Adds a step. Shows a line, in a log as rarely as log_interval says, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
 void progress_val(Progress *p, const StepMetrics *step, double val_loss);
 void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagScore *score);
 
 // Ends the updating line, before other output.
 void progress_break(Progress *p);
+
+// Seconds that the run still takes, validations, tests, samples and saves included; NaN: unknown.
+double progress_left(Progress *p, double now);
+
+// What the thread does ten times a second.
+void progress_look(Progress *p, double now);
 
 // Draws the training loss against tokens.
 void progress_curve(const Progress *p);

@@ -6,7 +6,7 @@
 //     same manifest.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp, the
 //     noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
-//  4. Model, --seq-len, --seed and the shards of --train make the run. They may not change (state.c); the rest may, and
+//  4. Model, --seq-len, --seed and the shards and weights of --train make the run. They may not change (state.c); the rest may, and
 //     is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints.
@@ -16,13 +16,22 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/signals.h"
+#include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 
-#include <unistd.h>
+#include <time.h>
 
-static int find_newest(const Setup *setup, const char *out, Newest *newest, Error *e) {
-    const Pulse pulse = {comm_beat, setup->comm};
-    return archive_newest(out, stderr, &pulse, &newest->found, &newest->step, newest->directory, e);
+// Its notes come out at the end: until then the progress has the terminal's line.
+static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
+    const Pulse pulse = {comm_beat, r->setup.comm};
+    Text notes;
+    TRY(text_begin(&notes, e));
+    progress_begin(&r->output.progress, STAGE_SETUP, "reading the checkpoint", 0, 0);
+    int code = archive_newest(out, notes.f, &pulse, &newest->found, &newest->step, newest->directory, e);
+    progress_end(&r->output.progress);
+    if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
+    text_free(&notes);
+    return code;
 }
 
 // From rank 0 to all. All ranks must call this. code: the result of rank 0's search.
@@ -34,25 +43,34 @@ static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) 
     return comm_broadcast(setup->comm, newest, sizeof *newest, e);
 }
 
-// Locks a run that exists (1). A dead process on another machine may still hold the lock: waits for its lease to end,
-// except with --fresh, which resumes nothing.
+// Locks a run that exists (1). The process before may still be ending, after kill -9: waits a few seconds, and after 2 of
+// them says so. A dead process on another machine may still hold the lock: says so and waits for its lease to end, except
+// with --fresh, which resumes nothing.
 static int lock_run(const Setup *setup, Output *output, Error *e) {
-    enum { LEASE = 120 }; // s: a server of NFSv4 keeps a lock for 90 s
+    const struct timespec moment = {0, 20000000}, second = {1, 0};
+    enum { ENDING = 5, SILENT = 2, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
     const char *out = setup->options.out;
-    double timeout = fmin(LEASE, setup->options.deadline_setup), begin = clock_seconds();
-    if (!directory_holds(out, "metrics.jsonl")) return 0;
-    for (bool waiting = false;; waiting = true) {
-        bool may_expire;
-        int code = metrics_open(&output->metrics, out, &may_expire, e);
-        if (!code || !may_expire || setup->options.fresh) return code;
+    char log[ARCHIVE_PATH];
+    double begin = clock_seconds();
+    TRY(path_join(log, sizeof log, out, "metrics.jsonl", e));
+    if (file_missing(log)) return 0;
+    for (bool said = false;;) {
+        LockHolder holder;
+        int code = metrics_open(&output->metrics, out, &holder, e);
+        if (!code || holder == LOCK_FREE) return code;
         if (signals_requested())
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s: stopped while %s was locked",
                         signals_requested(), out);
-        if (clock_seconds() - begin >= timeout) return code;
-        if (!waiting)
-            fprintf(stderr, "note: %s. Waiting up to %.0f s: a lock may outlive its machine\n", e->what, timeout);
+        bool lease = holder == LOCK_UNKNOWN && !setup->options.fresh;
+        double waited = clock_seconds() - begin, timeout = fmin(lease ? LEASE : ENDING, setup->options.deadline_setup);
+        if (waited >= timeout) return code;
+        if (!said && (lease || waited > SILENT)) {
+            print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
+                         lease ? "a lock may outlive its machine" : "it may be ending");
+            said = true;
+        }
         comm_beat(setup->comm);
-        sleep(1);
+        nanosleep(waited < ENDING ? &moment : &second, NULL);
     }
 }
 
@@ -62,8 +80,7 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     if (!is_first(&r->setup)) return 0;
     if (!r->saving.own.looked) {
         TRY(lock_run(&r->setup, &r->output, e));
-        if (!r->setup.options.fresh && directory_exists(out))
-            TRY(find_newest(&r->setup, out, &r->saving.own.newest, e));
+        if (!r->setup.options.fresh && directory_exists(out)) TRY(find_newest(r, out, &r->saving.own.newest, e));
     }
     r->saving.own.looked = true;
     *newest = r->saving.own.newest;
@@ -84,10 +101,10 @@ static int find_own_of_model(Run *r, Newest *newest, Error *e) {
 }
 
 // The newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
-static int find_in_run(const Setup *setup, const char *path, Newest *newest, Error *e) {
+static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
     int checkpoints;
     if (!directory_exists(path)) return 0;
-    TRY(find_newest(setup, path, newest, e));
+    TRY(find_newest(r, path, newest, e));
     if (newest->found || !directory_holds(path, "metrics.jsonl")) return 0;
     TRY(archive_count(path, &checkpoints, e));
     return FAIL(e, ERR_INPUT, checkpoints ? "use another run" : "wait for its first one: see its --checkpoint-every",
@@ -100,7 +117,7 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     if (checkpoint_is_model(o->model)) return 0;
     if (options_train(o)) TRY(find_own_of_model(r, newest, e));
     if (newest->found) return 0;
-    TRY(find_in_run(&r->setup, o->model, newest, e));
+    TRY(find_in_run(r, o->model, newest, e));
     if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
     return 0;
 }
@@ -127,7 +144,8 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // stays so without a manifest
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    (void)file_digest(path, DIGEST_ALL, NULL, &manifest, &(Error){0});
+    int code = file_digest(path, DIGEST_ALL, NULL, &manifest, e);
+    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
     return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }
@@ -137,8 +155,8 @@ static int resume_from(Run *r, const char *directory, Error *e) {
     TRY(run_state_read(r, directory, &changes, e));
     int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
     if (!code && is_first(&r->setup))
-        printf("resuming from %s: %lld steps, %lld tokens done\n%s", directory, (long long)r->position.at.step,
-               (long long)r->position.at.tokens, changes.text);
+        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", directory,
+                     (long long)r->position.at.step, (long long)r->position.at.tokens, changes.text);
     text_free(&changes);
     return code;
 }

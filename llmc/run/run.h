@@ -65,6 +65,7 @@ typedef struct {
     Noise noise;
     StepResult result;     // of this step
     bool stop;             // a signal asked some rank to stop; all ranks know
+    bool save;             // rank 0 asked for a save, as lines of its log wait in memory; all ranks know
     bool uneven;           // some step's shares differed, and the user was told
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;
@@ -73,6 +74,9 @@ typedef struct {
     Saver *saver;               // NULL on other ranks
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
+    int64_t first_step;         // of this start of the run
+    bool last;                  // the save before the run's end was made, or failed
+    bool log_asked;             // the waiting lines of the log have had their save
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
@@ -82,10 +86,14 @@ typedef struct {
     } own; // rank 0's
 } Saving;
 
+enum {
+    LOG_WAITS_MAX = 1 << 20
+}; // bytes of log lines that may wait in memory before they end the run: some 1,700 steps
+
 // What rank 0 shows and writes step by step.
 typedef struct {
-    Metrics *metrics; // NULL on other ranks
-    Progress progress;
+    Metrics *metrics;  // NULL on other ranks
+    Progress progress; // {0} on other ranks
 } Output;
 
 typedef struct Run {
@@ -96,6 +104,11 @@ typedef struct Run {
     Output output;
 } Run;
 
+// Does --patience end the run? All ranks know.
+static inline bool out_of_patience(const Run *r) {
+    return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
+}
+
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -105,8 +118,8 @@ static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0;
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
 int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
+int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
 int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
-int setup_data(Run *r, Error *e);                                     // training data, validation data, questions
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);
@@ -128,7 +141,7 @@ int setup_tuning(Run *r, Error *e);             // (all) the algorithms of the m
 int setup_output(Run *r, Error *e);             // the run directory, on rank 0. Nothing is written before
 void run_destroy(Run *r);
 
-void print_setup(const Run *r);             // for the user (summary.c)
+int print_setup(const Run *r, Error *e);    // for the user (summary.c)
 int write_run_json(const Run *r, Error *e); // run_json.c
 
 // True if the run is long enough for a checkpoint before its end, which needs the saver's copy.
@@ -138,7 +151,8 @@ bool saves_in_background(const Setup *setup, const Position *position);
 int run_dry(Run *r, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation (evaluate.c): all ranks call these together and share the work. Nothing of the run's state changes.
+// Evaluation (evaluate.c): all ranks call these together and share the work. Nothing of the run's state changes, but for
+// what its progress shows.
 
 typedef struct {
     int64_t rows, tokens;
@@ -148,13 +162,16 @@ typedef struct {
 
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
 // the whole set, because its beginning may be a single document.
-int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Evaluation *out, Error *e);
-int evaluate_hellaswag(const Setup *setup, const RunData *data, HellaSwagScore *score, Error *e);
+int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens);
+int evaluate_loss(const Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+                  Error *e);
+int evaluate_hellaswag(const Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);
 
 int evaluate_model(Run *r, Error *e); // --eval-only
 
 // Prints the samples that the options ask for (sample.c). In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);
+int print_answers(Run *r, Error *e); // --interactive
 
 // ---- Training -------------------------------------------------------------------------------------------------------
 

@@ -19,17 +19,27 @@ enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
     DatasetInfo info = dataset_describe(data);
-    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu},\n", name, info.shards,
+    fprintf(f, "  \"%s\": {\"shards\": %d, \"tokens\": %llu, \"windows\": %llu", name, info.shards,
             (unsigned long long)info.tokens, (unsigned long long)info.windows);
+    for (int s = 0; info.weighted && s < info.sources; s++) {
+        DatasetSource source = dataset_source(data, s);
+        fprintf(f, "%s{\"files\": ", s ? ", " : ", \"sources\": [");
+        text_write_json(f, source.files);
+        fprintf(f, ", \"share\": %.17g, \"shards\": %d, \"tokens\": %llu, \"windows\": %llu}", source.share,
+                source.shards, (unsigned long long)source.tokens, (unsigned long long)source.windows);
+    }
+    fputs(info.weighted ? "]},\n" : "},\n", f);
 }
 
 // ---- Parts ----------------------------------------------------------------------------------------------------------
 
-// The parts in the existing run.json whose first step is kept. A damaged run.json has none.
-static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
+// The parts in the existing run.json whose first step is kept. A damaged run.json has none; ERR_INPUT where it cannot be
+// read.
+static int put_earlier_parts(FILE *f, const Run *r, const char *path, Error *e) {
     JsonText old;
     const cJSON *part;
-    if (!r->saving.saved[0] || json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, &(Error){0})) return;
+    if (!r->saving.saved[0]) return 0;
+    if (json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, e)) return e->unreadable ? e->code : 0;
     cJSON_ArrayForEach(part, json_get(old.root, "parts")) {
         double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
         char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
@@ -37,6 +47,7 @@ static void put_earlier_parts(FILE *f, const Run *r, const char *path) {
         cJSON_free(text);
     }
     json_free(&old);
+    return 0;
 }
 
 static void put_text_field(FILE *f, const char *name, const char *text) {
@@ -54,7 +65,7 @@ static void put_this_part(FILE *f, const Run *r) {
     host[sizeof host - 1] = 0;
     if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
     if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->position.at.step + 1, r->setup.comm->ranks);
+    fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
     if (file_digest("/proc/self/exe", DIGEST_ALL, NULL, &program, &(Error){0}) == 0)
@@ -72,7 +83,7 @@ static void put_this_part(FILE *f, const Run *r) {
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-static void put_run_json(FILE *f, const Run *r, const char *path) {
+static int put_run_json(FILE *f, const Run *r, const char *path, Error *e) {
     char engine[256];
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
@@ -88,12 +99,13 @@ static void put_run_json(FILE *f, const Run *r, const char *path) {
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
     fputs("  \"parts\": [\n", f);
-    put_earlier_parts(f, r, path);
+    TRY(put_earlier_parts(f, r, path, e));
     fputs("    ", f);
     put_this_part(f, r);
     fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
     options_write_json(f, &r->setup.options, 2);
     fprintf(f, "\n}\n");
+    return 0;
 }
 
 int write_run_json(const Run *r, Error *e) {
@@ -101,9 +113,9 @@ int write_run_json(const Run *r, Error *e) {
     Text text;
     TRY(path_join(path, sizeof path, r->setup.options.out, "run.json", e));
     TRY(text_begin(&text, e));
-    put_run_json(text.f, r, path);
-    TRY(text_end(&text, e));
-    int code = file_replace(path, text.text, text.bytes, e);
+    int code = put_run_json(text.f, r, path, e);
+    if (!code) code = text_end(&text, e);
+    if (!code) code = file_replace(path, text.text, text.bytes, e);
     text_free(&text);
     return code;
 }

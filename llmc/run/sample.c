@@ -5,6 +5,7 @@
 #include "run/sample.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those below initialise tensors
 
@@ -22,10 +23,22 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Keeps the k largest logits, of equal ones at the edge the first, and sets the others to -INFINITY.
-static void keep_top(float *logits, float *sorted, int V, int k) {
+// How many of the k likeliest tokens have a share p of their probability together. sorted: their logits, descending.
+static int nucleus(const float *sorted, int k, double temperature, double p) {
+    double total = 0, sum = 0;
+    int n = 0;
+    for (int i = 0; i < k; i++) total += exp((sorted[i] - sorted[0]) / temperature);
+    while (n < k && sum < p * total) sum += exp((sorted[n++] - sorted[0]) / temperature);
+    return n;
+}
+
+// Keeps the likeliest tokens, of equal ones at the edge the first, and sets the other logits to -INFINITY.
+static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
+    int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
+    if (k == V && config->top_p >= 1) return;
     memcpy(sorted, logits, sizeof(float) * (size_t)V);
     qsort(sorted, (size_t)V, sizeof(float), compare_descending);
+    if (config->top_p < 1) k = nucleus(sorted, k, config->temperature, config->top_p);
     float edge = sorted[k - 1];
     int at_edge = 0; // of the k largest
     for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
@@ -33,15 +46,15 @@ static void keep_top(float *logits, float *sorted, int V, int k) {
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
 }
 
-int sample_token(float *logits, float *scratch, int V, double temperature, int top_k, double u) {
+int sample_token(float *logits, float *scratch, int V, const SampleConfig *config, double u) {
     int best = likeliest(logits, V);
-    if (temperature <= 0) return best;
-    if (top_k > 0 && top_k < V) keep_top(logits, scratch, V, top_k);
+    if (config->temperature <= 0) return best;
+    keep_likeliest(logits, scratch, V, config);
     double max = logits[best], total = 0;
-    for (int v = 0; v < V; v++) total += exp((logits[v] - max) / temperature);
+    for (int v = 0; v < V; v++) total += exp((logits[v] - max) / config->temperature);
     double left = u * total;
     for (int v = 0; v < V; v++) {
-        left -= exp((logits[v] - max) / temperature);
+        left -= exp((logits[v] - max) / config->temperature);
         if (left < 0) return v;
     }
     return best; // u = 1 - rounding
@@ -57,13 +70,14 @@ typedef struct {
 
 static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
 
-// The prompt; without one what begins a document: <|endoftext|>, or a newline if the tokenizer has none.
+// The prompt; without one what begins a document: <|endoftext|>, a newline if the tokenizer has none, else token 0.
 static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
     int eot = tokenizer_eot(tokenizer);
-    const char *begin = has_prompt(config) ? config->prompt : "\n";
-    if (has_prompt(config) || eot < 0)
-        return tokenizer_encode(tokenizer, begin, strlen(begin), d->tokens, &d->count, e);
-    d->tokens[d->count++] = (uint16_t)eot;
+    if (has_prompt(config))
+        return tokenizer_encode(tokenizer, config->prompt, strlen(config->prompt), d->tokens, &d->count, e);
+    if (eot < 0 && tokenizer_encode(tokenizer, "\n", 1, d->tokens, &d->count, e) == 0) return 0;
+    d->tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
+    d->count = 1;
     return 0;
 }
 
@@ -103,7 +117,11 @@ static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, con
     size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
     TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
     int V = shape->model->config.vocab;
-    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config->temperature, config->top_k, u);
+    for (int v = 0; v < V; v++)
+        if (!isfinite(d->logits[v]))
+            return FAIL(e, ERR_NONFINITE, "check the model with --check", "the logits after token %zu are not finite",
+                        d->count);
+    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config, u);
     return 0;
 }
 
@@ -124,8 +142,8 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
         fflush(out);
         pulse_beat(config->pulse);
     }
-    fputc('\n', out);
 done:
+    fputc('\n', out);
     memory_free(d.logits);
     memory_free(d.tokens);
     return code;
@@ -133,7 +151,7 @@ done:
 
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
-static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
+static int draw_sample(Run *r, const char *prompt, int64_t number, FILE *copy, Error *e) {
     const Setup *setup = &r->setup;
     const Options *o = &setup->options;
     const Pulse pulse = {parallel_beat, &r->setup.parallel};
@@ -142,8 +160,9 @@ static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
         .tokens = (int)o->sample_tokens,
         .temperature = o->temperature,
         .top_k = (int)o->top_k,
+        .top_p = o->top_p,
         .seed = (uint64_t)o->seed,
-        .prompt = setup->prompt_file ? setup->prompt_file : o->prompt,
+        .prompt = prompt,
         .shown = r->output.metrics ? 200 : 0, // in a run's log the prompt precedes every sample
         .copy_prompt = !setup->prompt_file,   // the user has the file, which may be long
         .pulse = &pulse,
@@ -152,13 +171,14 @@ static int draw_sample(Run *r, int64_t number, FILE *copy, Error *e) {
     return sample_text(setup->engine, &setup->shape, setup->tokenizer, &config, stream, stdout, copy, e);
 }
 
-static int print_sample(Run *r, int64_t number, Error *e) {
+static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
     const RunPoint *at = &r->position.at;
     const Options *o = &r->setup.options;
     Text copy;
-    if (o->samples > 1) printf("--- sample %lld of %lld\n", (long long)number + 1, (long long)o->samples);
+    if (o->samples > 1)
+        printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
     TRY(text_begin(&copy, e));
-    int code = draw_sample(r, number, copy.f, e);
+    int code = draw_sample(r, prompt, number, copy.f, e);
     if (!code) code = text_end(&copy, e);
     if (!code && r->output.metrics)
         code = metrics_sample(r->output.metrics, at->step, at->tokens, o->prompt, copy.text, e);
@@ -167,6 +187,35 @@ static int print_sample(Run *r, int64_t number, Error *e) {
 }
 
 int print_samples(Run *r, Error *e) {
-    for (int64_t i = 0; i < r->setup.options.samples; i++) TRY(print_sample(r, i, e));
+    const Setup *setup = &r->setup;
+    const char *prompt = setup->prompt_file ? setup->prompt_file : setup->options.prompt;
+    for (int64_t i = 0; i < setup->options.samples; i++) TRY(print_sample(r, prompt, i, e));
     return 0;
+}
+
+// The text from a line of standard input; NULL at its end.
+static char *ask(char **line, size_t *room, bool person) {
+    if (person) fputs("> ", stdout);
+    fflush(stdout);
+    ssize_t n = getline(line, room, stdin);
+    if (n > 0 && (*line)[n - 1] == '\n') (*line)[n - 1] = 0;
+    if (n < 0 && person) fputc('\n', stdout);
+    return n < 0 ? NULL : *line;
+}
+
+int print_answers(Run *r, Error *e) {
+    const bool person = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    char *line = NULL, *prompt;
+    size_t room = 0;
+    int code = 0;
+    for (int64_t number = 0; !code && (prompt = ask(&line, &room, person));)
+        for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
+            code = print_sample(r, prompt, number++, e);
+            if (code != ERR_INPUT) continue;
+            error_print(e, 0, 1); // a prompt that has no tokens; the next may have
+            code = 0;
+            break;
+        }
+    free(line);
+    return code;
 }

@@ -8,6 +8,7 @@ typedef struct {
     int tokens;         // to draw
     double temperature; // 0: always the likeliest
     int top_k;          // draw among the k likeliest; 0: among all
+    double top_p;       // of these, among the fewest likeliest with this probability together; 1: among all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
     size_t shown;       // bytes of the prompt's end to show, at most; 0: all of it
@@ -15,9 +16,10 @@ typedef struct {
     const Pulse *pulse; // beats for each token; may be NULL
 } SampleConfig;
 
-// The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest. logits (V) is
-// overwritten, and so is scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
-int sample_token(float *logits, float *scratch, int V, double temperature, int top_k, double u);
+// The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest, and these to their
+// nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). In logits (V) the others become -INFINITY;
+// scratch (V) is overwritten. Equal logits rank by token number, so the draw is a function of its arguments.
+int sample_token(float *logits, float *scratch, int V, const SampleConfig *config, double u);
 
 // Draws a text and writes it to `out`, after the prompt, which begins with "..." where only its end is shown; and to
 // `copy`, unless that is NULL, after all of the prompt or none of it. `stream` numbers the samples of a run. A full

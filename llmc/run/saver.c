@@ -21,11 +21,12 @@ struct Saver {
     bool lent;                 // another owner frees the copy
     char *state;               // text of state.json
     size_t state_bytes;
-    Parallel *direct; // saver_run: read the state from the engines; NULL: from the copy
-    Parallel *source; // the thread takes the snapshot from here (3); NULL: it is taken
-    Parallel *served; // the main thread itself does the save: each piece is a heartbeat (5); NULL: the thread does it
-    pthread_t thread; // runs save_all or touch_copy
-    Pulse pulse;      // one beat per piece: count_piece
+    uint64_t log_bytes; // lines of the log that wait for room
+    Parallel *direct;   // saver_run: read the state from the engines; NULL: from the copy
+    Parallel *source;   // the thread takes the snapshot from here (3); NULL: it is taken
+    Parallel *served;   // the main thread itself does the save: each piece is a heartbeat (5); NULL: the thread does it
+    pthread_t thread;   // runs save_all or touch_copy
+    Pulse pulse;        // one beat per piece: count_piece
     SaveReport report;
     sem_t snapshot_taken;
     atomic_bool ended; // the thread's last access to this struct
@@ -97,17 +98,23 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
 }
 
+static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {
+    return archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse, e);
+}
+
 static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     char directory[ARCHIVE_PATH];
     Manifest manifest = {.pulse = &s->pulse};
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    TRY(archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse, e));
-    TRY(archive_begin(s->config.out, s->report.step, directory, notes, e));
+    int full = make_room(s, bytes + s->log_bytes, notes, e);
+    if (full && s->log_bytes) full = make_room(s, bytes, notes, e); // the state counts more than its log
+    if (full) return full;
+    TRY(archive_begin(s->config.out, s->report.step, directory, &manifest, notes, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
     count_piece(s);
     if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
-    if (code) archive_abandon(s->config.out, s->report.step, notes); // frees the room it took
+    if (code) archive_abandon(s->config.out, s->report.step, &manifest, notes); // frees the room it took
     return code;
 }
 
@@ -178,6 +185,7 @@ static void begin_save(Saver *s, int64_t step, char *state, size_t state_bytes) 
     free(s->state);
     s->state = state;
     s->state_bytes = state_bytes;
+    s->log_bytes = metrics_waiting(s->config.metrics);
     s->direct = s->source = s->served = NULL;
     s->report = (SaveReport){.step = step};
     s->started = clock_seconds();

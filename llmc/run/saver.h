@@ -15,7 +15,8 @@
 //      thread reads only the atomics `ended` and `pieces`.
 //   5. Only the main thread talks to other ranks. The thread counts the pieces of its work; while other ranks wait, the
 //      main thread sends them a heartbeat for each (saver_collect).
-//   6. A checkpoint gets its name when its files and the metrics are on the disk. Older checkpoints are removed when it
+//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be written
+//      (metrics.h). Older checkpoints are removed when it
 //      reads back as it was written; earlier only where the disk has no room for both.
 #pragma once
 

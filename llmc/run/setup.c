@@ -3,11 +3,14 @@
 
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/pipe.h"
+#include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "plan/devices.h"
 
 #include <omp.h>
+#include <stdlib.h>
 
 // ---- The model ------------------------------------------------------------------------------------------------------
 
@@ -71,7 +74,8 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     if (!path) return 0;
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = tokenizer_vocab_size(setup->tokenizer);
-    if (tokens <= vocab) return 0;
+    bool other = model_from_file && *o->tokenizer && vocab > 2 * tokens; // padding never doubles a vocabulary
+    if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
                       tokens);
@@ -93,6 +97,15 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
+// libgomp takes any number, modulo 2^32.
+static int check_omp_threads(Error *e) {
+    enum { THREADS_MAX = 4096 }; // as of --threads
+    const char *asked = getenv("OMP_NUM_THREADS");
+    if (!asked || strtod(asked, NULL) <= THREADS_MAX) return 0;
+    return FAIL(e, ERR_USAGE, "set it to the number of cores, or use --threads",
+                "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
+}
+
 static int setup_shape(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     ModelConfig config = {0};
@@ -109,6 +122,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .recompute = o->recompute,
         .inference = o->sample_only || o->eval_only,
     };
+    if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     if (o->run.gns_exact_interval > 0) setup->shape.gns = GNS_EXACT;
     TRY(check_shape(setup, from_file, e));
@@ -116,8 +130,12 @@ static int setup_shape(Setup *setup, Error *e) {
 }
 
 int setup_model(Run *r, Error *e) {
+    Options *o = &r->setup.options;
     TRY(setup_source(r, e));
-    return comm_agree(r->setup.comm, setup_shape(&r->setup, e), e);
+    TRY(comm_agree(r->setup.comm, setup_shape(&r->setup, e), e));
+    bool words = !r->setup.tokenizer || tokenizer_has_merges(r->setup.tokenizer);
+    if (!o->sample_tokens) o->sample_tokens = words ? 100 : 400; // some lines of text
+    return 0;
 }
 
 static int check_tokenizer(const Setup *setup, Error *e) {
@@ -131,11 +149,11 @@ static int check_tokenizer(const Setup *setup, Error *e) {
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
-    if (file_read(path, most, text, &bytes, e)) {
+    if (pipe_read(path, most, text, &bytes, e)) {
         if (!file_exists(path))
             error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
-    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", path);
-    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", path);
+    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", pipe_name(path));
+    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", pipe_name(path));
     else return 0;
     return error_prefix(e, "--prompt");
 }
@@ -151,19 +169,26 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-static int load_weights(void *engine, Range range, const float *values, Error *e) {
-    return engine_load(engine, STATE_PARAM, range, values, e);
+static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
+    Progress *p = &r->output.progress;
+    progress_next(p, p->now.done + (int64_t)(range.end - range.begin), 0);
+    return engine_load(r->setup.engine, kind, range, values, e);
 }
 
-static int load_moment1(void *engine, Range range, const float *values, Error *e) {
-    return engine_load(engine, STATE_MOMENT1, range, values, e);
+static int load_weights(void *run, Range range, const float *values, Error *e) {
+    return load_values(run, STATE_PARAM, range, values, e);
 }
 
-static int load_moment2(void *engine, Range range, const float *values, Error *e) {
-    return engine_load(engine, STATE_MOMENT2, range, values, e);
+static int load_moment1(void *run, Range range, const float *values, Error *e) {
+    return load_values(run, STATE_MOMENT1, range, values, e);
 }
 
-static int init_parameters(const Setup *setup, Error *e) {
+static int load_moment2(void *run, Range range, const float *values, Error *e) {
+    return load_values(run, STATE_MOMENT2, range, values, e);
+}
+
+static int init_parameters(Run *r, Error *e) {
+    const Setup *setup = &r->setup;
     enum { CHUNK = 1 << 20 };
     float *buffer;
     int code = 0;
@@ -174,7 +199,7 @@ static int init_parameters(const Setup *setup, Error *e) {
             size_t n = size_min(CHUNK, t->count - first);
             model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             Range range = {t->offset + first, t->offset + first + n};
-            TRY_GOTO(engine_load(setup->engine, STATE_PARAM, range, buffer, e));
+            TRY_GOTO(load_weights(r, range, buffer, e));
         }
     }
 done:
@@ -203,22 +228,32 @@ int setup_device(const Setup *setup, Error *e) {
     return setup->comm->ranks > 1 && setup->transport_api->device ? setup->transport_api->device(setup->comm, e) : 0;
 }
 
+static int load_state(Run *r, Error *e) {
+    Setup *s = &r->setup;
+    const char *resumed = r->saving.saved;
+    int64_t arrays = resumed[0] ? 3 : 1; // weights, moments
+    const char *what = resumed[0] || s->source[0] ? "loading the model" : "drawing the weights";
+    progress_begin(&r->output.progress, STAGE_SETUP, what, arrays * (int64_t)s->model.parameters, 0);
+    if (resumed[0]) {
+        TRY(checkpoint_load_model(resumed, &s->model, load_weights, r, e));
+        return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
+                                         load_moment2, r, e);
+    }
+    if (!s->source[0]) return init_parameters(r, e);
+    if (s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, e)); // once on each machine
+    return checkpoint_load_model(s->source, &s->model, load_weights, r, e);
+}
+
 int setup_engine(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
-    const char *resumed = r->saving.saved;
     TRY(setup_shards(s, &r->position, s->comm, e));
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
     s->engine_api->device(&s->shape, false, &device);
     s->peak_flops = device_peak_flops(&device);
-    if (resumed[0]) {
-        TRY(checkpoint_load_model(resumed, &s->model, load_weights, s->engine, e));
-        return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
-                                         load_moment2, s->engine, e);
-    }
-    if (!s->source[0]) return init_parameters(s, e);
-    if (s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, e)); // once on each machine
-    return checkpoint_load_model(s->source, &s->model, load_weights, s->engine, e);
+    TRY(load_state(r, e));
+    progress_end(&r->output.progress);
+    return 0;
 }
 
 // On rank 0: the run's algorithms as its checkpoint has them, for the same bits. --tune times those that are missing.
@@ -226,8 +261,10 @@ static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
     if (!is_first(&r->setup)) return 0;
     if (engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit))
-        fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
+        print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
+    progress_begin(&r->output.progress, STAGE_SETUP, "timing matrix products", 0, 0);
     if (r->setup.options.tune) TRY(engine_tune(r->setup.engine, e));
+    progress_end(&r->output.progress);
     strcpy(r->position.at.tuning, engine_tuning(r->setup.engine));
     return 0;
 }
@@ -241,7 +278,7 @@ int setup_tuning(Run *r, Error *e) {
     TRY(comm_sum(r->setup.comm, &misfits, 1, e));
     if (misfits == 0) return 0;
     if (is_first(&r->setup))
-        fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
+        print_folded(stderr, 6, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
     r->position.at.tuning[0] = 0;
     return engine_set_tuning(r->setup.engine, "", e);
 }
@@ -249,14 +286,29 @@ int setup_tuning(Run *r, Error *e) {
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
 int setup_data(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
+    Options *o = &r->setup.options;
     RunData *data = &r->data;
     int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
-    if (!o->eval_only) TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
-    if (o->val[0]) TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+    progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
+    if (!o->eval_only) {
+        TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
+        DatasetInfo info = dataset_describe(data->train);
+        if (o->epochs && info.weighted)
+            return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
+                        "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
+        TRY(options_resolve_epochs(o, (int64_t)info.windows, e));
+    }
+    if (o->val[0]) {
+        TRY(dataset_open(&data->val, o->val, T, V, (uint64_t)o->seed, e));
+        if (dataset_describe(data->val).weighted)
+            return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
+                        o->val);
+    }
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
-    return data->train ? shard_list_create(&data->shards, data->train, e) : 0;
+    if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
+    progress_end(&r->output.progress);
+    return 0;
 }
 
 // What must be the same on all ranks. Contents are hashed: machines may hold copies of their own.
@@ -281,6 +333,10 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
+    for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {
+        int shards = dataset_source(data->train, s).shards;
+        hash[SAME_TRAIN] = hash_bytes(hash[SAME_TRAIN], &shards, sizeof shards);
+    }
     if (data->val) {
         TRY(shard_list_create(&val, data->val, e));
         hash[SAME_VAL] = hash_shards(&val);
@@ -345,6 +401,7 @@ int setup_buffers(Run *r, Error *e) {
 }
 
 void run_destroy(Run *r) {
+    progress_destroy(&r->output.progress);
     saver_destroy(r->saving.saver);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);

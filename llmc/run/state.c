@@ -188,6 +188,8 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
     TRY(io_real(io, "best_loss", &at->best.loss, e));
+    if (io->writing ? at->best.stale > 0 : get(io, "best_stale") != NULL)
+        TRY(io_int(io, "best_stale", &at->best.stale, e));
     TRY(io_window(io, "loss_window", &at->loss_window, e));
     TRY(io_window(io, "grad_window", &at->grad_window, e));
     return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);
@@ -238,6 +240,27 @@ static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     return 0;
 }
 
+// The weights of --train: shares of the rows, and how many shards each is of. Without weights there is no such field.
+static int io_mixture(const StateIO *io, const Dataset *data, Error *e) {
+    StateIO sources, in;
+    DatasetInfo info = dataset_describe(data);
+    int now = info.weighted ? info.sources : 0, was = cJSON_GetArraySize(get(io, "train_mixture"));
+    char number[16], share[40];
+    if (!io->writing && was != now)
+        return FAIL(e, ERR_INPUT, other_run, "%s: this run has %d weights (--train), the command has %d", io->path, was,
+                    now);
+    if (!now) return 0;
+    TRY(io_enter(io, "train_mixture", true, &sources, e));
+    for (int s = 0; s < now; s++) {
+        DatasetSource source = dataset_source(data, s);
+        snprintf(share, sizeof share, "%.17g", source.share);
+        TRY(io_enter(&sources, index_name(number, s), false, &in, e));
+        TRY(fixed_text(&in, "share", "--train", share, e));
+        TRY(fixed_int(&in, "shards", "--train", source.shards, e));
+    }
+    return 0;
+}
+
 static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Error *e) {
     StateIO in;
     const ModelConfig *model = &s->model.config;
@@ -252,7 +275,8 @@ static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Erro
     TRY(fixed_int(&in, "context", "--model, --seq-len", model->context, e));
     TRY(fixed_int(io, "seq_len", "--seq-len", s->shape.seq_len, e));
     TRY(fixed_text(io, "seed", "--seed", seed, e));
-    return io_shards(io, &data->shards, e);
+    TRY(io_shards(io, &data->shards, e));
+    return io_mixture(io, data->train, e);
 }
 
 // ---- What may change ------------------------------------------------------------------------------------------------

@@ -24,8 +24,9 @@ void shard_list_destroy(ShardList *list);
 
 // The lowest validation loss of those after which a checkpoint was written (--keep-best).
 typedef struct {
-    int64_t step; // 0: none yet
-    double loss;  // INFINITY: none yet
+    int64_t step;  // 0: none yet
+    double loss;   // INFINITY: none yet
+    int64_t stale; // validations since, under --patience
 } BestPoint;
 
 // Where a run stands, except for the ramp and the noise scale.

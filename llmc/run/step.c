@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "base/signals.h"
+#include "base/terminal.h"
 
 // What this step measures: the first step, and every gns_exact_interval-th after it, is exact.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
@@ -17,23 +18,30 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
 }
 
 // This rank's share of the step's rows. While the engine computes some, the loader reads the next; after the last it
-// reads the first of a next step of the same size. A rank without rows left takes part with n = 0.
-static int run_micro_steps(Setup *setup, const RunData *data, const Position *position, int64_t B, GnsMode mode,
-                           Error *e) {
+// reads the first of a next step of the same size. A rank without rows left takes part with n = 0, and so does one that
+// cannot read them: *unread is its error then, for all ranks to end this step together.
+static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error *e) {
+    Setup *setup = &r->setup;
+    const RunData *data = &r->data;
+    const Position *position = &r->position;
+    Progress *progress = &r->output.progress;
     Share share = parallel_share(B, setup->comm->rank, setup->comm->ranks);
     int64_t first = position->at.examples + share.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
+    unread->code = 0;
+    progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
         int64_t n = share.count - done < most ? share.count - done : most;
         bool last = done + n == share.count;
         int64_t next = last ? first + B : first + done + n, left = last ? share.count : share.count - done - n;
-        if (n > 0) {
-            TRY(loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, e));
+        if (n > 0 && !unread->code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, unread))
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
-        }
-        TRY(parallel_micro_step(&setup->parallel, rows, (int)n, mode, i == micro_steps - 1, e));
+        if (unread->code && setup->comm->ranks == 1) return 0;
+        if (unread->code) rows = NULL;
+        progress_next(progress, done * setup->comm->ranks, n * setup->comm->ranks);
+        TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;
     }
@@ -112,10 +120,11 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
 
 // The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite.
 static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
-    *sums = (StepSums){.result = &position->result, .stop = signals_requested() != NULL};
+    *sums = (StepSums){.result = &position->result, .stop = signals_requested() != NULL, .save = position->save};
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
+    position->save = sums->save;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(setup, position, B));
     return finite ? 0 : fail_nonfinite(setup, position, B, e);
 }
@@ -167,9 +176,16 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
     r->position.uneven = true;
     progress_break(&r->output.progress);
-    fprintf(stderr, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
-            (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
+    print_folded(stderr, 6, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
+                 (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
     return 0;
+}
+
+// On rank 0: lines of the log wait and have had no save yet, or are too many.
+static bool wants_save(Run *r) {
+    size_t waiting = metrics_waiting(r->output.metrics);
+    if (!waiting) r->saving.log_asked = false;
+    return waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_asked);
 }
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
@@ -177,8 +193,10 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Position *position = &r->position;
     RunPoint *at = &position->at;
     StepSums sums;
+    Error unread;
     int64_t B;
     bool skipped;
+    position->save = wants_save(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;
@@ -186,10 +204,13 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
-    TRY(run_micro_steps(setup, &r->data, position, B, mode, e));
-    TRY(parallel_norms(&setup->parallel, e));
+    TRY(run_micro_steps(r, B, mode, &unread, e));
+    if (setup->comm->ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
+    if (unread.code) *e = unread;
+    TRY(comm_agree(setup->comm, unread.code, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(setup, position, B, &sums, e));
+    progress_end(&r->output.progress);
     if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, e));
     at->step++;
     at->batch = B;

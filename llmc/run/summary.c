@@ -2,23 +2,25 @@
 #include "run/run.h"
 
 #include "base/files.h"
+#include "base/terminal.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "plan/plan.h"
 
 // A preset's name may be mistaken for a trained model, so a new run names the origin of its weights.
-static void print_model(const Run *r) {
+static void print_model(FILE *f, const Run *r) {
     const ModelConfig *c = &r->setup.model.config;
-    printf("model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
-           1e-6 * (double)r->setup.model.parameters, c->layers, c->heads, c->channels, c->vocab,
-           r->setup.shape.seq_len);
+    fprintf(f, "model   %.2fM parameters: %d layers, %d heads, %d channels, vocabulary %d, T %d",
+            1e-6 * (double)r->setup.model.parameters, c->layers, c->heads, c->channels, c->vocab,
+            r->setup.shape.seq_len);
     bool new_run = r->data.train && !r->saving.saved[0];
-    if (new_run && r->setup.source[0]) printf("; weights from %s", r->setup.source);
-    else if (new_run) printf("; from scratch, seed %lld", (long long)r->setup.options.seed);
-    printf("\n");
+    if (new_run && r->setup.source[0]) fprintf(f, "; weights from %s", r->setup.source);
+    else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)r->setup.options.seed);
+    fprintf(f, "\n");
 }
 
 // Compares contents: a copy has another name.
-static void print_shared_shards(const RunData *data) {
+static void print_shared_shards(FILE *f, const RunData *data) {
     ShardList val;
     int shared = 0;
     Error ignored;
@@ -30,83 +32,88 @@ static void print_shared_shards(const RunData *data) {
         shared += known;
     }
     if (shared)
-        printf("note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
-               shared, val.count);
+        fprintf(f,
+                "note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
+                shared, val.count);
     shard_list_destroy(&val);
 }
 
-static void print_data(const Setup *setup, const RunData *data) {
+static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
-    double epoch = (double)info.windows * setup->shape.seq_len; // tokens
-    printf("data    %llu tokens, %llu windows of T; the run is %.3g epochs\n", (unsigned long long)info.tokens,
-           (unsigned long long)info.windows, (double)setup->options.run.horizon_tokens / epoch);
-    print_shared_shards(data);
+    double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
+    fprintf(f, "data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens,
+            (unsigned long long)info.windows);
+    if (!info.weighted) fprintf(f, "; the run is %.3g epochs", examples / (double)info.windows);
+    fprintf(f, "\n");
+    for (int s = 0; info.weighted && s < info.sources; s++) {
+        DatasetSource source = dataset_source(data->train, s);
+        fprintf(f, "        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
+                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
+    }
+    print_shared_shards(f, data);
 }
 
-static void print_length(const Setup *setup, const Position *position) {
+static void print_length(FILE *f, const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
     if (o->run.ramp_mode != RAMP_FIXED) {
-        printf("run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
-               (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
+        fprintf(f, "run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
+                (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
         return;
     }
     int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);
-    printf("run     %lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, position->at.step ? "more " : "",
-           steps == 1 ? "" : "s", (long long)B, (long long)T);
+    fprintf(f, "run     %lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps,
+            position->at.step ? "more " : "", steps == 1 ? "" : "s", (long long)B, (long long)T);
     if (position->at.step)
-        printf("to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
-    else printf("%lld tokens\n", (long long)horizon);
+        fprintf(f, "to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
+    else fprintf(f, "%lld tokens\n", (long long)horizon);
 }
 
-static void print_hellaswag(const Setup *setup, const RunData *data) {
+static void print_hellaswag(FILE *f, const Setup *setup, const RunData *data) {
     HellaSwagInfo info = hellaswag_describe(data->hellaswag);
-    printf("tests   %d questions of %s", info.questions, setup->options.hellaswag);
-    if (info.left_out) printf("; %d with an ending longer than T are left out", info.left_out);
-    if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
-    printf("\n");
+    fprintf(f, "tests   %d questions of %s", info.questions, setup->options.hellaswag);
+    if (info.left_out) fprintf(f, "; %d with an ending longer than T are left out", info.left_out);
+    if (info.cut) fprintf(f, "; the context cut to fit T before %d of %d endings", info.cut, info.rows);
+    fprintf(f, "\n");
 }
 
-static void print_engine(const Run *r) {
+static void print_engine(FILE *f, const Run *r) {
     char engine[256];
     MemoryPlan plan;
     double peak = r->setup.peak_flops;
     int tuned = 0;
     engine_describe(r->setup.engine, engine, sizeof engine);
     r->setup.engine_api->plan_memory(&r->setup.shape, &plan);
-    printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
-    if (r->data.train) {
-        if (peak > 0) printf("MFU     share of %.4g TFLOP/s, ", 1e-12 * peak);
-        else printf("MFU     unknown, as is the device's peak; ");
-        printf("%.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n",
-               model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
-    }
+    fprintf(f, "engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    if (r->data.train && peak > 0)
+        fprintf(f, "MFU     share of %.4g TFLOP/s, %.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", 1e-12 * peak,
+                model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
     for (const char *c = r->position.at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
-    if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
-    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->setup.comm->ranks);
+    if (r->position.at.tuning[0]) fprintf(f, "tuned   %d matrix products\n", tuned);
+    if (r->setup.comm->ranks > 1) fprintf(f, "ranks   %d, each with such an engine\n", r->setup.comm->ranks);
 }
 
-static void print_notes(const Setup *setup, const RunData *data) {
+static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
     const CommCores *c = &setup->comm->cores;
     const Parallel *p = &setup->parallel;
     if (comm_is_bound(setup->comm)) { // loading, saving, MPI and NCCL share these cores with the computation
-        printf("note: rank 0 may run on %d of the %d cores here", c->mine, c->here);
-        if (c->sharers > 1) printf(", with %d other rank%s", c->sharers - 1, c->sharers > 2 ? "s" : "");
-        printf(", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
-               c->here / setup->comm->local_ranks);
+        fprintf(f, "note: rank 0 may run on %d of the %d cores here", c->mine, c->here);
+        if (c->sharers > 1) fprintf(f, ", with %d other rank%s", c->sharers - 1, c->sharers > 2 ? "s" : "");
+        fprintf(f, ", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
+                c->here / setup->comm->local_ranks);
     }
     if (p->config.zero == ZERO_2 && p->buckets && !p->shard_grads)
-        printf("note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
-               "micro-step shards them, in sums of another order\n");
+        fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
+                   "micro-step shards them, in sums of another order\n");
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // larger than bytes: it stands for text
-        printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
-               "DIRECTORY\n");
+        fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
+                   "DIRECTORY\n");
 }
 
 // Warns where a model of words is trained on bytes, or on the characters of a small alphabet.
 static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     const uint64_t enough = 1 << 20; // tokens, in which words occur
-    bool words = setup->tokenizer && !tokenizer_is_bytes(setup->tokenizer);
+    bool words = setup->tokenizer && tokenizer_has_merges(setup->tokenizer);
     const char *remedy = words || !setup->tokenizer
                              ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
@@ -115,11 +122,15 @@ static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     Error ignored;
     if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
         return;
-    fprintf(stderr, "warning: %s has no token above %d, and ", dataset_shard_path(data, 0), largest);
-    if (words && setup->options.tokenizer[0])
-        fprintf(stderr, "--tokenizer %s makes others: tokenize the text with it, or say --tokenizer bytes\n",
-                setup->options.tokenizer);
-    else fprintf(stderr, "the vocabulary is %d: %s\n", V, remedy);
+    const char *path = dataset_shard_path(data, 0), *tokenizer = setup->options.tokenizer;
+    if (words && tokenizer[0])
+        print_folded(stderr, 9,
+                     "warning: %s has no token above %d, and --tokenizer %s makes others: tokenize the text "
+                     "with it, or say --tokenizer bytes\n",
+                     path, largest, tokenizer);
+    else
+        print_folded(stderr, 9, "warning: %s has no token above %d, and the vocabulary is %d: %s\n", path, largest, V,
+                     remedy);
 }
 
 // Warns before the first step of a disk that is too small for the run's checkpoints.
@@ -137,22 +148,30 @@ static void warn_of_disk(const Setup *setup, const Position *position) {
                        : !o->keep ? "Free some space, or remove older ones with --keep"
                        : fit < 2  ? "One fits and is kept: free space for another"
                                   : "Older ones are removed as needed";
-    fprintf(stderr,
-            "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "
-            "%.1f MiB free in %s: NOT ENOUGH. %s\n",
-            one / mib, (long long)most, present, (double)more * one / mib, (double)left / mib, o->out, then);
+    print_folded(
+        stderr, 9,
+        "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "
+        "%.1f MiB free in %s: NOT ENOUGH. %s\n",
+        one / mib, (long long)most, present, (double)more * one / mib, (double)left / mib, o->out, then);
 }
 
-void print_setup(const Run *r) {
-    print_model(r);
+int print_setup(const Run *r, Error *e) {
+    enum { INDENT = 8 }; // of "model   "
+    Text text;
+    TRY(text_begin(&text, e));
+    print_model(text.f, r);
     if (r->data.train) {
-        print_data(&r->setup, &r->data);
-        print_length(&r->setup, &r->position);
+        print_data(text.f, &r->setup, &r->data);
+        print_length(text.f, &r->setup, &r->position);
     }
-    if (r->data.hellaswag) print_hellaswag(&r->setup, &r->data);
-    print_engine(r);
-    print_notes(&r->setup, &r->data);
+    if (r->data.hellaswag) print_hellaswag(text.f, &r->setup, &r->data);
+    print_engine(text.f, r);
+    print_notes(text.f, &r->setup, &r->data);
+    TRY(text_end(&text, e));
+    print_lines(stdout, INDENT, text.text);
+    text_free(&text);
     fflush(stdout);
     if (r->data.train || r->data.val) warn_of_small_tokens(&r->setup, r->data.train ? r->data.train : r->data.val);
     if (r->data.train) warn_of_disk(&r->setup, &r->position);
+    return 0;
 }

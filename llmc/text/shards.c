@@ -1,12 +1,15 @@
 #include "text/shards.h"
 #include "base/files.h"
+#include "math/mixture.h"
 #include "math/permutation.h"
+#include "text/sources.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <glob.h>
 #include <limits.h>
+#include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -25,13 +28,23 @@ enum {
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
 
 typedef struct {
-    char *path;
+    const char *path;
     int fd;                // -1: opened for every read
     uint64_t tokens;       // n_i
     uint64_t first_window; // windows in the shards before this one
 } Shard;
 
+// The examples of each source before example `before` (math/mixture.h).
+typedef struct {
+    pthread_mutex_t lock;
+    uint64_t before, count[];
+} Counts;
+
 struct Dataset {
+    Sources files;
+    DatasetSource *sources;
+    double *share_end; // p_0 + ... + p_s
+    Counts *counts;
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
@@ -134,68 +147,85 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-// Fills data->shards with the paths that match the pattern. The name of a file, even with a '*' or '[', matches only
-// it.
-static int shards_find(Dataset *data, const char *pattern, Error *e) {
-    struct stat st;
-    glob_t found = {0};
-    int code = 0;
-    bool literal = stat(pattern, &st) == 0;
-    int failure = literal ? 0 : glob(pattern, 0, NULL, &found);
-    if (failure == GLOB_NOMATCH)
-        code = FAIL(e, ERR_INPUT, "check the path; " HINT_TOKENIZE, "%s: no such file", pattern);
-    else if (failure)
-        code = FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
-                    pattern);
-    if (code) goto done;
-    int count = literal ? 1 : (int)found.gl_pathc;
-    TRY_GOTO(memory_alloc_zero((void **)&data->shards, (size_t)count * sizeof *data->shards, "shards", e));
-    for (; data->info.shards < count; data->info.shards++) {
-        const char *path = literal ? pattern : found.gl_pathv[data->info.shards];
-        Shard *shard = &data->shards[data->info.shards];
-        TRY_GOTO(memory_alloc((void **)&shard->path, strlen(path) + 1, "shards", e));
-        strcpy(shard->path, path);
-        shard->fd = -1;
+// Opens a source's shards, which follow those of the source before it; shard: the first of them.
+static int source_open(Dataset *data, int number, Shard *shard, double total_weight, Error *e) {
+    const Source *files = &data->files.source[number];
+    DatasetSource *source = &data->sources[number];
+    uint64_t tokens = data->info.tokens;
+    *source = (DatasetSource){.files = files->text, .shards = files->count, .first_window = data->info.windows};
+    source->share = files->weight > 0 ? files->weight / total_weight : 1;
+    for (int i = 0; i < files->count; i++, shard++) {
+        shard->path = files->path[i];
+        TRY(shard_open(data, shard, e));
     }
-done:
-    globfree(&found);
-    return code;
+    source->windows = data->info.windows - source->first_window;
+    source->tokens = data->info.tokens - tokens;
+    if (source->windows == 0)
+        return FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
+                    "%s: %llu tokens in %d file%s are too few for one window of %d + 1", files->text,
+                    (unsigned long long)source->tokens, files->count, files->count == 1 ? "" : "s", data->seq_len);
+    data->info.epoch = fmin(number ? data->info.epoch : INFINITY, (double)source->windows / source->share);
+    return 0;
 }
 
-int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e) {
+static int sources_open(Dataset *data, Error *e) {
+    size_t sources = (size_t)data->files.count, shards = 0, first = 0;
+    double total = 0, sum = 0;
+    for (size_t s = 0; s < sources; s++) {
+        shards += (size_t)data->files.source[s].count;
+        total += data->files.source[s].weight;
+    }
+    data->info.shards = (int)shards;
+    data->info.sources = data->files.count;
+    data->info.weighted = total > 0;
+    TRY(memory_alloc_zero((void **)&data->shards, shards * sizeof *data->shards, "shards", e));
+    for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
+    TRY(memory_alloc((void **)&data->sources, sources * sizeof *data->sources, "sources", e));
+    TRY(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
+    TRY(memory_alloc_zero((void **)&data->counts, sizeof(Counts) + sources * sizeof(uint64_t), "sources", e));
+    pthread_mutex_init(&data->counts->lock, NULL);
+    for (size_t s = 0; s < sources; s++) {
+        TRY(source_open(data, (int)s, &data->shards[first], total, e));
+        first += (size_t)data->files.source[s].count;
+        sum += data->files.source[s].weight;
+        data->share_end[s] = s + 1 < sources ? sum / total : 1;
+    }
+    return 0;
+}
+
+int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
     assert(seq_len > 0 && vocab_size > 0);
     Dataset *data;
-    int code = 0;
     *out = NULL;
     TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
     data->seq_len = seq_len;
     data->vocab_size = vocab_size;
     data->seed = seed;
-    TRY_GOTO(shards_find(data, pattern, e));
-    for (int i = 0; i < data->info.shards; i++) TRY_GOTO(shard_open(data, &data->shards[i], e));
-    if (data->info.windows == 0)
-        TRY_GOTO(FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
-                      "%s: %llu tokens in %d file%s are too few for one window of %d + 1", pattern,
-                      (unsigned long long)data->info.tokens, data->info.shards, data->info.shards == 1 ? "" : "s",
-                      seq_len));
-    *out = data;
-    return 0;
-done:
-    dataset_close(data);
+    int code = sources_find(&data->files, files, e);
+    if (!code) code = sources_open(data, e);
+    if (code) dataset_close(data);
+    else *out = data;
     return code;
 }
 
 void dataset_close(Dataset *data) {
     if (!data) return;
-    for (int i = 0; i < data->info.shards; i++) {
+    for (int i = 0; data->shards && i < data->info.shards; i++)
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
-        memory_free(data->shards[i].path);
-    }
     memory_free(data->shards);
+    memory_free(data->sources);
+    memory_free(data->share_end);
+    memory_free(data->counts);
+    sources_free(&data->files);
     memory_free(data);
 }
 
 DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
+
+DatasetSource dataset_source(const Dataset *data, int source) {
+    assert(source >= 0 && source < data->info.sources);
+    return data->sources[source];
+}
 
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
     const Shard *shard = &data->shards[0];
@@ -209,9 +239,26 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
+// n(e) of example e, which is of this source. Examples before a place not far before e are counted once: the calls come
+// in nearly ascending order.
+static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
+    enum { STRIDE = 1024 };
+    Counts *c = data->counts;
+    pthread_mutex_lock(&c->lock);
+    if (example < c->before) memset(c->count, 0, (size_t)data->info.sources * sizeof *c->count), c->before = 0;
+    for (; c->before + 2 * STRIDE <= example; c->before++)
+        c->count[mixture_source(data->share_end, data->seed, c->before)]++;
+    uint64_t number = c->count[source];
+    for (uint64_t e = c->before; e < example; e++) number += mixture_source(data->share_end, data->seed, e) == source;
+    pthread_mutex_unlock(&c->lock);
+    return number;
+}
+
 uint64_t dataset_window_at(const Dataset *data, uint64_t example) {
-    uint64_t epoch = example / data->info.windows, k = example % data->info.windows;
-    return permutation_at(data->info.windows, permutation_key(data->seed, epoch), k);
+    int s = data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
+    uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = data->sources[s].windows;
+    uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
+    return data->sources[s].first_window + permutation_at(N, key, n % N);
 }
 
 // The last shard with first_window <= window. A shard without windows is never the answer: its first_window is the next
@@ -283,13 +330,16 @@ int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error
     TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
     partial_path(w->path, path);
     w->count = count;
-    TRY_GOTO(file_open_output(w->path, O_WRONLY | (count ? 0 : O_CREAT | O_TRUNC), &fd, e));
+    TRY_GOTO(file_open_output(IN_PATH, w->path, O_RDWR | (count ? 0 : O_TRUNC), &fd, e));
+    code = file_own(w->path, &fd, e);
     bool whole = count == 0 || (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0);
+    if (code) goto close;
     if (whole && lseek(fd, bytes, SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
     *out = w->file ? w : NULL;
     if (w->file) return 0;
     code = whole ? write_failed(w, e)
                  : FAIL(e, ERR_INPUT, "start again from nothing", "%s: shorter than it was, or unreadable", w->path);
+close:
     close(fd);
 done:
     memory_free(w);

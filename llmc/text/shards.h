@@ -11,8 +11,9 @@
 //     N = sum_i floor((n_i - 1) / T)   windows.
 //
 // Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
-// permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. A run's place in its data is therefore one
-// counter, and any batch size, micro-batch, number of ranks or restart sees the same sequence.
+// permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e chooses one of them
+// first (math/mixture.h). A run's place in its data is therefore one counter, and any batch size, micro-batch, number of
+// ranks or restart sees the same sequence.
 #pragma once
 
 #include "base/common.h"
@@ -34,14 +35,26 @@ typedef struct {
     uint64_t tokens;  // in all shards
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
+    int sources;      // 1, or as many as have weights
+    bool weighted;
+    double epoch; // examples in which a source is read once, on average: of the source that is repeated most
 } DatasetInfo;
 
-// Opens the shards that match `pattern`: a file, or a glob such as "dir/x_train_*.bin", in the byte order of their
-// names. Checks every header against its file's size, and the tokens of every file below 64 MB against vocab_size.
-int dataset_open(Dataset **out, const char *pattern, int seq_len, int vocab_size, uint64_t seed, Error *e);
+// A source of a mixture; without weights there is one.
+typedef struct {
+    const char *files; // as given
+    double share;      // p, of the examples
+    int shards;
+    uint64_t tokens, windows, first_window;
+} DatasetSource;
+
+// Opens shards: `files` names them as text/sources.h says. Checks every header against its file's size, and the tokens of
+// every file below 64 MB against vocab_size.
+int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
 DatasetInfo dataset_describe(const Dataset *data);
+DatasetSource dataset_source(const Dataset *data, int source);
 // The largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order

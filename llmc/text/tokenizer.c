@@ -270,9 +270,23 @@ static inline size_t word_slot(const uint64_t key[4], size_t bytes) {
     return sum >> (64 - CACHE_BITS);
 }
 
+// Fails if a vocabulary of characters lacks one of the word's.
+static int check_known(const Tokenizer *t, const uint8_t *word, size_t bytes, Error *e) {
+    for (const uint8_t *s = word; s < word + bytes; s++) {
+        if (!t->lacks[*s]) continue;
+        size_t n = utf8_character(s, (size_t)(word + bytes - s));
+        return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
+                    n ? "the tokenizer has no token for '%.*s', byte 0x%02x"
+                      : "the tokenizer has no token for %.*sbyte 0x%02x",
+                    (int)n, (const char *)s, *s);
+    }
+    return 0;
+}
+
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
+    if (t->lacks_some) TRY(check_known(t, word, bytes, e));
     if (bytes > SHORT_WORD) return merge_long(t, word, bytes, out, count, e);
     if (bytes > encoder->cached_bytes) {
         *count = merge_short(t, word, bytes, out);
@@ -421,6 +435,7 @@ void tokenizer_destroy(Tokenizer *t) {
 int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_eot(const Tokenizer *t) { return t->eot; }
 bool tokenizer_is_bytes(const Tokenizer *t) { return t->is_bytes; }
+bool tokenizer_has_merges(const Tokenizer *t) { return t->merge_count > 0; }
 
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes) {
     bool known = token >= 0 && token < t->vocab_size;

@@ -1,10 +1,13 @@
-// tokenizer: text to tokens and back. Two kinds, one interface:
+// tokenizer: text to tokens and back. Three kinds, one interface:
 //
 //   bytes     256 tokens: token b is byte b. There is no end-of-text token.
 //   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), from
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
+//   characters each token is a character, and there are no merges (scripts/from_nanogpt.py). The files are those of a BPE:
+//             ASCII is in the vocabulary, and other characters are added tokens
 //
-// Both take any bytes, valid UTF-8 or not, and decoding gives exactly the encoded bytes. Added tokens ("<|user|>") are
+// The first two take any bytes, valid UTF-8 or not; the third refuses what it has no token for. Decoding gives exactly the
+// encoded bytes. Added tokens ("<|user|>") are
 // found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it
 // is the thirteen characters that it is written with.
 #pragma once
@@ -29,6 +32,7 @@ void tokenizer_destroy(Tokenizer *t); // NULL is fine
 int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
 int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 if the vocabulary has none
 bool tokenizer_is_bytes(const Tokenizer *t);
+bool tokenizer_has_merges(const Tokenizer *t); // otherwise every token is a byte or a character
 
 // The bytes of one token, not NUL-terminated; a token outside the vocabulary (padding) is an empty string.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);

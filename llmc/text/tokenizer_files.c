@@ -67,7 +67,7 @@ typedef struct {
 
 // The JSON files of a tokenizer. Added tokens are in the first three, whatever the form of the rest.
 enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
-enum { ADDED_FILES = 3, NAME_BYTES_MAX = 1024, NAME_SLOTS = 2 * VOCAB_MAX };
+enum { ADDED_FILES = 3, NAME_SLOTS = 2 * VOCAB_MAX };
 
 typedef struct {
     char path[PATH_MAX];
@@ -80,6 +80,8 @@ typedef struct {
     const JsonFile *vocab;
     char merges_path[PATH_MAX], *merges_text; // merges_text NULL: they are in vocab
     size_t merges_bytes, name_bytes;
+    size_t longest; // bytes of the longest name
+    char *scratch;  // (2, longest)
     Entry entries[VOCAB_MAX];
     uint32_t by_name[NAME_SLOTS]; // a hash table with open addressing: token + 1, or 0
 } Reader;
@@ -214,6 +216,7 @@ static int spell_tokens(Reader *r, Error *e) {
         const Entry *entry = &r->entries[i];
         if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
         size_t length = strlen(entry->name);
+        r->longest = size_max(r->longest, length);
         int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
         t->literal[i] = bytes < 0;
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
@@ -250,10 +253,8 @@ static int index_names(Reader *r, Error *e) {
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
         int token = find_token(r, &(char){(char)b}, 1);
-        if (token < 0)
-            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
-                        r->vocab->path, b);
-        r->t->byte_token[b] = (uint16_t)token;
+        r->t->lacks[b] = token < 0;
+        if (token >= 0) r->t->byte_token[b] = (uint16_t)token;
     }
     r->t->eot = find_token(r, EOT_NAME, strlen(EOT_NAME));
     return 0;
@@ -265,41 +266,45 @@ static int fail_merge(const Reader *r, int number, const char *what, const char 
                 number, (int)size_min(length, 100), name, what);
 }
 
-// The token of a part of a merge, or -1.
+// The token of a part of a merge, or -1. A part longer than all tokens' names is none.
 static int find_part(Reader *r, const char *name, size_t length) {
-    char text[NAME_BYTES_MAX];
-    int bytes = length <= sizeof text ? alphabet_decode(name, length, text) : -1;
-    return bytes > 0 ? find_token(r, text, (size_t)bytes) : -1;
+    int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
+    return bytes > 0 ? find_token(r, r->scratch, (size_t)bytes) : -1;
 }
 
-static int add_merge(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
-    char text[2 * NAME_BYTES_MAX];
-    const char *space = memchr(line, ' ', length);
-    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
-    if (!space || memchr(space + 1, ' ', right))
-        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
-    int a = find_part(r, line, left), b = find_part(r, space + 1, right);
-    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left, e);
-    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", space + 1, right, e);
+static int add_merge(Reader *r, int number, const char *left, size_t left_length, const char *right,
+                     size_t right_length, Error *e) {
+    int a = find_part(r, left, left_length), b = find_part(r, right, right_length);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", left, left_length, e);
+    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", right, right_length, e);
     size_t a_bytes, b_bytes;
     const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
-    memcpy(text, a_text, a_bytes);
-    memcpy(text + a_bytes, b_text, b_bytes);
-    int merged = find_token(r, text, a_bytes + b_bytes);
-    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left, e);
-    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left, e);
+    memcpy(r->scratch, a_text, a_bytes);
+    memcpy(r->scratch + a_bytes, b_text, b_bytes);
+    int merged = find_token(r, r->scratch, a_bytes + b_bytes);
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
     return 0;
 }
 
+static int add_merge_line(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
+    const char *space = memchr(line, ' ', length);
+    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
+    if (!space || memchr(space + 1, ' ', right))
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    return add_merge(r, number, line, left, space + 1, right, e);
+}
+
 static int read_merges_text(Reader *r, Error *e) {
     const char *line = r->merges_text, *end = line + r->merges_bytes;
+    line += utf8_mark(line, r->merges_bytes);
     for (int number = 1; line < end; number++) {
         const char *newline = memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((newline ? newline : end) - line);
         if (length > 0 && line[length - 1] == '\r') length--;
         bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
+        if (length > 0 && !version) TRY(add_merge_line(r, number, line, length, e));
         line = newline ? newline + 1 : end;
     }
     return 0;
@@ -307,17 +312,31 @@ static int read_merges_text(Reader *r, Error *e) {
 
 static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
     const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
-    char pair[2 * NAME_BYTES_MAX + 2];
     int number = 1;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
     cJSON_ArrayForEach(item, merges) {
         const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
         bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
-        if (two) snprintf(pair, sizeof pair, "%s %s", left->valuestring, right->valuestring);
-        const char *line = two ? pair : cJSON_IsString(item) ? item->valuestring : "";
-        TRY(add_merge(r, number++, line, strlen(line), e));
+        const char *line = cJSON_IsString(item) ? item->valuestring : "";
+        TRY(two ? add_merge(r, number, left->valuestring, strlen(left->valuestring), right->valuestring,
+                            strlen(right->valuestring), e)
+                : add_merge_line(r, number, line, strlen(line), e));
+        number++;
     }
     return 0;
+}
+
+// Only a vocabulary of characters, which has no merges, may lack bytes.
+static int read_merges(Reader *r, Error *e) {
+    int code = r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e);
+    for (int b = 0; b < BYTE_VALUES; b++) {
+        if (!r->t->lacks[b]) continue;
+        if (code || r->t->merge_count > 0)
+            return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
+                        r->vocab->path, b);
+        r->t->lacks_some = true;
+    }
+    return code;
 }
 
 static int read_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
@@ -329,7 +348,8 @@ static int read_files(Reader *r, const char *directory, const char *const form[2
     for (int file = 0; file < ADDED_FILES; file++) TRY(read_added(r, file, e));
     TRY(spell_tokens(r, e));
     TRY(index_names(r, e));
-    TRY(r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e));
+    TRY(memory_alloc((void **)&r->scratch, 2 * r->longest, "vocabulary", e));
+    TRY(read_merges(r, e));
     t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
     return tokenizer_index_merges(t, e);
@@ -363,6 +383,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     int code = read_files(r, path, form, e);
     for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
     memory_free(r->merges_text);
+    memory_free(r->scratch);
     if (code) tokenizer_destroy(r->t);
     else *out = r->t;
     memory_free(r);
@@ -384,9 +405,18 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     }
 }
 
+static bool is_added(const Tokenizer *t, int token) {
+    int i = 0;
+    while (i < t->added_count && t->added[i].token != token) i++;
+    return i < t->added_count;
+}
+
 static void put_vocab(const Tokenizer *t, FILE *f) {
+    const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        fputs(token ? ", \"" : "{\"", f);
+        if (t->lacks_some && is_added(t, token)) continue; // a character here could be the name of another one's byte
+        fputs(before, f);
+        before = ", \"";
         put_token(t, token, true, f);
         fprintf(f, "\": %d", token);
     }

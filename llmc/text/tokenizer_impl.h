@@ -37,6 +37,8 @@ struct Tokenizer {
     uint32_t *start;  // (vocab_size + 1) the first byte of each token
     uint8_t *literal; // (vocab_size) whether the files name the token by its text, not in GPT-2's alphabet
     uint16_t byte_token[BYTE_VALUES];
+    bool lacks[BYTE_VALUES]; // bytes without a token, in a vocabulary of characters
+    bool lacks_some;
     AddedToken *added; // (added_count)
     int added_count;
     bool added_begins[ADDED_PASSES][BYTE_VALUES]; // whether an added token of that pass begins with the byte

@@ -99,7 +99,7 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, FileDigest *digest, Error *e) {
     OutFile *file;
-    TRY(outfile_create(&file, path, e));
+    TRY(outfile_create(&file, IN_PATH, path, e));
     int code = 0;
     for (size_t done = 0, n; !code && done < bytes; done += n) {
         n = size_min(bytes - done, 1 + draw((uint32_t)largest_piece));

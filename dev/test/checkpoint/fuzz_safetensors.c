@@ -15,7 +15,7 @@ static int seed_make(Sample *s, const char *path, uint64_t *state, Error *e) {
     static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
     size_t data = 0, bytes;
     int tensors = (int)draw(state, 5);
-    TRY(safetensors_create(&writer, path, e));
+    TRY(safetensors_create(&writer, IN_PATH, path, e));
     if (draw(state, 2)) safetensors_add_metadata(writer, "format", "pt");
     for (int i = 0; i < tensors; i++) {
         SafetensorsType type = (SafetensorsType)draw(state, SAFETENSORS_TYPE_COUNT);

@@ -118,7 +118,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
 static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     for (int k = part; k < model.tensor_count; k += parts) {
         const Tensor *t = &model.tensors[k];
         char name[80];
@@ -203,7 +203,8 @@ static void test_other_models(void) {
                                          "\"vocab_size\": 102",
                                          "\"vocab_size\": 100",
                                          "\"n_positions\": 18",
-                                         "\"n_layer\": 4"};
+                                         "\"n_layer\": 4",
+                                         "\"n_layer\": 2"};
     char *text, *changed;
     size_t bytes;
     Error e = {0};
@@ -269,7 +270,7 @@ static void test_moments_of_another_kind(void) {
         char name[2][40];
         uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
         SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
-        CHECK_OK(safetensors_create(&writer, "kind/optimizer.safetensors", &e), &e);
+        CHECK_OK(safetensors_create(&writer, IN_PATH, "kind/optimizer.safetensors", &e), &e);
         for (int k = 0; k < 2; k++) {
             snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
             safetensors_add(writer, name[k], type[k], 1, &count[k]);
@@ -313,6 +314,58 @@ static void test_several_files(void) {
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
     CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, NULL, &e), &e);
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
+}
+
+// A head, `rows` x C, as wte but for 1 added to element `changed`; with all of the model in front of it, or alone.
+static void write_head(const char *path, bool alone, uint64_t rows, size_t changed) {
+    const Tensor *wte = model_tensor(&model, WTE, -1);
+    const uint64_t shape[2] = {rows, wte->columns};
+    SafetensorsWriter *writer;
+    Error e = {0};
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
+    for (int k = 0; k < model.tensor_count && !alone; k++) {
+        const Tensor *t = &model.tensors[k];
+        safetensors_add(writer, t->name, SAFETENSORS_F32, t->dimensions,
+                        (uint64_t[]){t->rows, t->columns} + (t->dimensions == 1));
+    }
+    safetensors_add(writer, "lm_head.weight", SAFETENSORS_F32, 2, shape);
+    for (int k = 0; k < model.tensor_count && !alone; k++) write_tensor(writer, &model.tensors[k], SAFETENSORS_F32);
+    for (size_t i = 0; i < rows * wte->columns; i++) {
+        float x = values[wte->offset + i % wte->count] + (i == changed ? 1 : 0);
+        CHECK_OK(safetensors_write(writer, &x, sizeof x, &e), &e);
+    }
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+}
+
+// GPT-2 has no head of its own: one that is in the file must be wte, to the last value.
+static void test_head(void) {
+    static const char index[] =
+        "{\"weight_map\": {\"wte.weight\": \"all.safetensors\", \"lm_head.weight\": \"head.safetensors\"}}";
+    const Tensor *wte = model_tensor(&model, WTE, -1);
+    const size_t none = SIZE_MAX, last = wte->count - 1;
+    char where[80];
+    Error e = {0};
+    CHECK_OK(directory_create("head", &e), &e);
+    make_values(12);
+    CHECK_OK(checkpoint_save_model("head", &model, (TextTokens){-1, -1}, give, NULL, NULL, &e), &e);
+    snprintf(where, sizeof where, "lm_head.weight is not wte.weight: row %zu, column %zu has", wte->rows - 1,
+             wte->columns - 1);
+    for (int sharded = 0; sharded < 2; sharded++) {
+        const char *path = sharded ? "head/head.safetensors" : "head/model.safetensors";
+        if (sharded) {
+            CHECK_OK(path_rename("head/model.safetensors", "head/all.safetensors", "head", &e), &e);
+            write_part("head/all.safetensors", SAFETENSORS_BF16, 0, 1, "transformer.");
+            CHECK_OK(file_save("head/model.safetensors.index.json", index, sizeof index - 1, NULL, &e), &e);
+        }
+        write_head(path, sharded, wte->rows, none);
+        check_received("head");
+        write_head(path, sharded, wte->rows, last);
+        CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT, where);
+        write_head(path, sharded, wte->rows + 1, none);
+        CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT,
+                    "has another shape than wte.weight");
+        CHECK(strstr(e.what, path), "%s", e.what);
+    }
 }
 
 // ---- llm.c's .bin, written here from its description: 16 arrays, weights as (out, in) -------------------------------
@@ -436,6 +489,7 @@ int main(void) {
     RUN(test_moments_that_are_wanted);
     RUN(test_moments_of_another_kind);
     RUN(test_several_files);
+    RUN(test_head);
     RUN(test_llmc_bin);
     RUN(test_bad_bin);
     free(values);

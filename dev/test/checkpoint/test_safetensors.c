@@ -131,7 +131,7 @@ enum { SAMPLE_ROWS = 3, SAMPLE_COLUMNS = 37, SAMPLE_COUNT = SAMPLE_ROWS * SAMPLE
 static int sample_write(const char *path, size_t piece, Error *e) {
     SafetensorsWriter *writer;
     const uint64_t shape[2] = {SAMPLE_ROWS, SAMPLE_COLUMNS}, empty[1] = {0};
-    TRY(safetensors_create(&writer, path, e));
+    TRY(safetensors_create(&writer, IN_PATH, path, e));
     safetensors_add_metadata(writer, "format", "pt");
     safetensors_add_metadata(writer, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
     static unsigned char data[sizeof sample_types / sizeof *sample_types * SAMPLE_COUNT * 8 + 8];
@@ -242,18 +242,18 @@ static void test_write_errors(void) {
     Error e = {0};
     const uint64_t shape[1] = {100000};
     static float zeros[100000];
-    CHECK_ERROR(safetensors_create(&writer, "/nonexistent/x.safetensors", &e), &e, ERR_WRITE,
+    CHECK_ERROR(safetensors_create(&writer, IN_PATH, "/nonexistent/x.safetensors", &e), &e, ERR_WRITE,
                 "/nonexistent/x.safetensors");
     const char *full = "full.safetensors: write failed: File too large", *path = scratch("full.safetensors");
     limit_files(100000);
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
     CHECK_OK(safetensors_write(writer, zeros, sizeof zeros, &e), &e); // fills less than a stage
     CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_WRITE, full);
 
     const uint64_t long_shape[1] = {100 * shape[0]};
     int code = 0;
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     safetensors_add(writer, "x", SAFETENSORS_F32, 1, long_shape);
     for (int i = 0; !code && i < 100; i++) code = safetensors_write(writer, zeros, sizeof zeros, &e);
     CHECK_ERROR(code, &e, ERR_WRITE, full);
@@ -261,21 +261,21 @@ static void test_write_errors(void) {
     limit_files(RLIM_INFINITY);
 
     path = scratch("short.safetensors"); // data is missing
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
     CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
     CHECK_ERROR(safetensors_finish(writer, NULL, &e), &e, ERR_INTERNAL, "4 bytes of 400000");
 
     CHECK(!file_exists(path), "finish left the unfinished file");
 
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     safetensors_add(writer, "x", SAFETENSORS_F32, 1, shape);
     CHECK_OK(safetensors_write(writer, zeros, 4, &e), &e);
     safetensors_abandon(writer);
     CHECK(!file_exists(path), "abandon left the file");
 
     SafetensorsReader reader; // what is not UTF-8 becomes U+FFFD
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     safetensors_add_metadata(writer, "latin-1", "\xe9");
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
@@ -289,7 +289,7 @@ static void test_no_tensors(void) {
     SafetensorsReader reader;
     Error e = {0};
     const char *path = scratch("none.safetensors");
-    CHECK_OK(safetensors_create(&writer, path, &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
     CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
     CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !metadata_of(&reader, "x"), "not empty");

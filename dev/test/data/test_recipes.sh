@@ -170,6 +170,9 @@ END
     PYTHONPATH=$work/hidden returns 65 "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet"
     check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* build/venv/bin/pip install pyarrow$' "$work/log"
     check "not one line" one_line "$work/log"
+    "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet" > /dev/full 2> "$work/log"
+    code=$?
+    check "on a full disk: exit code $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]
     end fineweb
 else
     echo "SKIP test_recipes/fineweb: no Python with pyarrow"
@@ -183,5 +186,9 @@ for flags in "--what" "--files" "--files 0" "--from /no/such/place" "--sample"; 
     check "fineweb.sh $flags: exit code $code" [ $code = 64 -o $code = 65 ]
     check "fineweb.sh $flags: no error line" says "$work/log" "error: "
 done
+data/fineweb.sh --help > /dev/full 2> "$work/log"
+code=$?
+check "--help on a full disk: exit code $code" [ $code = 74 ]
+check "--help on a full disk: $(cat "$work/log")" one_line "$work/log"
 end options
 exit $failed

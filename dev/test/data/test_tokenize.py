@@ -3,7 +3,7 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import json, os, random, resource, struct, subprocess, sys, tempfile, threading, time
+import json, os, random, resource, signal, struct, subprocess, sys, tempfile, threading, time
 
 FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "preload", "file_fault.c")
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
@@ -308,6 +308,47 @@ def test_all_bad_files_at_once():
     error = run(*BYTES, "texts", expect=65)
     lines = [line for line in error.splitlines() if line.startswith("texts/")]
     check(len(lines) == 20 and "21 more" in error and "error: 41 of 41 files" in error, error)
+
+
+def test_lists():
+    """--files-from: a pipe, lines from Windows, no zero byte; and never longer than it is."""
+    write("a.txt", "first")
+    write("b.txt", "second")
+    want = join([b"first", b"second"])
+    for text in (b"a.txt\nb.txt\n", b"a.txt\nb.txt", b"\xef\xbb\xbfa.txt\r\n\r\nb.txt\r\n"):
+        clean()
+        run(*BYTES, "--files-from", "-", stdin=text)
+        check(read_bytes("out", "train") == want, f"a list on a pipe: {text}")
+    clean()
+    refuse("standard input line 2: gone.txt: ", *BYTES, "--files-from", "-", stdin=b"a.txt\ngone.txt\n")
+    refuse("standard input is named twice", *BYTES, "--files-from", "-", "-", stdin=b"a.txt\n", code=64)
+    for text, line in ((b"a.txt\0\nb.txt\n", 1), (b"a.txt\n\0gone.txt\nb.txt\n", 2), (b"a.txt\0b.txt\0", 1)):
+        write("list", text)
+        refuse(f"list line {line}: a zero byte", *BYTES, "--files-from", "list")
+    os.mkfifo("fifo")
+    clean()
+    waits = [((*BYTES, "--files-from", "fifo"), "fifo"), ((*BYTES, "fifo"), "fifo"), ((*BYTES, "--files-from", "-"), "standard input")]
+    started = [subprocess.Popen([TOKENIZE[0], *args], stdin=subprocess.PIPE, stderr=subprocess.PIPE) for args, _ in waits]
+    timer = threading.Timer(20, lambda: [p.kill() for p in started])
+    timer.start()
+    for p, (args, name) in zip(started, waits):
+        said = p.stderr.readline().decode()  # after 2 s
+        check(said == f"note: waiting for {name} (a pipe), which is empty so far\n", f"{args}: {said}")
+        p.send_signal(signal.SIGINT)
+        p.communicate()
+        check(p.returncode in (-signal.SIGINT, 75), f"{args}: Ctrl-C ended it with {p.returncode}")
+    timer.cancel()
+
+
+def test_standard_streams():
+    """A full or closed standard output is an error, and no output file takes the number of a closed stream."""
+    write("a.txt", "text")
+    for args, end in (((*BYTES, "--force", "a.txt"), ">/dev/full"), (("--help",), ">/dev/full"),
+                      ((*BYTES, "--force", "a.txt"), ">&- 2>&- <&-")):
+        done = subprocess.run(["bash", "-c", f'"$0" "$@" {end}', TOKENIZE[0], *args], capture_output=True)
+        check(done.returncode == 74, f"{args} {end}: exit code {done.returncode}")
+        check("&" in end or done.stderr.endswith(b"error: standard output: No space left on device. send it to a disk with free space\n"), str(done.stderr))
+    check(read_bytes("out", "train") == b"text", "the shard is not the text")
 
 
 def test_bad_input_is_not_waited_for():
@@ -699,6 +740,12 @@ def test_unfit_state():
     args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
     run_with_fault(args, name="out_train_000000.bin", at=1)
     whole = open("out.state", "rb").read()
+    os.rename("out.state", "aside")
+    os.symlink("elsewhere/out.state", "out.state")  # on a disk that is not there: unreadable, not damaged
+    before = leftovers()
+    check("error: out.state: cannot open" in run(*args, expect=65), "not said")
+    check(leftovers() == before and os.path.islink("out.state"), f"{leftovers()} are left of {before}")
+    os.rename("aside", "out.state")
     check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
     for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
                        (changed_at(whole, 0), "is of another command or other inputs")):

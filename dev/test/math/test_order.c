@@ -1,6 +1,7 @@
 // The order of the data: fixed by known values, a bijection of every size, well mixed, different for every key.
 #include "../test.h"
 
+#include "math/mixture.h"
 #include "math/permutation.h"
 
 // Checkpoints rely on this order: another would pass the other tests, but a resumed run would read other text. The values
@@ -28,6 +29,29 @@ static void test_known_order(void) {
             uint64_t x = permutation_at(n, permutation_key(known[i].seed, known[i].epoch), k);
             CHECK(x == known[i].x[j], "row %zu: %llu -> %llu", i, (unsigned long long)k, (unsigned long long)x);
         }
+}
+
+// So is the choice of a source, from Order.place of the same file.
+static void test_known_draws(void) {
+    static const struct {
+        uint64_t seed, example;
+        double draw;
+    } known[] = {
+        {1337, 0, 0.80990529952940438},
+        {1337, 1, 0.42861572510556445},
+        {1337, 999, 0.051668610828372152},
+        {1337, 281474976710656, 0.61477574473602292},
+        {9223372036854775807u, 0, 0.40495214424574144},
+        {9223372036854775807u, 2, 0.019873291841947527},
+        {9223372036854775807u, 281474976710656, 0.6826772247110604},
+    };
+    const double end[3] = {0.25, 0.5, 1};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        double u = mixture_draw(known[i].seed, known[i].example);
+        CHECK(u == known[i].draw, "row %zu: %.17g", i, u);
+        int source = mixture_source(end, known[i].seed, known[i].example);
+        CHECK(source == (u < 0.25 ? 0 : u < 0.5 ? 1 : 2), "row %zu: source %d", i, source);
+    }
 }
 
 // Is k -> permutation_at(n, key, k) onto [0, n)? seen: n bytes of scratch.
@@ -152,6 +176,7 @@ static void test_keys(void) {
 
 int main(void) {
     RUN(test_known_order);
+    RUN(test_known_draws);
     RUN(test_bijection);
     RUN(test_huge);
     RUN(test_mixing);

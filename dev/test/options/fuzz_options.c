@@ -146,7 +146,7 @@ static void fuzz_command_line(const char *text, size_t bytes) {
         argc++;
         at += n + 1;
     }
-    check_outcome(&o, options_parse(&o, argc, argv, &e), &e);
+    check_outcome(&o, options_parse(&o, argc, argv, false, &e), &e);
     for (int i = 1; i < argc; i++) free(blocks[i]);
 }
 

@@ -175,6 +175,7 @@ static void test_command_line_errors(void) {
     CHECK_ERROR(parse(&o, "-", &e), &e, ERR_USAGE, "'-'");
     CHECK_ERROR(parse(&o, "-Q 4", &e), &e, ERR_USAGE, "-Q");
     CHECK_ERROR(parse(&o, "train.bin", &e), &e, ERR_USAGE, "train.bin");
+    CHECK_ERROR(parse(&o, "--lr 1 2", &e), &e, ERR_USAGE, "'2' is no option");
     CHECK_ERROR(parse(&o, "--lr 1 --lr 1", &e), &e, ERR_USAGE, "--lr is given twice");
     CHECK_ERROR(parse(&o, "--lr 1 -l 1", &e), &e, ERR_USAGE, "twice");
     CHECK_ERROR(parse(&o, "-u 5 --warmup-tokens 1", &e), &e, ERR_USAGE, "twice");
@@ -203,6 +204,32 @@ static void test_command_line_errors(void) {
     CHECK(o.help && !o.version, "help");
     CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
     CHECK(o.version, "version");
+}
+
+// --train and --val take the words up to the next option, as a shell makes them of a pattern.
+static void test_several_words(void) {
+    Options o;
+    Error e;
+    CHECK_OK(parse(&o, "--train a:0.7 b:0.3 --lr 1 -j c d --steps 5", &e), &e);
+    CHECK(strcmp(o.train, "a:0.7 b:0.3") == 0 && strcmp(o.val, "c d") == 0 && o.steps == 5, "'%s' '%s'", o.train,
+          o.val);
+    char *argv[] = {"train_gpt2", "-i", "my file", "b", "-x", "5", NULL},
+         *one[] = {"train_gpt2", "--train", "my file", NULL};
+    CHECK_OK(options_parse(&o, 6, argv, true, &e), &e);
+    CHECK(strcmp(o.train, "my\\ file b") == 0 && o.steps == 5, "'%s'", o.train);
+    CHECK_OK(options_parse(&o, 3, one, true, &e), &e);
+    CHECK(strcmp(o.train, "my file") == 0, "'%s'", o.train);
+
+    static char word[OPTION_TEXT]; // at the edge of what a value may be
+    for (int more = 0; more < 5; more++) {
+        int length = OPTION_TEXT - 1 - 4 + more; // and " abc"
+        memset(word, more == 4 ? ' ' : 'x', (size_t)length);
+        word[length] = 0;
+        char *many[] = {"train_gpt2", "--train", word, "abc", NULL};
+        int code = options_parse(&o, 4, many, true, &e);
+        CHECK(code == (more ? ERR_USAGE : 0), "%d bytes: %d", length + 4, code);
+        if (code) CHECK(strstr(e.what, "too long") && strstr(e.hint, "quote the pattern"), "%s (%s)", e.what, e.hint);
+    }
 }
 
 // llm.c's flags mean what they mean there.
@@ -261,6 +288,16 @@ static void test_aliases(void) {
     CHECK(strstr(e.hint, "mpirun -np"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "-pm fs", &e), &e, ERR_USAGE, "-pm 'fs'");
     CHECK_ERROR(parse(&o, "-b nan", &e), &e, ERR_USAGE, "-b (--micro-batch)");
+}
+
+// Only a process alone can read a pipe: of several ranks each would get a part.
+static void test_config_of_several_ranks(void) {
+    static Options o;
+    CommandLine c;
+    Error e = {0};
+    split(&c, "--config /dev/null");
+    CHECK_OK(options_parse(&o, c.argc, c.argv, true, &e), &e);
+    CHECK_ERROR(options_parse(&o, c.argc, c.argv, false, &e), &e, ERR_USAGE, "every rank reads it");
 }
 
 static void test_config_lines(void) {
@@ -347,7 +384,7 @@ static void test_help(void) {
         CHECK(row, "%s is not in the help", flag);
         if (option->alias) snprintf(alias, sizeof alias, "llm.c %s", option->alias);
         if (row && option->alias) CHECK(strstr(row, alias), "%s", alias);
-        if (!option->unit || i == OPTION_link) continue;
+        if (!option->unit || strpbrk(option->unit, "BF")) continue; // GB/s
         char operand[96];
         snprintf(operand, sizeof operand, "%s %s", flag, option->unit);
         for (char *c = operand + strlen(flag); *c; c++) *c = (char)toupper((unsigned char)*c);
@@ -390,7 +427,12 @@ static void test_json(void) {
     for (int i = 0; i < OPTION_COUNT; i++) {
         const OptionRow *row = &option_rows[i];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, row->field);
-        if (i == OPTION_dry_run || i == OPTION_device || i == OPTION_ranks || i == OPTION_price || i == OPTION_link) {
+        static const OptionId planning[] = {
+            OPTION_dry_run,       OPTION_device, OPTION_device_flops, OPTION_device_bandwidth,
+            OPTION_device_memory, OPTION_ranks,  OPTION_price,        OPTION_link};
+        bool plans = false;
+        for (size_t k = 0; k < sizeof planning / sizeof *planning; k++) plans = plans || planning[k] == (OptionId)i;
+        if (plans) {
             CHECK(!item, "%s is no part of a run", row->field);
             continue;
         }
@@ -420,8 +462,10 @@ int main(void) {
     RUN(test_limits_are_the_models);
     RUN(test_numbers);
     RUN(test_command_line_errors);
+    RUN(test_several_words);
     RUN(test_aliases);
     RUN(test_config_lines);
+    RUN(test_config_of_several_ranks);
     RUN(test_config_precedence);
     RUN(test_help_is_phrases);
     RUN(test_help);

@@ -33,6 +33,35 @@ static void test_horizon_and_batch(void) {
     CHECK_OK(resolve(&o, "--train a --steps 1 --model d4 --layers 2 --vocab-size 256", &e), &e);
 }
 
+// A length in passes is known once the rows are counted.
+static void test_epochs(void) {
+    Options o;
+    Error e;
+    CHECK_OK(resolve(&o, "--train a --epochs 1.5 --seq-len 64", &e), &e);
+    CHECK(o.run.horizon_tokens == 0, "known before the data");
+    CHECK_OK(options_resolve_epochs(&o, 101, &e), &e);
+    CHECK(o.run.horizon_tokens == 152 * 64, "%lld tokens", (long long)o.run.horizon_tokens);
+    CHECK_CLOSE(o.run.gns_half_life_tokens, 0.005 * 152 * 64, 1e-15, 0);
+    CHECK_OK(resolve(&o, "--train a --epochs 0.29 --seq-len 1", &e), &e); // 0.29 x 100 is below 29 in floating point
+    CHECK(options_resolve_epochs(&o, 100, &e) == 0 && o.run.horizon_tokens == 29, "%lld",
+          (long long)o.run.horizon_tokens);
+    CHECK_ERROR(options_resolve_epochs(&o, 1, &e), &e, ERR_USAGE, "--epochs 0.29 of 1 rows");
+    CHECK_OK(resolve(&o, "--train a --epochs 1e6", &e), &e);
+    CHECK_ERROR(options_resolve_epochs(&o, 1000000, &e), &e, ERR_USAGE, "means 1e+12 rows");
+    CHECK_OK(resolve(&o, "--train a --epochs 2 --ramp linear --batch-min 1 --batch-max 2", &e), &e);
+    CHECK_OK(resolve(&o, "--train a --steps 7 --batch-tokens 1024", &e), &e);
+    CHECK_OK(options_resolve_epochs(&o, 100, &e), &e);
+    CHECK(o.run.horizon_tokens == 7 * 1024, "without --epochs nothing changes");
+    CHECK_OK(resolve(&o, "--dry-run --epochs 2", &e), &e);
+    CHECK(strstr(o.notes, "--epochs has no effect without --train"), "%s", o.notes);
+    static const char *const bad[] = {"0", "-1", "nan", "inf", "1e7", "x"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "--train a --epochs %s", bad[i]);
+        CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, "--epochs");
+    }
+}
+
 static void test_contradictions(void) {
     Options o;
     Error e;
@@ -42,6 +71,8 @@ static void test_contradictions(void) {
         {"--train a", "--train-tokens nor --steps"},
         {"--steps 5", "--train is missing"},
         {"--train a --steps 5 --train-tokens 5", "--steps and --train-tokens"},
+        {"--train a --steps 5 --epochs 5", "--steps and --epochs"},
+        {"--train a --epochs 5 --train-tokens 5", "--train-tokens and --epochs"},
         {"--train a --steps 5 --ramp linear --batch-min 1 --batch-max 2", "--steps"},
         {"--train a --train-tokens 5000 --ramp linear", "--batch-min"},
         {"--train a --train-tokens 5000 --ramp seesaw --batch-min 1", "--batch-max"},
@@ -61,7 +92,7 @@ static void test_contradictions(void) {
         {"--sample-only", "--sample-only"},
         {"--eval-only --val b", "--eval-only of the preset"},
         {"--eval-only --model dir", "nothing to evaluate"},
-        {"--eval-only --model dir --val b --sample-only", "--eval-only and --sample-only"},
+        {"--eval-only --model dir --val b --sample-only", "--sample-only and --eval-only"},
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
         {"--train a --steps 5 --hellaswag q", "--hellaswag-every"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
@@ -83,9 +114,11 @@ static void test_no_effect(void) {
     } cases[] = {
         {"--val-every 5", "--val-every", "--val"},
         {"--val-tokens 512", "--val-tokens", "--val"},
+        {"--val b --patience 3", "--patience", "--keep-best"},
         {"--prompt x", "--prompt", "--sample-every"},
         {"--temperature 0", "--temperature", "--sample-every"},
         {"--top-k 5", "--top-k", "--sample-every"},
+        {"--top-p 0.5", "--top-p", "--sample-every"},
         {"--sample-tokens 5", "--sample-tokens", "--sample-every"},
         {"--sample-tokens 5 --sample-every 0", "--sample-tokens", "--sample-every"},
         {"--hellaswag q", "--hellaswag", "--hellaswag-every"},
@@ -137,6 +170,7 @@ static void test_no_effect_is_noted(void) {
         {"-k constant -q 0.0", "--final-lr-frac"},
         {"--val b --val-every 0 --val-tokens 512", "--val-tokens"},
         {"--sample-every 5 --temperature 0 --top-k 5", "--top-k"},
+        {"--sample-every 5 --temperature 0 --top-p 0.5", "--top-p"},
         {"--ramp replay:x --batch-max 5", "--batch-max"},
         {"--ramp replay:x --batch-min 5 --batch-tokens 4096", "--batch-min"},
         {"--eval-only --model dir --val b", "--train"},
@@ -198,6 +232,8 @@ static void test_effect(void) {
     Error e;
     static const char *const cases[] = {
         "--val b --val-every 5 --val-tokens 512",
+        "--val b --keep-best --patience 3",
+        "--patience 0",
         "--val-every 0",
         "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5",
         "--prompt= --top-k 0",
@@ -220,7 +256,9 @@ static void test_effect(void) {
         CHECK(!*o.notes, "%s: %s", words, o.notes);
     }
     static const char *const others[] = {
-        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5 --seed 3 --tokenizer t "
+        "--sample-only --model dir --interactive",
+        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --top-p 0.9 --sample-tokens 5 --seed 3 "
+        "--tokenizer t "
         "--seq-len 64 --threads 1",
         "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
         "--eval-only --model dir --hellaswag q --deadline-step 5",
@@ -231,6 +269,8 @@ static void test_effect(void) {
         CHECK_OK(resolve(&o, others[i], &e), &e);
         CHECK(!*o.notes, "%s: %s", others[i], o.notes);
     }
+    CHECK_ERROR(resolve(&o, "--train a --steps 5 --interactive", &e), &e, ERR_USAGE,
+                "--interactive has no effect without --sample-only");
     CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
 }
 
@@ -254,6 +294,8 @@ static void test_the_command_line_wins(void) {
     CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
              &e);
     CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
+    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --epochs 2", &e), &e);
+    CHECK(o.epochs == 2 && o.train_tokens == 0, "the file's tokens");
     CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "-i a -x 3 -d 40 -t 10", &e), &e);
     CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens, llm.c's flags");
     CHECK_OK(resolve_with_file(&o, "steps = 50\n",
@@ -284,6 +326,7 @@ static void test_the_command_line_wins(void) {
 
 int main(void) {
     RUN(test_horizon_and_batch);
+    RUN(test_epochs);
     RUN(test_contradictions);
     RUN(test_no_effect);
     RUN(test_no_effect_is_noted);

@@ -32,6 +32,31 @@ static void test_device_names(void) {
     check_device("", NULL);
 }
 
+// What a person says: the name as above, or the only name that contains it.
+static void check_choice(const char *said, const char *name, const char *several) {
+    char list[400];
+    const DeviceSpec *spec = device_spec_choose(said, list, sizeof list);
+    CHECK(spec ? name && strcmp(spec->name, name) == 0 : !name, "%s taken for %s", said, spec ? spec->name : "nothing");
+    CHECK(strcmp(list, several) == 0, "%s: %s", said, list);
+}
+
+static void test_device_choice(void) {
+    check_choice("4090", "RTX 4090", "");
+    check_choice("rtx4090", "RTX 4090", "");
+    check_choice("a100-80gb", "A100 80GB", "");
+    check_choice("a100", "A100", "");
+    check_choice("L4", "L4", "");
+    check_choice("NVIDIA A100-SXM4-40GB", "A100", ""); // as the driver says it
+    check_choice("a100sxm4", "A100-SXM4-80GB", "");
+    check_choice("h200", "H200", "");
+    check_choice("6000 ada", "RTX 6000 Ada", "");
+    check_choice("40", NULL, "A40, L40S, L40, RTX 4090, RTX 4080");
+    check_choice("rtx 30", NULL, "RTX 3090, RTX 3080");
+    check_choice("4080 SUPER", NULL, "");
+    check_choice("Voodoo", NULL, "");
+    check_choice("-", NULL, "");
+}
+
 // Peaks as the data sheets give them, read again.
 static void test_device_figures(void) {
     CHECK_CLOSE(device_spec_find("H200")->bf16_flops, 989e12, 1e-3, 0);
@@ -87,6 +112,7 @@ static void test_device_figures_of_chips(void) {
 
 int main(void) {
     RUN(test_device_names);
+    RUN(test_device_choice);
     RUN(test_device_figures);
     RUN(test_device_figures_of_chips);
     return test_summary();

@@ -61,7 +61,7 @@ static Plan make_plan(const Model *model, const char *device, int micro_batch, i
     options_defaults(&options);
     options.zero = ZERO_0;
     p.shape = (EngineConfig){.model = model, .micro_batch = micro_batch, .seq_len = seq_len, .gns = GNS_LN};
-    CHECK_OK(plan_device(&p.device, device, &cpu, 0, &e), &e);
+    CHECK_OK(plan_device(&p.device, device, &cpu, &(DeviceSpec){0}, &e), &e);
     return p;
 }
 
@@ -199,7 +199,7 @@ static void test_measured_cpu(void) {
     make_model(&model, "d12", 50257, 64);
     Plan p = make_plan(&model, "H200", 4, 64);
     EngineDevice cpu = {.name = "CPU", .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
-    CHECK_OK(plan_device(&p.device, "", &cpu, 0, &e), &e);
+    CHECK_OK(plan_device(&p.device, "", &cpu, &(DeviceSpec){0}, &e), &e);
     CHECK(p.device.measured, "the CPU's own figures");
     CHECK_CLOSE(4 * 64 / plan_step(&p, 4).seconds, 243, 0.15, 0);
     model_destroy(&model);
@@ -581,23 +581,34 @@ static void test_devices_here_and_elsewhere(void) {
     EngineDevice gpu = {.name = "NVIDIA H100 80GB HBM3", .value_bytes = 2, .memory_bytes = 85e9};
     EngineDevice gpu32 = gpu, none = {.value_bytes = 2};
     cpu.memory_bytes = 1e10, gpu32.value_bytes = 4;
-    CHECK_OK(plan_device(&d, "", &cpu, 0, &e), &e);
+    CHECK_OK(plan_device(&d, "", &cpu, &(DeviceSpec){0}, &e), &e);
     CHECK(d.measured && d.peak == 2e11 && d.spec.memory_bytes == 1e10 && d.value == 4 && !(d.spec.network > 0),
           "the CPU");
-    CHECK_OK(plan_device(&d, "h200", &cpu, 12e9, &e), &e);
+    CHECK_OK(plan_device(&d, "h200", &cpu, &(DeviceSpec){.network = 12e9}, &e), &e);
     CHECK(!d.measured && d.value == 2 && d.peak == 989e12 && d.spec.network == 12e9,
           "a GPU, planned by the CPU trainer");
     CHECK(strcmp(d.name, "H200") == 0, "by its own name, not %s", d.name);
-    CHECK_OK(plan_device(&d, "", &gpu, 0, &e), &e);
+    CHECK_OK(plan_device(&d, "", &gpu, &(DeviceSpec){0}, &e), &e);
     CHECK(d.value == 2 && d.peak == 989e12 && d.spec.memory_bytes == 85e9, "the GPU here, with its own memory");
-    CHECK_OK(plan_device(&d, "A100", &gpu32, 0, &e), &e);
+    CHECK_OK(plan_device(&d, "A100", &gpu32, &(DeviceSpec){0}, &e), &e);
     CHECK(d.value == 4 && d.peak == 19.5e12 && d.spec.memory_bytes == 40.0 * (1 << 30), "another, in fp32");
-    CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
+    CHECK_OK(plan_device(&d, "", &none, &(DeviceSpec){0}, &e), &e);
     CHECK(!(d.peak > 0) && !*d.name, "no GPU here, and none named: no times");
     snprintf(none.name, sizeof none.name, "NVIDIA RTX A4000");
-    CHECK_OK(plan_device(&d, "", &none, 0, &e), &e);
+    CHECK_OK(plan_device(&d, "", &none, &(DeviceSpec){0}, &e), &e);
     CHECK(!(d.peak > 0) && strcmp(d.name, "NVIDIA RTX A4000") == 0, "one that the table does not have");
-    CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, 0, &e), &e, ERR_USAGE, "Voodoo 2");
+    DeviceSpec own = {.bf16_flops = 7e12, .bandwidth = 3e11};
+    CHECK_OK(plan_device(&d, "Voodoo 2", &cpu, &own, &e), &e);
+    CHECK(d.peak == 7e12 && d.spec.bandwidth == 3e11 && d.spec.memory_bytes == 0 && d.value == 2 && d.own &&
+              strcmp(d.name, "Voodoo 2") == 0,
+          "own figures");
+    own = (DeviceSpec){.memory_bytes = 48e9};
+    CHECK_OK(plan_device(&d, "4090", &cpu, &own, &e), &e);
+    CHECK(d.peak == 165.2e12 && d.spec.memory_bytes == 48e9 && d.spec.bandwidth == 1008e9, "one figure");
+    CHECK_ERROR(plan_device(&d, "rtx 40", &cpu, &own, &e), &e, ERR_USAGE, "may be one of RTX 4090, RTX 4080");
+    CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, &own, &e), &e, ERR_USAGE, "Voodoo 2");
+    CHECK(strstr(e.hint, "--device-flops, --device-bandwidth and --device-memory"), "%s", e.hint);
+    CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, &(DeviceSpec){0}, &e), &e, ERR_USAGE, "Voodoo 2");
 }
 
 static void test_cpu_is_measured(void) {

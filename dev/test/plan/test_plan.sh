@@ -68,13 +68,25 @@ plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large 
 }
 planning_needs_dry_run() {
     local option
-    for option in "--device H200" "--ranks 8" "--price 3" "--link 50"; do
+    for option in "--device H200" "--device-flops 5" "--device-memory 5" "--ranks 8" "--price 3" "--link 50"; do
         # shellcheck disable=SC2086
         "$train" --train x --steps 1 $option > plan.txt 2>&1
         [ $? = 64 ] && said "${option% *} .*--dry-run" || return 1
     done
     "$train" --dry-run --device 3dfx > plan.txt 2>&1
     [ $? = 64 ] && said '3dfx.*H200'
+}
+plans_with_the_users_figures() { # of a GPU that is not in the table, or other figures than the table's
+    plan --device 'Radeon X' --device-flops 120 --device-bandwidth 960 --device-memory 24 --model gpt2-124M --steps 10 &&
+        said '^device +Radeon X: 120 TFLOP/s bf16, 960 GB/s, 24 GiB \(figures as given\)' && said ' MiB of 23839; the largest' &&
+        said '^run +10 steps of 4 rows, ' || return 1
+    plan --device 'Radeon X' --device-flops 120 --device-bandwidth 960 --ranks 4 --link 10 --batch-tokens 65536 &&
+        said '960 GB/s, memory unknown' && said '^> +4 +4 ' || return 1
+    plan --device 4090 --device-memory 48 && said '^device +RTX 4090: 165 TFLOP/s bf16, .* 48 GiB' || return 1
+    "$train" --dry-run --device 40 > plan.txt 2>&1
+    [ $? = 64 ] && said '^error: --device 40 may be one of A40, L40S, L40, RTX 4090, RTX 4080' || return 1
+    "$train" --dry-run --device-flops 40 > plan.txt 2>&1
+    [ $? = 64 ] && said '^error: --device-flops has no effect without --device'
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
@@ -179,7 +191,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length fits_a_screen hours_are_tokens_over_speed \
     reports_latency_bound limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
-    plans_the_largest_micro_batch planning_needs_dry_run writes_nothing \
+    plans_the_largest_micro_batch planning_needs_dry_run plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
     refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test

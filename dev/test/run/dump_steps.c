@@ -259,7 +259,7 @@ static int dump_write(const Dump *d, const char *directory, Error *e) {
     int code = 0;
     snprintf(name, sizeof name, "%s.safetensors", d->c->name);
     TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(safetensors_create(&f.writer, path, e));
+    TRY(safetensors_create(&f.writer, IN_PATH, path, e));
     put_metadata(f.writer, d);
     for (int pass = 0; pass < 2; pass++) {
         f.declare = pass == 0;

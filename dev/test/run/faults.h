@@ -36,22 +36,26 @@ enum { FAULT_RANKS = 4 };
 
 typedef struct {
     Fault fault;
-    int rank;           // that has the fault
-    int call;           // of this kind; -1: any but ALLOC
-    long at;            // the n-th such call, from 1
-    int error;          // errno
-    long free_kb;       // free space that statvfs reports, if not 0
-    long disk_kb;       // or the disk's size, of which only checkpoints take space
-    long slow_us;       // added to every fsync
-    long slow_store_us; // added to every engine_store
-    long slow_step_us;  // added to every step, where steps are counted
-    long flip_step;     // the disk flips one bit of this step's checkpoint; 0: of none
+    int rank;            // that has the fault
+    int call;            // of this kind; -1: any but ALLOC
+    long at;             // the n-th such call, from 1
+    int error;           // errno
+    long free_kb;        // free space that statvfs reports, if not 0
+    long disk_kb;        // or the disk's size, of which only checkpoints take space
+    long slow_us;        // added to every fsync
+    long slow_store_us;  // added to every engine_store
+    long slow_step_us;   // added to every step, where steps are counted
+    long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
+    long readable;       // reads of the file below that succeed
+    char unreadable[80]; // its path has this text: opening it fails with `error`; with EIO, reading
+    long flip_step;      // the disk flips one bit of this step's checkpoint; 0: of none
 
     struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
         _Atomic long steps;            // begun
         _Atomic int process;           // 0: not started yet
     } of[FAULT_RANKS];
+    _Atomic long reads;     // of the unreadable file
     _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
     _Atomic long struck;    // calls that failed
@@ -215,11 +219,44 @@ static void flip_on_disk(int fd) {
 
 // ---- The calls ------------------------------------------------------------------------------------------------------
 
+static long disk_used_kb(const char *run);
+
+static bool log_is_full(int fd) {
+    char path[PATH_MAX];
+    path_of_descriptor(fd, path);
+    char *slash = strrchr(path, '/');
+    if (!slash || strcmp(slash, "/metrics.jsonl") != 0) return false;
+    *slash = 0;
+    return faults->disk_kb - disk_used_kb(path) < faults->log_needs_kb;
+}
+
+static bool is_unreadable(const char *path, bool opens) {
+    if (!in_child() || !*faults->unreadable || faults->rank != faults_rank || (faults->error == EIO) == opens)
+        return false;
+    if (!strstr(path, faults->unreadable) || ++faults->reads <= faults->readable) return false;
+    faults->struck++;
+    errno = faults->error;
+    return true;
+}
+
+ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
+    char path[PATH_MAX] = "";
+    if (in_child() && *faults->unreadable) path_of_descriptor(fd, path);
+    return is_unreadable(path, false) ? -1 : __real_pread(fd, to, bytes, at);
+}
+
 ssize_t __real_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
     bool is_meant = meant(CALL_WRITE);
     if (in_child()) disk_written(fd);
+    if (in_child() && faults->log_needs_kb && log_is_full(fd)) {
+        faults->struck++;
+        errno = ENOSPC;
+        return -1;
+    }
     if (!is_meant) {
         ssize_t written = __real_write(fd, data, bytes);
         if (in_child() && faults->flip_step) flip_on_disk(fd);
@@ -280,9 +317,26 @@ int __wrap_open(const char *path, int flags, ...) {
     va_start(args, flags);
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
-    if ((flags & (O_WRONLY | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    bool writes = flags & (O_WRONLY | O_RDWR | O_CREAT);
+    if ((writes && strikes(CALL_OPEN)) || (!writes && is_unreadable(path, true))) return -1;
     int fd = __real_open(path, flags, mode);
     if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
+    return fd;
+}
+
+int __real_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...) {
+    char path[PATH_MAX], place[PATH_MAX] = "";
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    if ((flags & (O_WRONLY | O_RDWR | O_CREAT)) && strikes(CALL_OPEN)) return -1;
+    int fd = __real_openat(directory, name, flags, mode);
+    if (directory != AT_FDCWD) path_of_descriptor(directory, place);
+    if (fd < 0 || !(flags & O_CREAT) || !in_child()) return fd;
+    if (snprintf(path, sizeof path, "%s%s%s", place, *place ? "/" : "", name) < (int)sizeof path) disk_created(path);
     return fd;
 }
 

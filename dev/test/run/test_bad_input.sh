@@ -61,6 +61,7 @@ printf 'prompt = "open\n' > open_quote.cfg
 printf 'config = run.cfg\n' > nested.cfg
 printf 'lr = 1\0\n' > zero_byte.cfg
 head -c 2000000 /dev/zero > huge.cfg
+printf '\xef\xbb\xbflearning-rate = 1\n' > marked.cfg
 
 # A good run first: refusals mean something only if the program works. Its model is damaged by the cases below.
 if ! "$program" --config run.cfg --out first > "$work/stdout" 2> "$work/stderr"; then
@@ -87,6 +88,7 @@ damaged wider && sed -i 's/"n_embd": *[0-9]*/"n_embd": 32/' wider/config.json
 damaged deep && rm deep/state.json deep/optimizer.safetensors && sed -i 's/"n_layer": *[0-9]*/"n_layer": 1001/' deep/config.json
 damaged wide && sed -i 's/"n_embd": *[0-9]*/"n_embd": 65537/' wide/config.json
 damaged long && sed -i 's/"n_positions": *[0-9]*/"n_positions": 65537/' long/config.json
+damaged huge && sed -i 's/"n_positions": *[0-9]*/"n_positions": 1099511627776/' huge/config.json
 damaged odd_heads && sed -i 's/"n_head": *[0-9]*/"n_head": 3/' odd_heads/config.json
 damaged empty_weights && : > empty_weights/model.safetensors
 damaged short_weights && truncate -s 5 short_weights/model.safetensors
@@ -97,6 +99,12 @@ damaged huge_header && printf '\xff\xff\xff\xff\xff\xff\xff\x7f' |
 damaged bad_header && printf '!!' | dd of=bad_header/model.safetensors bs=1 seek=8 conv=notrunc status=none
 damaged renamed_tensor && sed -i 's/wpe\.weight/wpx.weight/' renamed_tensor/model.safetensors
 damaged wrong_type && sed -i '0,/"F32"/s//"I32"/' wrong_type/model.safetensors
+damaged fifo_config && rm fifo_config/config.json && mkfifo fifo_config/config.json
+damaged fifo_words && rm fifo_words/vocab.json && mkfifo fifo_words/vocab.json
+cp -r model fifo_manifest && rm fifo_manifest/MANIFEST.json && mkfifo fifo_manifest/MANIFEST.json
+damaged nan_weights && head -c 4096 /dev/zero | tr '\0' '\377' |
+    dd of=nan_weights/model.safetensors bs=1 seek=$((size - 4096)) conv=notrunc status=none
+damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
 
 printf '{"step": 1, "batch": 2}\nnonsense\n' > broken.jsonl
@@ -104,16 +112,19 @@ printf '{"step": 1, "batch": 2}\n' > short.jsonl
 printf '{"step": 1, "batch": -2}\n{"step": 2, "batch": 2}\n' > negative.jsonl
 : > empty.jsonl
 
+cp -r out sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl questions
+
 # ----------------------------------------------------------------------------------------------------------------------
 
-inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
+# written_by names the process that last held the lock.
+inventory() { find . -printf '%y %m %p\n' | sort; find . -type f ! -name written_by -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
 
 # bad NAME CODE MENTION ARGUMENTS...: the arguments must be refused with that exit code, in one line with MENTION in it
 bad() {
     local name=$1 code=$2 mention=$3 start=$EPOCHREALTIME why=
     shift 3
-    timeout 60 "$program" "$@" > "$work/stdout" 2> "$work/stderr" < /dev/null
+    timeout -k 1 60 "$program" "$@" > "$work/stdout" 2> "$work/stderr" < /dev/null
     local got=$? said lines
     said=$(tr -d '\0' < "$work/stderr")
     lines=$(wc -l < "$work/stderr")
@@ -197,8 +208,9 @@ bad temperature_negative  $usage --temperature      "${run[@]}" --temperature -1
 bad schedule_unknown      $usage --lr-schedule      "${run[@]}" --lr-schedule exponential
 bad gns_unknown           $usage --gns              "${run[@]}" --gns LN
 bad ramp_unknown          $usage --ramp             "${run[@]}" --ramp steep
-bad unquoted_pattern      $usage "quote"            --val good.bin token_300.bin --config run.cfg
-bad unquoted_pattern_2    $usage "'token_300.bin'"  "${run[@]}" -i good.bin token_300.bin no_tokens.bin
+# shellcheck disable=SC2046
+bad unquoted_pattern      $usage "quote"            --val $(printf 'token_300.bin %.0s' {1..300}) --config run.cfg
+bad unquoted_pattern_2    $input "token_300.bin: "  "${run[@]}" -i good.bin token_300.bin
 bad no_option             $usage "--help"           "${run[@]}" --steps 5 good.bin
 bad llmc_nccl_tcp         $usage mpirun             "${run[@]}" -pi tcp
 
@@ -226,6 +238,8 @@ bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-toke
 bad replay_malformed      $input broken.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:broken.jsonl
 bad replay_too_short      $input short.jsonl        "${endless[@]}" --train-tokens 1e4 --ramp replay:short.jsonl
 bad replay_negative       $input negative.jsonl     "${endless[@]}" --train-tokens 64 --ramp replay:negative.jsonl
+bad samples_fifo          $input sampled/samples.jsonl "${run[@]}" --steps 4 --out sampled
+bad hellaswag_fifo        $input questions          "${run[@]}" --hellaswag-every 1 --hellaswag questions
 bad replay_empty          $input empty.jsonl        "${endless[@]}" --train-tokens 64 --ramp replay:empty.jsonl
 bad sample_untrained      $usage --sample-only      "${run[@]}" --sample-only
 bad prompt_no_file        $input prompt.txt         "${run[@]}" --sample-every 5 --prompt @prompt.txt
@@ -251,6 +265,14 @@ bad config_open_quote     $usage prompt             --config open_quote.cfg
 bad config_nested         $usage nested.cfg         --config nested.cfg
 bad config_zero_byte      $usage zero_byte.cfg      --config zero_byte.cfg
 bad config_huge           $input huge.cfg           --config huge.cfg
+
+bad config_with_a_mark    $usage "marked.cfg line 1: unknown option learning-rate" --config marked.cfg
+bad config_pipe           $usage "line 1: lr 'one'"  --config <(printf 'lr = one\n')
+bad config_device         $input /dev/zero          --config /dev/zero
+
+# The environment
+OMP_NUM_THREADS=99999999999 bad threads_too_many    $usage OMP_NUM_THREADS=99999999999 --sample-only --model model --prompt a
+OMP_NUM_THREADS=4294967297  bad threads_wrap_around $usage OMP_NUM_THREADS=4294967297  --sample-only --model model --prompt a
 
 # Models
 bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125M
@@ -283,6 +305,13 @@ bad config_json_heads     $input "cannot be cut into 3 heads. use another model"
 bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers, and 1 to 1000 are possible" "${model[@]}" deep
 bad config_json_wide      $input "65537 channels, and 1 to 65536 are possible" "${model[@]}" wide
 bad config_json_long      $input "65537 tokens of context, and 1 to 65536 are possible" "${model[@]}" long
+bad config_json_huge      $input '"n_positions" at byte 136 is 1099511627776' "${model[@]}" huge
+bad config_json_fifo      $input fifo_config/config.json "${model[@]}" fifo_config
+bad manifest_fifo         $input fifo_manifest/MANIFEST.json "${model[@]}" fifo_manifest
+bad tokenizer_fifo        $input fifo_words/vocab.json "${model[@]}" model --tokenizer fifo_words
+bad tokenizer_too_small   $input "the tokenizer bytes has 256 tokens, the model's vocabulary 50257" --sample-only --model of_words --tokenizer bytes
+bad sample_not_finite     76 "--model nan_weights: the logits after token 1 are not finite" --sample-only --model nan_weights --prompt a
+bad eval_not_finite       76 "the loss of --model nan_weights" --eval-only --model nan_weights --val good.bin --seq-len 16
 bad check_deep            $input "deep/config.json: bytes 0 to" --check deep
 bad weights_empty         $input empty_weights      "${model[@]}" empty_weights
 bad weights_short         $input short_weights      "${model[@]}" short_weights

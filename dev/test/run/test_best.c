@@ -120,6 +120,60 @@ static void test_alone(void) {
     remove_tree("part");
 }
 
+// ---- --patience -----------------------------------------------------------------------------------------------------
+
+// The step of the first validation at which as many in a row are no new lowest; 0: none.
+static long end_of_patience(const char *metrics, int patience) {
+    size_t bytes;
+    char *text = read_text(metrics, &bytes), *save = NULL;
+    double lowest = INFINITY;
+    long end = 0;
+    int stale = 0;
+    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line && !end; line = strtok_r(NULL, "\n", &save)) {
+        char *val = strstr(line, "\"val_loss\": ");
+        if (!val) continue;
+        stale = atof(val + 12) < lowest ? 0 : stale + 1;
+        lowest = fmin(lowest, atof(val + 12));
+        if (stale == patience) end = atol(strstr(line, "\"step\": ") + 8);
+    }
+    memory_free(text);
+    return end;
+}
+
+#define PATIENT RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --keep 0 --val-every 3 --keep-best "
+
+// Ends as many validations after the lowest; a resume has counted those before it.
+static void test_patience(void) {
+    CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
+    long first = end_of_patience("part/metrics.jsonl", 2), second = end_of_patience("part/metrics.jsonl", 3);
+    CHECK(first > 0 && (second == 0 || second > first) && first < TOKENS / 16, "ends at %ld and %ld: a bad example",
+          first, second);
+    Lowest whole = lowest_of("part/metrics.jsonl");
+    CHECK(trainer_run(PATIENT "--fresh --patience 1000", seed, TOKENS) == 0 &&
+              same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"),
+          "it changes the numbers: %s", log_tail());
+    remove_tree("part.1");
+
+    CHECK(trainer_run(PATIENT "--fresh --patience 2", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK(newest_step("part") == first && log_mentions(path_of("ended early, after step %ld: 2 validations", first)),
+          "%ld, not %ld: %s", newest_step("part"), first, log_tail());
+    CHECK(log_mentions("lowest validation loss"), "%s", log_tail());
+    CHECK(trainer_run(PATIENT "--patience 2", seed, TOKENS) == 0 && log_mentions("--patience 2 ended it"), "%s",
+          log_tail());
+    CHECK(newest_step("part") == first, "it trains on");
+    remove_tree(path_of("part/step_%08ld", first));
+    CHECK(trainer_run(PATIENT "--patience 2", seed, TOKENS) == 0 && log_mentions("ended early"), "%s", log_tail());
+    CHECK(newest_step("part") == first, "%ld: it forgets what it counted", newest_step("part"));
+    CHECK(trainer_run(PATIENT "--patience 3", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK(newest_step("part") == (second ? second : TOKENS / 16), "%ld with more patience, want %ld",
+          newest_step("part"), second);
+    CHECK(trainer_run(PATIENT, seed, TOKENS) == 0 && newest_step("part") == whole.last &&
+              same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"),
+          "without it to the end: %s", log_tail());
+    remove_tree("part");
+    remove_tree("part.1");
+}
+
 // ---- On a disk that is too small for --keep -------------------------------------------------------------------------
 
 // Every validation is the best so far; the previous best is then the oldest checkpoint.
@@ -203,6 +257,7 @@ int main(void) {
     RUN(test_the_best_stays);
     RUN(test_across_stops);
     RUN(test_alone);
+    RUN(test_patience);
     RUN(test_little_room);
     RUN(test_the_best_is_not_saved);
     return trainer_end();

@@ -5,8 +5,10 @@
 #define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
 #include "model/engine.h"
 #include "crash.h"
+#include "run/lock.h"
 
 #include <sys/file.h>
+#include <sys/resource.h>
 
 static void test_undisturbed(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
@@ -95,7 +97,8 @@ static void check_failure(Fault fault, Call call, long n, int error) {
     bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
     bool said = log_mentions(code ? "error: " : "warning: ");
-    said = said || (code == 0 && call == CALL_ALLOC); // a checkpoint that cannot be read is kept without a word
+    // A checkpoint that cannot be read is kept without a word, and a line of the log is written at the second try.
+    said = said || (code == 0 && (call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE)));
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
     CHECK(faults->struck > 0, "%s: no call failed", what);
     check_nothing_lost(what);
@@ -273,17 +276,6 @@ static void test_slow_snapshots(void) {
         check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
 }
 
-// ---- Damage ---------------------------------------------------------------------------------------------------------
-
-static void flip_bit(const char *path, uint64_t bit) {
-    size_t bytes;
-    char *text = read_text(path, &bytes);
-    Error e;
-    if (text) text[bit / 8] ^= (char)(1 << bit % 8);
-    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
-    memory_free(text);
-}
-
 // A run directory: files, and directories of files.
 static void copy_run(const char *from, const char *to) {
     Names names;
@@ -296,6 +288,207 @@ static void copy_run(const char *from, const char *to) {
         else copy_file(inner, copy);
     }
     names_free(&names);
+}
+
+static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
+    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
+    Manifest manifest = {.count = 0};
+    FileDigest digest;
+    Error e = {0};
+    CHECK_OK(archive_begin(out, step, directory, &manifest, stderr, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
+    manifest_add(&manifest, "state.json", digest);
+    CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
+}
+
+// ---- Nothing good is lost -------------------------------------------------------------------------------------------
+
+// A disk that something else fills: older checkpoints give way for a save and the waiting lines, and training continues.
+static void test_log_waits_for_room(void) {
+    static const char *const command = COMMAND "--keep 4 --out part";
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
+    for (int step = 3; step <= 9; step += 3)
+        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
+    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_used_kb("part") + 16;
+    faults->log_needs_kb = 20;
+    int code = trainer_run("%s", command);
+    CHECK(code == 0 && faults->struck > 0, "exit code %d, %ld lines: %s", code, (long)faults->struck, log_tail());
+    CHECK(log_mentions("warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory") &&
+              log_mentions("note: removed 2 checkpoints of part") && log_mentions("note: the log is written again"),
+          "%s", log_tail());
+    check_same_end("whole", "part", "a full disk");
+}
+
+// Where nothing may give way the run ends before the lines take too much memory.
+static void test_log_waits_no_longer(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run("--train-tokens 300 --out part") == 0, "%s", log_tail());
+    long begun = newest_step("part");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_used_kb("part");
+    faults->log_needs_kb = 20;
+    int code = trainer_run("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    CHECK(code == ERR_WRITE && newest_step("part") == begun, "exit code %d: %s", code, log_tail());
+    CHECK(log_mentions(
+              path_of(" is not saved, and the newest checkpoint is part/step_%08ld: part/metrics.jsonl: ", begun)),
+          "%s", log_tail());
+}
+
+// A limit on the size of files that the log alone reaches: the state is saved.
+static void test_saves_where_the_log_cannot_grow(void) {
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_FSIZE, &before);
+    limit = before;
+    limit.rlim_cur = 200 << 10;
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    setrlimit(RLIMIT_FSIZE, &limit);
+    int code = trainer_run("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    setrlimit(RLIMIT_FSIZE, &before);
+    const char *saved = path_of("step %ld is saved in part/step_%08ld: the same command resumes", newest_step("part"),
+                                newest_step("part"));
+    CHECK(code == ERR_WRITE && log_mentions("File too large") && log_mentions(saved), "exit code %d: %s", code,
+          log_tail());
+}
+
+// Data that can no longer be read: the steps before are saved, and the run resumes when it can.
+static void test_saves_before_unreadable_data(void) {
+    static const char *const data[] = {"/train.bin", "/val.bin"};
+    for (int i = 0; i < 2; i++) {
+        remove_part();
+        faults_plan(FAULT_NONE, -1, 0, EIO);
+        strcpy(faults->unreadable, data[i]);
+        faults->readable = 50;
+        int code = trainer_run("--train-tokens 900 --checkpoint-every 0 --out part");
+        long step = newest_step("part");
+        CHECK(code == ERR_INPUT && log_mentions("Input/output error") && step > 3, "exit code %d: %s", code,
+              log_tail());
+        CHECK(log_mentions(path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step)), "%s",
+              log_tail());
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+        CHECK(i == 1 || same_metrics("whole/metrics.jsonl", "part/metrics.jsonl"),
+              "other metrics"); // a validation less
+        check_same_files(path_of("whole/step_%08ld", newest_step("whole")),
+                         path_of("part/step_%08ld", newest_step("whole")), data[i]);
+    }
+}
+
+static void check_steps_once(const char *path) {
+    size_t bytes;
+    char *text = read_text(path, &bytes), *save = NULL;
+    long last = 0;
+    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save)) {
+        long step = atol(line + strlen("{\"step\": "));
+        CHECK(step == last + !strstr(line, "\"val_loss\""), "%s: step %ld after step %ld", path, step, last);
+        last = step;
+    }
+    CHECK(last > 0 && last == newest_step("part"), "%s ends at step %ld, the run at %ld", path, last,
+          newest_step("part"));
+    memory_free(text);
+}
+
+// A run directory, or its log, that is removed or moved while the run writes to it.
+static void test_the_directory_is_made_again(void) {
+    for (int how = 0; how < 3; how++) {
+        remove_part();
+        remove_tree("moved");
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        pid_t child = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+        wait_for("part/metrics.jsonl", "{\"step\": 9,");
+        if (how == 0) CHECK(rename("part", "moved") == 0, "rename");
+        if (how == 1) remove_tree("part");
+        if (how == 2) unlink("part/metrics.jsonl");
+        kill(child, SIGTERM);
+        int code = trainer_wait(child);
+        CHECK(code == ERR_STOPPED && log_mentions("warning: part/metrics.jsonl was removed or moved: written again"),
+              "%d: exit code %d: %s", how, code, log_tail());
+        check_steps_once("part/metrics.jsonl");
+        CHECK(file_exists("part/run.json") && file_exists("part/written_by"), "%d: files are missing", how);
+        CHECK(trainer_run("train_gpt2 --check part") == 0, "%s", log_tail());
+    }
+}
+
+// Another run took the place of one that was moved: the first does not write there.
+static void test_the_place_is_taken(void) {
+    remove_part();
+    remove_tree("moved");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    pid_t first = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 9,");
+    CHECK(rename("part", "moved") == 0 && rename("log", "first.log") == 0, "rename");
+    pid_t second = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 9,");
+    kill(first, SIGTERM);
+    int code = trainer_wait(first);
+    CHECK(code == ERR_WRITE && file_mentions("first.log", "part/metrics.jsonl: another run is writing to it"), "%d",
+          code);
+    CHECK(newest_step("part") < 0, "it wrote there");
+    kill(second, SIGTERM);
+    code = trainer_wait(second);
+    CHECK(code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
+    check_steps_once("part/metrics.jsonl");
+    remove_tree("moved");
+}
+
+// What cannot be read is not damaged: the run ends, and nothing of it changes.
+static void test_unreadable_is_not_damaged(void) {
+    static const int errors[] = {EACCES, ESTALE, EIO};
+    static const char *const files[] = {"MANIFEST.json", "state.json", "optimizer.safetensors", "run.json"};
+    long newest = newest_step("whole");
+    for (int i = 0; i < 4; i++) {
+        bool of_run = i == 3;
+        remove_part();
+        copy_run("whole", "part");
+        faults_plan(FAULT_NONE, -1, 0, errors[i % 3]);
+        if (of_run) snprintf(faults->unreadable, sizeof faults->unreadable, "part/%s", files[i]);
+        else snprintf(faults->unreadable, sizeof faults->unreadable, "part/step_%08ld/%s", newest, files[i]);
+        int code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
+        CHECK(code == ERR_INPUT && log_mentions(strerror(errors[i % 3])) && log_mentions(faults->unreadable),
+              "%s: exit code %d: %s", files[i], code, log_tail());
+        CHECK(!log_mentions("Skipped") && !log_mentions("--fresh"), "%s: %s", files[i], log_tail());
+        CHECK(of_run || log_mentions("nothing was changed: make it readable and start again"), "%s", log_tail());
+        CHECK(newest_step("part") == newest && same_file("whole/metrics.jsonl", "part/metrics.jsonl") &&
+                  same_file("whole/run.json", "part/run.json"),
+              "%s: the run changed", files[i]);
+        check_resumes(files[i]);
+    }
+}
+
+// Nor is it removed to make room.
+static void test_unreadable_stays_on_a_full_disk(void) {
+    static const char data[100 << 10];
+    Error e = {0};
+    remove_part();
+    CHECK_OK(directory_create("part", &e), &e);
+    for (int step = 1; step <= 4; step++) make_checkpoint("part", step, data, sizeof data);
+    faults_plan(FAULT_NONE, -1, 0, ESTALE);
+    strcpy(faults->unreadable, "part/step_00000004/");
+    faults->disk_kb = disk_used_kb("part") + 10;
+    pid_t child = fork();
+    if (!child) {
+        Removed removed;
+        _exit(archive_make_room("part", 250 << 10, 2, -1, &removed, stderr, NULL, &e)); // 1 and 2 are not enough
+    }
+    int code = trainer_wait(child), count;
+    CHECK_OK(archive_count("part", &count, &e), &e);
+    CHECK(code == ERR_WRITE && count == 4, "exit code %d, %d are left", code, count);
+}
+
+// ---- Damage ---------------------------------------------------------------------------------------------------------
+
+static void flip_bit(const char *path, uint64_t bit) {
+    size_t bytes;
+    char *text = read_text(path, &bytes);
+    Error e;
+    if (text) text[bit / 8] ^= (char)(1 << bit % 8);
+    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
+    memory_free(text);
 }
 
 static uint64_t bits_of(const char *path) {
@@ -399,21 +592,22 @@ static pid_t start_and_wait_for_steps(const char *command) {
 }
 
 static void test_signals(void) {
-    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT, SIGHUP};
-    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP"};
-    int rounds = trainer.thorough ? 200 : 8, stopped = 0;
+    static const int signals[] = {SIGUSR1, SIGTERM, SIGINT, SIGHUP, SIGXCPU};
+    static const char *const names[] = {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP", "SIGXCPU"};
+    int rounds = trainer.thorough ? 200 : 10, stopped = 0;
     remove_part();
     for (int i = 0; i < rounds || (!stopped && i < 100); i++) {
         faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         sleep_us(draw(4000));
-        kill(child, signals[i % 4]);
+        kill(child, signals[i % 5]);
+        if (signals[i % 5] == SIGXCPU) sleep_us(100), kill(child, SIGXCPU); // one comes every second
         int code = trainer_wait(child);
         CHECK(code == 0 || code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
         if (code == ERR_STOPPED) {
             stopped++;
             const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
-            CHECK(log_mentions(names[i % 4]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
+            CHECK(log_mentions(names[i % 5]) && log_mentions(saved), "no '%s' in: %s", saved, log_tail());
             continue;
         }
         check_same_end("whole", "part", "after signals");
@@ -470,7 +664,7 @@ static void test_one_run_at_a_time(void) {
     faults_plan(FAULT_NONE, -1, 0, 0);
     faults->slow_us = 200000;
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
-    int code = trainer_run(COMMAND "--out part");
+    int code = trainer_run(COMMAND "--deadline-setup 1 --out part");
     CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
     CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
     CHECK(log_mentions(path_of(": process %ld on ", (long)child)), "it does not say who: %s", log_tail());
@@ -480,14 +674,22 @@ static void test_one_run_at_a_time(void) {
     check_resumes("one at a time");
 }
 
-// A process that holds the lock of "part" until it is killed, while written_by names another: as a crashed machine does.
-static pid_t lock_from_elsewhere(const char *holder) {
+// A process that holds the lock of "part" until it is killed.
+static pid_t lock_part(void) {
     int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
     CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
     pid_t child = fork();
-    if (!child) pause(), _exit(0);
+    if (!child) run_lock_sign("part", &(Error){0}), pause(), _exit(0);
     close(fd);
+    return child;
+}
+
+// The same, while written_by names another: as a crashed machine does.
+static pid_t lock_from_elsewhere(const char *holder) {
     Error e = {0};
+    unlink("part/written_by");
+    pid_t child = lock_part();
+    wait_for("part/written_by", " ");
     if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), NULL, &e), &e);
     else unlink("part/written_by");
     return child;
@@ -496,6 +698,22 @@ static pid_t lock_from_elsewhere(const char *holder) {
 static void release(pid_t holder) {
     kill(holder, SIGKILL);
     waitpid(holder, NULL, 0);
+}
+
+// A process that was killed may live for some seconds: a start waits for it, and says so.
+static void test_waits_for_a_process_that_is_ending(void) {
+    remove_part();
+    copy_run("whole", "part");
+    unlink("part/written_by");
+    pid_t lock = lock_part();
+    wait_for("part/written_by", " ");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    pid_t child = start(COMMAND "--out part");
+    wait_for("log", "Waiting up to 5 s: it may be ending");
+    CHECK(log_mentions(path_of("another run is writing to it: process %ld on ", (long)lock)), "%s", log_tail());
+    release(lock);
+    int code = trainer_wait(child);
+    CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
 }
 
 // The lock of a crashed machine lasts until its lease ends: a resumed run waits, says so at once, and can be stopped
@@ -524,7 +742,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     kill(child, SIGTERM);
     int code = trainer_wait(child);
     CHECK(code == ERR_STOPPED && log_mentions("SIGTERM: stopped while part was locked"), "%d: %s", code, log_tail());
-    code = trainer_run(COMMAND "--fresh --out part");
+    code = trainer_run(COMMAND "--fresh --deadline-setup 0.1 --out part");
     CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
     code = trainer_run(COMMAND "--deadline-setup 1 --out part");
     CHECK(code == ERR_USAGE && log_mentions("up to 1 s"), "exit code %d: %s", code, log_tail());
@@ -532,17 +750,6 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
 }
 
 // ---- Checkpoints without a run --------------------------------------------------------------------------------------
-
-static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
-    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
-    Manifest manifest = {.count = 0};
-    FileDigest digest;
-    Error e = {0};
-    CHECK_OK(archive_begin(out, step, directory, stderr, &e), &e);
-    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
-    manifest_add(&manifest, "state.json", digest);
-    CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
-}
 
 // A checkpoint set aside several times gets a new name each time; none is overwritten.
 static void test_set_aside_again(void) {
@@ -650,6 +857,14 @@ int main(void) {
     RUN(test_stopped_without_room);
     RUN(test_disk_that_lies);
     RUN(test_slow_snapshots);
+    RUN(test_log_waits_for_room);
+    RUN(test_log_waits_no_longer);
+    RUN(test_saves_where_the_log_cannot_grow);
+    RUN(test_saves_before_unreadable_data);
+    RUN(test_the_directory_is_made_again);
+    RUN(test_the_place_is_taken);
+    RUN(test_unreadable_is_not_damaged);
+    RUN(test_unreadable_stays_on_a_full_disk);
     RUN(test_flipped_bits_are_noticed);
     RUN(test_falls_back);
     RUN(test_check_of_a_file);
@@ -657,6 +872,7 @@ int main(void) {
     RUN(test_second_signal_ends_at_once);
     RUN(test_hangups);
     RUN(test_one_run_at_a_time);
+    RUN(test_waits_for_a_process_that_is_ending);
     RUN(test_waits_for_a_lock_from_elsewhere);
     RUN(test_set_aside_again);
     RUN(test_killed_within_a_large_file);

@@ -116,8 +116,10 @@ static void check_failure(Fault fault, int rank, Call call, long n, int error) {
     CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
     bool said = log_mentions("error (rank ") || log_mentions("error: "); // before the rank is known
     bool board = call == CALL_OPEN && n == 1; // the watchdogs' board, which is opened first and may be missing (comm.c)
-    said = code ? said
-                : call == CALL_ALLOC || board || log_mentions("warning: "); // a checkpoint that cannot be read is kept
+    said = code
+               ? said
+               : call == CALL_ALLOC || board || log_mentions("warning: ") || // a checkpoint that cannot be read is kept
+                     (call == CALL_WRITE && fault == FAULT_ONCE); // a line of the log is written at the second try
     CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
     CHECK(rank > 0 || faults->struck > 0, "%s: no call failed", what); // other ranks may make fewer calls
     check_nothing_lost(what);
@@ -139,6 +141,60 @@ static void test_allocations_that_fail(void) {
     long most = calls_of_run[CALL_ALLOC], stride = trainer.thorough ? 1 : most / 2 + 1, k = draw(RANKS);
     for (long n = 1 + (long)draw((uint32_t)stride); n <= most; n += stride, k++)
         check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, (int)(k % RANKS), CALL_ALLOC, n, ENOMEM);
+}
+
+// ---- Nothing good is lost -------------------------------------------------------------------------------------------
+
+// A rank that cannot read its data ends the step of all: the steps before are saved, and that rank names the file.
+static void test_saves_before_unreadable_data(void) {
+    static const char *const data[] = {"/train.bin", "/val.bin"};
+    for (int i = 0; i < 2; i++) {
+        int rank = (int)draw(RANKS);
+        remove_part();
+        faults_plan(FAULT_NONE, -1, 0, EIO);
+        faults->rank = rank;
+        strcpy(faults->unreadable, data[i]);
+        faults->readable = i ? 5 : 20;
+        int code = trainer_run("--train-tokens 640 --checkpoint-every 0 --zero %d --out part", (int)draw(2));
+        long step = newest_step("part");
+        CHECK(code == ERR_INPUT && log_mentions(path_of("error (rank %d): %s: read failed", rank, data[i] + 1)),
+              "%d: %s", code, log_tail());
+        CHECK(log_mentions(path_of("step %ld is saved in part/step_%08ld", step, step)) && step > 0, "%s", log_tail());
+        faults_plan(FAULT_NONE, -1, 0, 0);
+        CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+        check_same_files(path_of("whole/step_%08ld", newest_step("whole")),
+                         path_of("part/step_%08ld", newest_step("part")), data[i]);
+    }
+}
+
+// A full disk on rank 0, and a run directory that was removed: all ranks save.
+static void test_log_waits_for_room(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
+    for (int step = 3; step <= 9; step += 3)
+        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
+    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->disk_kb = disk_used_kb("part") + 16;
+    faults->log_needs_kb = 20;
+    int code = trainer_run(COMMAND "--keep 4 --out part");
+    CHECK(code == 0 && log_mentions("the log waits in memory") && log_mentions("note: the log is written again"),
+          "exit code %d: %s", code, log_tail());
+    check_same_end("whole", "part", "a full disk");
+}
+
+static void test_the_directory_is_made_again(void) {
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, 0);
+    faults->slow_step_us = 50000; // 19 more come after the first
+    pid_t child = start(COMMAND "--out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 1,");
+    remove_tree("part");
+    int code = trainer_wait(child);
+    CHECK(code == 0 && log_mentions("part/metrics.jsonl was removed or moved: written again"), "%d: %s", code,
+          log_tail());
+    check_same_end("whole", "part", "a directory that was removed");
 }
 
 // ---- Signals --------------------------------------------------------------------------------------------------------
@@ -335,6 +391,9 @@ int main(int argc, char **argv) {
     RUN(test_killed_at_random_moments);
     RUN(test_calls_that_fail);
     RUN(test_allocations_that_fail);
+    RUN(test_saves_before_unreadable_data);
+    RUN(test_log_waits_for_room);
+    RUN(test_the_directory_is_made_again);
     RUN(test_signals);
     RUN(test_other_ranks);
     RUN(test_rank_0_finds_the_checkpoint);

@@ -58,6 +58,10 @@ learns_to_answer() { # twice as good as guessing at least, and guessing before
     run learner --steps 500 --micro-batch 12 --val-every 0 --hellaswag questions.jsonl --hellaswag-every 500 || return 1
     scores learner | awk -F'[:,} ]+' '{ exit !($6 > 0.5 && $8 > 0.5) }' || { scores learner; return 1; }
 }
+one_question() { # has no standard error
+    head -n 1 questions.jsonl > one.jsonl
+    evaluate --hellaswag one.jsonl > e0 && grep -qE '^  acc_norm +[01]\.000000  by mean loss$' e0 && ! grep -q nan e0 || { cat e0; return 1; }
+}
 reports_read_the_log() {
     local python
     python=$(find_python) || skip "no python3" || return
@@ -174,7 +178,7 @@ refusals() {
     mkdir empty_run
     refuse 64 "--eval-only has nothing to evaluate" --eval-only --model "$model" || return 1
     refuse 64 "--eval-only of the preset gpt2-124M" --eval-only --val 'code_val_*.bin' || return 1
-    refuse 64 "--eval-only and --sample-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
+    refuse 64 "--sample-only and --eval-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "--eval-only and --check" --eval-only --check "$model" --model "$model" --val 'code_val_*.bin' || return 1
     refuse 64 "--hellaswag-every" --train 'code_train_*.bin' --steps 2 --hellaswag questions.jsonl || return 1
     refuse 65 "text.txt: neither a preset" --eval-only --model text.txt --val 'code_val_*.bin' || return 1
@@ -204,7 +208,7 @@ refuse_after_setup() {
 }
 
 for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation resumed_as_if_never_stopped learns_to_answer \
-    reports_read_the_log eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
+    reports_read_the_log one_question eval_only_says_what_the_run_said the_whole_set_by_default a_run_is_its_newest_checkpoint micro_batch_and_threads_change_no_bit \
     ranks_share_the_work writes_nothing a_tokenizer_for_a_model_from_scratch bits_are_of_the_words_bytes \
     refusals; do
     try $test

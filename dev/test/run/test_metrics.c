@@ -67,7 +67,7 @@ static void test_names(void) {
                            .mode = GNS_EXACT,
                            .ranks_measured = true};
     const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
-    CHECK_OK(metrics_open(&m, ".", &(bool){0}, &e), &e);
+    CHECK_OK(metrics_open(&m, ".", &(LockHolder){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, &s, &n, &e), &e);
     CHECK_OK(metrics_val(m, 1, 2, 10.5, &e), &e);
@@ -100,7 +100,7 @@ static void log_step(const StepMetrics *s, const Noise *noise) {
     Metrics *m;
     Error e = {0};
     size_t bytes;
-    CHECK_OK(metrics_open(&m, ".", &(bool){0}, &e), &e);
+    CHECK_OK(metrics_open(&m, ".", &(LockHolder){0}, &e), &e);
     CHECK_OK(metrics_begin(m, 0, 0, &e), &e);
     CHECK_OK(metrics_step(m, s, noise, &e), &e);
     CHECK_OK(metrics_close(m, &e), &e);

@@ -139,6 +139,51 @@ prints_its_length() { # a new run, one that resumes with another batch, and a co
         grep -q '^this run is complete: 30 steps, 15360 tokens are done, and --train-tokens is 15360\. ' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
+a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, and a plan knows it
+    local windows tokens
+    windows=$(sed -nE 's/.*"train_data": .*"windows": ([0-9]+).*/\1/p' v/run.json)
+    tokens=$((32 * ((windows + 25) / 50)))
+    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && run e2 --train-tokens $tokens --batch-tokens 640 --threads 1 --lr 1e-3 && same e1 e2 || return 1
+    grep -q "the run is 0.02 epochs" e1.log && grep -q "\"horizon_tokens\": $tokens," e1/run.json && grep -q '"epochs": 0.02' e1/run.json || { cat e1.log; return 1; }
+    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q -- '--epochs 0.02 are .* A longer --epochs resumes' e1.log &&
+        run e1 --epochs 0.04 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q '^resuming from e1' e1.log || { cat e1.log; return 1; }
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
+        grep -q "^run  *$(tail -n 1 e2/metrics.jsonl | grep -oE '[0-9]+' | head -n 1) steps" plan.txt || { cat plan.txt; return 1; }
+}
+mixes_sources() { # by weight, whatever the micro-batches; weights are the run's, and are checked when it resumes
+    head -c 90000 text.txt | tr a-z A-Z > other.txt
+    "$tokenize" --tokenizer bytes --out other other.txt > tokenize.log 2>&1 || { cat tokenize.log; return 1; }
+    local common="--batch-tokens 384 --threads 1 --lr 1e-3 --checkpoint-every 4 --keep 0" small="--val code_val_*.bin ${small#*--val code_val_\*.bin}" why
+    local mixed="code_train_*.bin:3 other_*.bin:1"
+    run x1 --train "$mixed" --steps 8 $common --micro-batch 12 && run x2 --train "$mixed" --steps 4 $common --micro-batch 5 &&
+        run x2 --train code_train_*.bin:3 other_*.bin:1 --steps 8 $common --micro-batch 5 && run x3 --train 'code_train_*.bin' --steps 8 $common || return 1
+    losses() { grep -o '"loss": [0-9.]\{6\}' "$1/metrics.jsonl"; }
+    diff <(losses x1) <(losses x2) && ! diff <(losses x1) <(losses x3) > diff.log || { echo "not the examples of the mixture"; return 1; }
+    grep -q '^ *75\.00% of the rows from code_train_\*.bin: .* epochs$' x1.log && grep -q '"sources": \[{"files": "code_train_\*.bin", "share": 0.75, ' x1/run.json || { cat x1.log; return 1; }
+    while IFS='|' read -r code words why; do
+        # shellcheck disable=SC2086
+        GLOBIGNORE='*' "$train" $small --out x1 $common --steps 9 $words > refused.log 2>&1
+        [ $? = "$code" ] && one_line refused.log && grep -qF -- "$why" refused.log || { echo "$words"; cat refused.log; return 1; }
+    done <<- END
+		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture.0.share = 0.75 (--train), the command has 0.5
+		65|--train code_train_*.bin other_*.bin|this run has 2 weights (--train), the command has 0
+		64|--train code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
+		64|--train code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
+	END
+    "$train" ${small/code_val/code_train} --train "$mixed" --epochs 1 > refused.log 2>&1
+    [ $? = 64 ] && grep -q '^error: --epochs 1: the sources of a --train with weights have epochs' refused.log || { cat refused.log; return 1; }
+    "$train" --train 'other_*.bin' --val 'code_val_*.bin:1' --vocab-size 256 --steps 1 > refused.log 2>&1
+    [ $? = 64 ] && grep -q '^error: --val .*: it has weights' refused.log || { cat refused.log; return 1; }
+}
+several_patterns_are_one() { # without weights: as one pattern that matches all their files; a shell's expansion, too
+    cp other_*.bin code_train_000001.bin
+    local small="--val code_val_*.bin ${small#*--val code_val_\*.bin} --steps 4 --batch-tokens 384 --threads 1"
+    run z1 --train 'code_train_*.bin' && run z2 --train 'code_train_000001.bin code_train_000000.bin' && same z1 z2 || return 1
+    # shellcheck disable=SC2086
+    "$train" --train code_train_*.bin $small --out z3 > z3.log 2>&1 && same z1 z3
+    rm code_train_000001.bin
+}
 notes_validation_on_training_data() { # under another name, too
     local note='^note: --val shares 1 of its 1 shards with --train: '
     cp code_train_*.bin again.bin
@@ -170,9 +215,72 @@ a_prompt_from_a_file() { # longer than an option's text and than the model's con
         ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is the file copied into each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
+a_prompt_from_a_pipe() { # which is waited for, with a note after 2 s; a signal ends the wait
+    local sample=("$train" --sample-only --model "$(newest_checkpoint f)" --sample-tokens 5) pid
+    mkfifo slow
+    "${sample[@]}" --prompt @slow > s2 2> wait.log &
+    "$train" $small --out z --steps 2 --sample-every 1 --prompt @slow > /dev/null 2> stop.log &
+    pid=$!
+    until [ "$(cat wait.log stop.log | grep -cx 'note: waiting for slow (a pipe), which is empty so far')" = 2 ]; do
+        kill -0 $pid 2> /dev/null || break
+        sleep 0.05
+    done
+    kill -TERM $pid 2> /dev/null
+    wait $pid
+    [ $? = 75 ] && [ ! -e z ] || { cat stop.log; return 1; }
+    cat prompt.txt > slow
+    wait
+    "${sample[@]}" --prompt @- < <(cat prompt.txt) > s3 || return 1
+    "${sample[@]}" --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
+}
 greedy_sampling_takes_top_1() {
     "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
         "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-k 1 --seed 9 > s2 && cmp s1 s2
+}
+keeps_the_nucleus() { # the tokens of --top-k and --top-p, at a temperature, as Python has them
+    local python
+    python=$(find_python) || skip "no python3" || return
+    "$python" - "$root/$build/dev/test/run/print_kept" << 'END'
+import itertools, math, random, subprocess, sys
+cases, lines = [], []
+while len(cases) < 400:
+    V, temperature, p = random.randint(1, 40), random.choice([0.3, 1, 2.5]), random.choice([1e-9, 0.1, 0.5, 0.9, 0.999, 1])
+    k, logits = random.choice([0, 1, 3, 1000]), [random.randint(-40, 40) / 8 for _ in range(V)]
+    ranked = sorted(range(V), key=lambda v: (-logits[v], v))[: k or V]  # of equal ones the first
+    weight = [math.exp(logits[v] / temperature) for v in ranked]
+    share = [sum_ / sum(weight) for sum_ in itertools.accumulate(weight)]
+    if p < 1 and min(abs(x - p) for x in share) < 1e-12:
+        continue  # a matter of rounding
+    fewest = next((n for n, x in enumerate(share, 1) if x >= p), V) if p < 1 else len(ranked)
+    cases.append(sorted(ranked[:fewest]))
+    lines.append(" ".join(map(str, [temperature, k, p, V, *logits])))
+out = subprocess.run(sys.argv[1], input="\n".join(lines), capture_output=True, text=True, check=True).stdout.splitlines()
+assert len(out) == len(cases), len(out)
+for line, want, got in zip(lines, cases, out):
+    assert [int(v) for v in got.split()] == want, (line, want, got)
+END
+}
+samples_with_top_p() { # through the program: almost 0 is the likeliest token
+    "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --temperature 0 > s1 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-p 1e-9 --seed 9 > s2 && cmp s1 s2 &&
+        "$train" --sample-only --model "$(ls -d f/step_*)" --prompt 'int ' --top-p 0.5 > s3 && ! cmp -s s1 s3 || return 1
+    [ "$(wc -c < s1)" = $((4 + 400 + 1)) ] || { echo "$(wc -c < s1) bytes by default"; return 1; }
+}
+a_conversation() { # each line is a prompt; the model is read once, and the end of the input ends it
+    local answer
+    cp -r "$(newest_checkpoint f)" spoken && "$train" --sample-only --model spoken --sample-tokens 20 --prompt 'static int' > s1 &&
+        "$train" --sample-only --model spoken --sample-tokens 20 --prompt 'void' --samples 2 > s2 || return 1
+    coproc "$train" --sample-only --model spoken --sample-tokens 20 --interactive 2> spoken.err
+    local pid=$COPROC_PID
+    exec {answer}<&"${COPROC[0]}"
+    echo 'static int' >&"${COPROC[1]}" && head -c "$(wc -c < s1)" <&"$answer" > a1 && cmp s1 a1 || return 1
+    rm -r spoken
+    echo 'void' >&"${COPROC[1]}" && eval "exec ${COPROC[1]}>&-" && cat <&"$answer" > a2
+    wait "$pid" || { echo "exit code $?"; cat spoken.err; return 1; }
+    diff <(sed '1,/^--- sample 2/d' s2) a2 || return 1
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive < /dev/null > a3 && [ ! -s a3 ] || return 1
+    "$train" --sample-only --model "$(newest_checkpoint f)" --interactive --prompt x > a3 2>&1
+    [ $? = 64 ] && grep -q '^error: --prompt and --interactive exclude' a3 || { cat a3; return 1; }
 }
 a_run_is_checked() { # its checkpoints, and nothing else in it
     cp -r a checked && mkdir checked/step_notes checked/step_7 && "$train" --check checked > checked.log 2>&1 &&
@@ -182,7 +290,9 @@ an_earlier_run_is_kept() { run a $ramp --threads 1 --fresh && [ -s a.1/metrics.j
 config_file_is_the_command_line() {
     tr -s ' \n' '\n' <<< "$small --steps 5 --threads 1 --out i" |
         awk '/^--/ { name = substr($0, 3); next } name { print name " = " $0; name = "" }' > run.cfg
-    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j
+    "$train" --config run.cfg > i.log 2>&1 && run j --steps 5 --threads 1 && same i j || return 1
+    sed -i 's/out = i/out = i2/' run.cfg
+    cat run.cfg | "$train" --config - > i.log 2>&1 && same i i2
 }
 a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
     # shellcheck disable=SC2086
@@ -194,6 +304,25 @@ standard_output_on_a_full_disk() {
     "$train" --help > /dev/full 2> full.log
     [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
         { cat full.log; return 1; }
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out full --steps 5 --threads 1 > /dev/full 2> full.log
+    [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
+}
+closed_standard_streams() { # no file that is written takes their numbers
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "$train" $small --out closed --steps 5 --threads 1 >&- 2>&- <&- && same j closed || return 1
+    "$train" --version >&- 2> full.log
+    [ $? = 74 ] || { cat full.log; return 1; }
+}
+a_small_stack() { # 16 KiB, on which other programs end with a signal
+    local program
+    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
+    for program in "$train" "$tokenize"; do
+        (ulimit -s 16 && exec "$program" --help) > small.log 2>&1
+        [ $? = 71 ] && grep -qx 'error: the stack is limited to 16 KiB, and 256 are needed. raise it: ulimit -s 8192' small.log ||
+            { cat small.log; return 1; }
+    done
+    (ulimit -s 256 && exec "$train" --sample-only --model "$(newest_checkpoint f)" --prompt int) > small.log 2>&1 || { cat small.log; return 1; }
 }
 prints_its_commit() { # with --version and in run.json
     local commit
@@ -215,9 +344,9 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
 
 for test in two_runs_are_identical threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
-    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length \
-    notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file \
-    greedy_sampling_takes_top_1 a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk prints_its_commit dry_run_predicts_the_memory; do
+    notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
+    notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk closed_standard_streams a_small_stack prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed

@@ -1,19 +1,59 @@
-// The line of a step: its numbers, its memory compared with the kernel's count, and its width on a terminal.
+// The line of a step: its numbers, its memory compared with the kernel's count, and its width on a terminal. Work that
+// takes long, the time that is left, and the answer to a signal.
 #define _XOPEN_SOURCE 700 // posix_openpt
+#include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
 #include "../test.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 static const StepMetrics metrics = {
     .step = 299, .tokens = 7000, .batch = 8, .loss = 2.34975, .tok_per_s = 25823.4, .mfu = 0.51249};
 
-// The CPU engine has the memory of its process, whatever its state.
-static const EngineApi *const state = &cpu_engine;
+// The CPU engine has the memory of its process, whatever its state. Its progress is this.
+static double engine_share;
+static double share_of(const Engine *engine) {
+    (void)engine;
+    return engine_share;
+}
+static EngineApi api;
+static const EngineApi *const state = &api;
 static const Engine *const engine = (const Engine *)&state;
+
+enum { T = 10, HORIZON = 10000 };
+
+static void begin(Progress *p, FILE *f, bool terminal) {
+    progress_create(p, f, false);
+    p->terminal = terminal;
+    progress_run(p, engine, T, 298, 6980, HORIZON, NULL);
+    p->past[STAGE_STEP].seconds = 10, p->past[STAGE_STEP].count = 6980;
+}
+
+// What was written to the file since the last call.
+static char *written(FILE *f) {
+    static char text[4000];
+    fflush(f);
+    rewind(f);
+    text[fread(text, 1, sizeof text - 1, f)] = 0;
+    rewind(f);
+    CHECK(ftruncate(fileno(f), 0) == 0, "cannot cut a temporary file");
+    return text;
+}
+
+static int widest(const char *text) {
+    int width = 0, most = 0;
+    for (; *text; text++) {
+        if (strncmp(text, "\033[K", 3) == 0) text += 2, width--; // takes no column
+        width = *text == '\n' || *text == '\r' ? 0 : width + 1;
+        if (width > most) most = width;
+    }
+    return most;
+}
 
 // What a step prints into a file.
 static void show(const StepMetrics *s, char *out, size_t bytes) {
@@ -21,24 +61,54 @@ static void show(const StepMetrics *s, char *out, size_t bytes) {
     Noise noise = {0};
     FILE *f = tmpfile();
     CHECK(f != NULL, "no temporary file");
-    progress_create(&p, f, engine, 0, 10000);
+    setenv("COLUMNS", "200", 1);
+    begin(&p, f, false);
     progress_step(&p, s, &noise, true);
-    rewind(f);
-    out[fread(out, 1, bytes - 1, f)] = 0;
+    snprintf(out, bytes, "%s", written(f));
+    progress_destroy(&p);
     fclose(f);
+    unsetenv("COLUMNS");
 }
 
 static void test_line(void) {
     char line[400];
     StepMetrics unknown = metrics;
     show(&metrics, line, sizeof line);
-    static const char want[] = "step   299   70%  loss 2.3497  val -  B 8  GNS off  25823 tok/s  ETA 0:00  MFU 51.2%  ";
+    static const char want[] = "step   299  70%  ETA 0:04  loss 2.3497  B 8  25823 tok/s  MFU 51.2%  ";
     CHECK(strncmp(line, want, strlen(want)) == 0, "%s", line);
     CHECK(line[strlen(line) - 1] == '\n' && !strchr(line, '\r'), "%s", line);
     unknown.mfu = NAN;
     show(&unknown, line, sizeof line);
-    CHECK(!strstr(line, "MFU") && strstr(line, "  ETA 0:00  ") && !strstr(line, "   ETA") && strstr(line, "iB\n"), "%s",
-          line);
+    CHECK(!strstr(line, "MFU") && !strstr(line, "-") && !strstr(line, "GNS") && strstr(line, "iB\n"), "%s", line);
+    unknown.tok_per_s = 613946;
+    show(&unknown, line, sizeof line);
+    CHECK(strstr(line, "  614k tok/s"), "%s", line);
+}
+
+// The field of the noise scale: nothing while nothing is known.
+static void test_gns(void) {
+    static const struct {
+        double g2, spread; // of the squared gradient
+        const char *want;
+    } cases[] = {{1, 0, "  GNS 10 +- "}, {1, 3, "  GNS > "}, {1, 1e6, ""}, {-1, 1e4, ""}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Progress p;
+        double spread = cases[i].spread;
+        FILE *f = tmpfile();
+        StepMetrics s = metrics;
+        Noise noise = {
+            .ln = {.steps = 100, .weight = 1, .g2 = cases[i].g2, .s = 10, .weight_sq = 0.01, .diff_weight = 1}};
+        noise.ln.diff_gg = 100 * spread * spread, noise.ln.diff_ss = 1e-3;
+        s.mode = GNS_LN;
+        setenv("COLUMNS", "120", 1);
+        begin(&p, f, false);
+        progress_step(&p, &s, &noise, true);
+        const char *line = written(f), *gns = strstr(line, "  GNS");
+        unsetenv("COLUMNS");
+        CHECK(*cases[i].want ? gns && strncmp(gns, cases[i].want, strlen(cases[i].want)) == 0 : !gns, "%s", line);
+        progress_destroy(&p);
+        fclose(f);
+    }
 }
 
 // Resident memory by /proc/self/status, which counts in another way.
@@ -76,65 +146,255 @@ static void test_memory(void) {
     memory_free(block);
 }
 
-// What a step draws on a pseudo-terminal with this many columns.
-static void draw(int columns, char *out, size_t bytes) {
+// All that was written to the terminal: the kernel may hand it over in parts.
+static void read_all(int master, FILE *f, char *out, size_t bytes) {
+    size_t used = 0;
+    fputc('@', f);
+    fflush(f);
+    while (used + 1 < bytes && (used == 0 || out[used - 1] != '@')) {
+        ssize_t n = read(master, out + used, bytes - 1 - used);
+        if (n <= 0) break;
+        used += (size_t)n;
+    }
+    out[used ? used - 1 : 0] = 0;
+}
+
+// What a step of a run with every number draws on a pseudo-terminal with this many columns, and then its curve.
+static void draw(int columns, char *line, char *curve, size_t bytes) {
     Progress p;
     Noise noise = {0};
+    StepMetrics s = metrics;
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     CHECK(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0, "no pseudo-terminal");
     int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
     struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)columns};
     CHECK(slave >= 0 && ioctl(slave, TIOCSWINSZ, &size) == 0, "no pseudo-terminal");
     FILE *f = fdopen(slave, "w");
-    progress_create(&p, f, engine, 0, 10000);
-    progress_step(&p, &metrics, &noise, true);
-    ssize_t n = read(master, out, bytes - 1);
-    out[n > 0 ? n : 0] = 0;
+    begin(&p, f, true);
+    p.val_loss = 2.25;
+    for (s.step = 18000; s.step < 18003; s.step++) s.loss -= 0.3, s.tokens += 100, progress_step(&p, &s, &noise, true);
+    read_all(master, f, line, bytes);
+    progress_curve(&p);
+    read_all(master, f, curve, bytes);
+    progress_destroy(&p);
     fclose(f);
     close(master);
 }
 
 static void test_terminal(void) {
     static const char redraw[] = "\r\033[K";
-    char line[400];
+    char line[4000], curve[4000];
     for (int columns = 20; columns <= 200; columns += 20) {
-        draw(columns, line, sizeof line);
+        draw(columns, line, curve, sizeof line);
         CHECK(strncmp(line, redraw, strlen(redraw)) == 0 && !strchr(line, '\n'), "%s", line);
-        int width = (int)(strlen(line) - strlen(redraw));
-        CHECK(width < columns && (width == columns - 1 || columns > 90), "%d wide on %d columns", width, columns);
+        CHECK(widest(line) < columns && (widest(curve) <= columns || columns < 40), "%d and %d wide on %d columns: %s",
+              widest(line), widest(curve), columns, line);
+        CHECK(columns < 40 || (strstr(line, "  ETA ") && strstr(line, "  loss ")), "%s", line);
+        CHECK(columns < 80 || (strstr(line, "  B 8") && strstr(line, " tok/s") && strstr(line, "  MFU ")), "%s", line);
+        CHECK(columns < 80 || widest(curve) == 79, "the curve is %d wide", widest(curve));
+        CHECK(strstr(curve, "*"), "no curve on %d columns", columns);
     }
-    CHECK(strstr(line, "MiB") || strstr(line, "GiB"), "cut on a wide terminal: %s", line);
+    CHECK(strstr(line, "val 2.2500") && strstr(line, "iB"), "cut on a wide terminal: %s", line);
 }
 
 // A validation between two drawings of the line leaves one line, which later drawings do not overwrite.
 static void test_validation(void) {
-    char text[2000];
     for (int terminal = 0; terminal < 2; terminal++) {
         Progress p;
         Noise noise = {0};
         FILE *f = tmpfile();
-        progress_create(&p, f, engine, 0, 10000);
-        p.terminal = terminal;
+        setenv("COLUMNS", "120", 1);
+        begin(&p, f, terminal);
         progress_step(&p, &metrics, &noise, true);
         progress_val(&p, &metrics, 1.25);
         progress_step(&p, &metrics, &noise, true);
         progress_break(&p);
-        rewind(f);
-        text[fread(text, 1, sizeof text - 1, f)] = 0;
+        const char *text = written(f);
         const char *drawn = terminal ? "\r\033[K" : "", *line = strstr(text, "step   299  val loss 1.2500\n");
         const char *next = line ? strchr(line, '\n') + 1 : "";
         CHECK(line && strncmp(line - strlen(drawn), drawn, strlen(drawn)) == 0 && (terminal || line[-1] == '\n'), "%s",
               text);
-        CHECK(strncmp(next, drawn, strlen(drawn)) == 0 && strstr(next, "val 1.2500  "), "%s", text);
+        CHECK(strncmp(next, drawn, strlen(drawn)) == 0 && strstr(next, "  val 1.2500  "), "%s", text);
         CHECK(next[strlen(next) - 1] == '\n' && next[strlen(next) - 2] != '\n', "%s", text);
+        progress_destroy(&p);
         fclose(f);
+        unsetenv("COLUMNS");
     }
 }
 
+// ---- Work that takes long -------------------------------------------------------------------------------------------
+
+// A step of 8 rows in two pieces: nothing within the delay, then its share and what is left, and at its end nothing.
+static void check_step(bool terminal) {
+    Progress p;
+    FILE *f = tmpfile();
+    begin(&p, f, terminal);
+    double delay = terminal ? 1 : 10, now = clock_seconds();
+    progress_begin(&p, STAGE_STEP, NULL, 8, 2);
+    progress_next(&p, 0, 4);
+    progress_look(&p, now + 0.9 * delay);
+    CHECK(!*written(f), "too early");
+    engine_share = 0.5;
+    progress_look(&p, now + 100);
+    const char *line = written(f);
+    CHECK(strstr(line, "step 299: 25%, 5:00 left  micro-step 1 of 2  ETA ") && widest(line) <= 80, "%s", line);
+    CHECK(strncmp(line, "\r\033[K", 4) == 0 ? terminal && !strchr(line, '\n') : !terminal, "%s", line);
+    engine_share = 0; // the engine has begun the next piece, and the program has not said so
+    progress_look(&p, now + 200);
+    CHECK(strstr(written(f), "step 299: 25%, "), "a share that falls");
+    progress_next(&p, 4, 4);
+    engine_share = 1;
+    progress_look(&p, now + 300);
+    CHECK(strstr(written(f), "step 299: 99%, "), "100%% before its end");
+    progress_look(&p, now + 300.1);
+    CHECK(!*written(f), "too often");
+    progress_end(&p);
+    progress_look(&p, now + 400);
+    CHECK(!*written(f), "work that has ended");
+    CHECK(p.tokens == 6980 + 80 && p.step == 299, "step %lld, %lld tokens", (long long)p.step, (long long)p.tokens);
+    progress_destroy(&p);
+    fclose(f);
+    engine_share = 0;
+}
+
+static void test_step(void) {
+    check_step(true);
+    check_step(false);
+}
+
+// Without a run (--eval-only) the line of work ends at 100%, on a line of its own. Work of unknown length shows its time.
+static void test_work(void) {
+    Progress p;
+    FILE *f = tmpfile();
+    double now = clock_seconds();
+    progress_create(&p, f, false);
+    p.terminal = true;
+    progress_begin(&p, STAGE_SETUP, "reading the data", 0, 0);
+    progress_look(&p, now + 65);
+    CHECK(strcmp(written(f), "\r\033[Kreading the data 1:05") == 0, "no length");
+    progress_end(&p);
+    progress_begin(&p, STAGE_VALIDATE, "validation", 200, 200);
+    progress_next(&p, 50, 10);
+    progress_look(&p, now + 100);
+    const char *line = written(f);
+    CHECK(strstr(line, "validation 25%, 5:00 left  50 of 200"), "%s", line);
+    progress_end(&p);
+    line = written(f);
+    CHECK(strstr(line, "validation 100%, took 0:00\n"), "%s", line);
+    progress_begin(&p, STAGE_TEST, "HellaSwag", 200, 200);
+    progress_end(&p);
+    CHECK(!*written(f), "work that was short is shown");
+    progress_begin(&p, STAGE_TEST, "HellaSwag", 200, 200);
+    progress_break(&p);
+    progress_look(&p, now + 200);
+    CHECK(!*written(f), "a line after progress_break");
+    progress_destroy(&p);
+    fclose(f);
+}
+
+// In a log: the first step, then as rarely as log_interval says, and the last.
+static void test_log(void) {
+    Progress p;
+    Noise noise = {0};
+    FILE *f = tmpfile();
+    begin(&p, f, false);
+    progress_step(&p, &metrics, &noise, false);
+    CHECK(*written(f), "no first line");
+    progress_step(&p, &metrics, &noise, false);
+    CHECK(!*written(f), "a second line at once");
+    p.stepped -= 3;
+    progress_step(&p, &metrics, &noise, false);
+    CHECK(*written(f), "no line after 3 s");
+    p.started -= 1000, p.stepped -= 19; // the interval is 20 s
+    progress_step(&p, &metrics, &noise, false);
+    CHECK(!*written(f), "a line after 19 s of a log of 1000 s");
+    p.stepped -= 2;
+    progress_step(&p, &metrics, &noise, false);
+    CHECK(*written(f), "no line after 21 s");
+    progress_destroy(&p);
+    fclose(f);
+}
+
+// 100 of 1000 tokens are done in 10 s, in steps of 100: 90 s are left, and what the run stops for.
+static void test_left(void) {
+    Progress p;
+    FILE *f = tmpfile();
+    RunCosts costs = {.last_save = 5};
+    for (int costly = 0; costly < 2; costly++) {
+        if (costly) { // after steps 4, 8 and 10; after step 5: as long as 10 tokens, 1 s; unless measured
+            costs.every[STAGE_VALIDATE] = 4, costs.at_end[STAGE_VALIDATE] = true, costs.guess[STAGE_VALIDATE] = 10;
+            costs.every[STAGE_SAVE] = 5;
+        }
+        progress_create(&p, f, false);
+        progress_run(&p, engine, T, 1, 100, 1000, &costs);
+        CHECK(isnan(progress_left(&p, 0)), "known before a step");
+        p.batch_tokens = 100;
+        p.past[STAGE_STEP].seconds = 10, p.past[STAGE_STEP].count = 100;
+        CHECK(fabs(progress_left(&p, 0) - (costly ? 98 : 95)) < 1e-9, "%g s", progress_left(&p, 0));
+        p.past[STAGE_VALIDATE].seconds = 40, p.past[STAGE_VALIDATE].count = 2;
+        p.past[STAGE_SAVE].seconds = 7, p.past[STAGE_SAVE].count = 1;
+        CHECK(fabs(progress_left(&p, 0) - (costly ? 95 + 3 * 20 + 7 : 95)) < 1e-9, "%g s", progress_left(&p, 0));
+        p.tokens = 1000, p.step = 10;
+        CHECK(progress_left(&p, 0) == 0, "%g s after the end", progress_left(&p, 0));
+        progress_destroy(&p);
+    }
+    fclose(f);
+}
+
+// Said once, within the first step, by 10 s: a run of 10,000 tokens at 8 tokens in 100 s.
+static void test_long_run(void) {
+    Progress p;
+    FILE *f = tmpfile();
+    for (int hours = 0; hours < 2; hours++) {
+        progress_create(&p, f, false);
+        progress_run(&p, engine, 1, 0, 0, hours ? 10000 : 100, NULL);
+        progress_begin(&p, STAGE_STEP, NULL, 16, 2);
+        progress_next(&p, 8, 8);
+        progress_look(&p, p.now.begun + 100);
+        const char *text = written(f);
+        CHECK(!strstr(text, "note: the run takes about 35 hours at this speed") == !hours, "%s", text);
+        progress_look(&p, p.now.begun + 120);
+        CHECK(!strstr(written(f), "note"), "said twice");
+        progress_destroy(&p);
+    }
+    fclose(f);
+}
+
+// Once, on standard error, within the step. (The signal stays requested: this is the last test.)
+static void test_signal(void) {
+    Progress p;
+    FILE *f = tmpfile(), *errors = tmpfile();
+    int before = dup(STDERR_FILENO);
+    begin(&p, f, true);
+    progress_begin(&p, STAGE_STEP, NULL, 8, 2);
+    progress_next(&p, 4, 4);
+    signals_install();
+    raise(SIGINT);
+    dup2(fileno(errors), STDERR_FILENO);
+    progress_look(&p, p.now.begun + 40);
+    progress_look(&p, p.now.begun + 41);
+    dup2(before, STDERR_FILENO);
+    const char *text = written(errors);
+    CHECK(strcmp(text, "finishing this step (about 40 s), then saving; again: quit without saving\n") == 0, "%s", text);
+    progress_destroy(&p);
+    fclose(errors);
+    fclose(f);
+    close(before);
+}
+
 int main(void) {
+    api = cpu_engine;
+    api.progress = share_of;
     RUN(test_line);
+    RUN(test_gns);
     RUN(test_memory);
     RUN(test_terminal);
     RUN(test_validation);
+    RUN(test_step);
+    RUN(test_work);
+    RUN(test_log);
+    RUN(test_left);
+    RUN(test_long_run);
+    RUN(test_signal);
     return test_summary();
 }

@@ -65,9 +65,27 @@ int __wrap_open(const char *path, int flags, ...) {
 
 int __real_openat(int directory, const char *name, int flags, ...);
 int __wrap_openat(int directory, const char *name, int flags, ...);
-int __wrap_openat(int directory, const char *name, int flags, ...) { // nobody here creates by it
+int __wrap_openat(int directory, const char *name, int flags, ...) {
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
+    va_end(args);
     before_call();
-    return __real_openat(directory, name, flags);
+    return __real_openat(directory, name, flags, mode);
+}
+
+int __real_fstatat(int directory, const char *name, struct stat *st, int flags);
+int __wrap_fstatat(int directory, const char *name, struct stat *st, int flags);
+int __wrap_fstatat(int directory, const char *name, struct stat *st, int flags) {
+    before_call();
+    return __real_fstatat(directory, name, st, flags);
+}
+
+int __real_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to);
+int __wrap_rename(const char *from, const char *to) {
+    before_call();
+    return __real_rename(from, to);
 }
 
 int __real_unlinkat(int directory, const char *name, int flags);
@@ -107,7 +125,7 @@ static void make_checkpoint(int64_t step) {
     Manifest manifest = {.count = 0};
     FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin("out", step, directory, stderr, &e), &e);
+    CHECK_OK(archive_begin("out", step, directory, &manifest, stderr, &e), &e);
     for (int i = 0; i < 3; i++) {
         CHECK_OK(file_save(path_of("%s/%s", directory, names[i]), "x", 1, &digest, &e), &e);
         manifest_add(&manifest, names[i], digest);
@@ -138,7 +156,10 @@ static int tidy(FILE *notes, Error *e) { return archive_tidy("out", notes, e); }
 static int thin(FILE *notes, Error *e) { return archive_thin("out", 1, -1, notes, e); }
 static int begin_again(FILE *notes, Error *e) {
     char directory[ARCHIVE_PATH];
-    return archive_begin("out", 1, directory, notes, e);
+    Manifest manifest = {.count = 0};
+    int code = archive_begin("out", 1, directory, &manifest, notes, e);
+    manifest_release(&manifest);
+    return code;
 }
 
 static int count_in(const char *directory) {
@@ -276,9 +297,42 @@ static void test_a_directory_replaced_by_a_link(void) {
     CHECK(n > 8, "%ld calls", n);
 }
 
+// Files of a checkpoint land in the directory that was made for it, or nowhere.
+static int write_checkpoint(Error *e) {
+    static const char *const names[] = {"state.json", "notes.txt", "config.json"};
+    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
+    Manifest manifest = {.count = 0};
+    TRY(archive_begin("out", 1, directory, &manifest, stderr, e));
+    int code = 0;
+    for (int i = 0; i < 3 && !code; i++) code = manifest_save(&manifest, directory, names[i], "x", 1, e);
+    if (!code) code = archive_commit("out", 1, &manifest, final, e);
+    if (code) archive_abandon("out", 1, &manifest, stderr);
+    return code;
+}
+
+static void test_a_new_checkpoint_replaced_by_a_link(void) {
+    bool acted = true;
+    long n = 0, failed = 0;
+    while (acted && !test_state.failures) {
+        Error e = {0};
+        begin();
+        rival_begin(++n, swap_for_link);
+        failed += write_checkpoint(&e) != 0;
+        acted = rival_end();
+        check_victim("victim", path_of("call %ld", n));
+        CHECK(count_in("victim") == 3, "call %ld: it wrote into the victim", n);
+    }
+    CHECK(n > 12 && failed > 8, "%ld calls, %ld failures", n, failed);
+}
+
 static void swap_for_file_link(void) {
     unlink("out/file");
     CHECK(symlink("../victim/notes.txt", "out/file") == 0, "no link");
+}
+
+static void swap_for_hard_link(void) {
+    unlink("out/file");
+    CHECK(link("victim/notes.txt", "out/file") == 0, "no link");
 }
 
 static void swap_for_fifo(void) {
@@ -287,17 +341,50 @@ static void swap_for_fifo(void) {
 }
 
 static void test_a_file_replaced_by_a_link_or_a_fifo(void) {
-    for (int fifo = 0; fifo < 2; fifo++)
-        for (long n = 1; n <= 2; n++) {
+    static void (*const swaps[])(void) = {swap_for_file_link, swap_for_hard_link, swap_for_fifo};
+    for (int kind = 0; kind < 3; kind++)
+        for (long n = 1; n <= 3; n++) {
             OutFile *file;
             Error e = {0};
             begin();
             write_text("out/file", "old");
-            rival_begin(n, fifo ? swap_for_fifo : swap_for_file_link);
-            CHECK_ERROR(outfile_create(&file, "out/file", &e), &e, ERR_WRITE, "out/file: ");
+            rival_begin(n, swaps[kind]);
+            int code = outfile_create(&file, IN_PATH, "out/file", &e);
             CHECK(rival_end(), "no call %ld", n);
+            if (code == 0) CHECK_OK(outfile_finish(file, NULL, &e), &e);
+            CHECK(code == (n == 2 || (kind == 1 && n == 1) ? 0 : ERR_WRITE), "call %ld: %d: %s", n, code, e.what);
             check_victim("victim", "a file that became a link");
         }
+}
+
+// ---- Hard links -----------------------------------------------------------------------------------------------------
+
+static void test_no_output_through_a_hard_link(void) {
+    static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "run.json.partial", "run.json", "written_by"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        begin();
+        CHECK(link("victim/notes.txt", path_of("out/%s", names[i])) == 0, "no link");
+        CHECK(trainer_run(SHORT "--sample-every 5") == 0, "%s: %s", names[i], log_tail());
+        check_victim("victim", names[i]);
+        remove_tree("out.1");
+    }
+}
+
+// A snapshot of hard links (cp -al) stays as it is while the run continues.
+static void test_a_snapshot_keeps_its_logs(void) {
+    static const char *const logs[] = {"metrics.jsonl", "samples.jsonl"};
+    begin();
+    CHECK(trainer_run(SHORT "--sample-every 5") == 0, "%s", log_tail());
+    for (int i = 0; i < 2; i++) {
+        CHECK(link(path_of("out/%s", logs[i]), path_of("victim/%s", logs[i])) == 0, "no link");
+        copy_file(path_of("out/%s", logs[i]), path_of("before.%s", logs[i]));
+    }
+    CHECK(trainer_run(LONG "1300 --sample-every 5") == 0, "%s", log_tail());
+    for (int i = 0; i < 2; i++) {
+        CHECK(same_file(path_of("victim/%s", logs[i]), path_of("before.%s", logs[i])), "%s changed", logs[i]);
+        CHECK(!same_file(path_of("out/%s", logs[i]), path_of("before.%s", logs[i])), "%s did not grow", logs[i]);
+    }
+    CHECK(!file_exists("out/metrics.jsonl.partial"), "a copy is left");
 }
 
 // ---- Outputs --------------------------------------------------------------------------------------------------------
@@ -396,7 +483,10 @@ int main(void) {
     RUN(test_what_is_no_checkpoint_stays);
     RUN(test_nothing_of_ours_is_left);
     RUN(test_a_directory_replaced_by_a_link);
+    RUN(test_a_new_checkpoint_replaced_by_a_link);
     RUN(test_a_file_replaced_by_a_link_or_a_fifo);
+    RUN(test_no_output_through_a_hard_link);
+    RUN(test_a_snapshot_keeps_its_logs);
     RUN(test_no_output_through_a_link);
     RUN(test_nothing_is_cut_back_through_a_link);
     RUN(test_a_run_enters_no_link);

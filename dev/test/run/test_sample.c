@@ -28,7 +28,8 @@ static int draw(const float *logits, int V, double temperature, int k, double u)
     float own[MAX_V], scratch[MAX_V];
     memcpy(own, logits, sizeof own);
     for (int v = 0; v < MAX_V; v++) scratch[v] = NAN;
-    return sample_token(own, scratch, V, temperature, k, u);
+    const SampleConfig config = {.temperature = temperature, .top_k = k, .top_p = 1};
+    return sample_token(own, scratch, V, &config, u);
 }
 
 static void check_draws(const float *logits, int V, double temperature, int k) {
@@ -171,7 +172,7 @@ static void check_text(World *w, const SampleConfig *config, const uint16_t *tok
 
 // With equally likely tokens the text shows the draws: those of stream 2^20 + STREAM, in order.
 static void test_draws_of_a_text(void) {
-    const SampleConfig config = {.tokens = DRAWN, .temperature = 1e30, .seed = seed};
+    const SampleConfig config = {.tokens = DRAWN, .temperature = 1e30, .top_p = 1, .seed = seed};
     World w;
     uint16_t tokens[DRAWN];
     world_create(&w, true);

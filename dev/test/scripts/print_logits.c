@@ -52,7 +52,7 @@ static int probe_write(const Probe *p, const char *path, Error *e) {
     size_t count = token_count(p);
     SafetensorsWriter *writer;
     int code = 0;
-    TRY(safetensors_create(&writer, path, e));
+    TRY(safetensors_create(&writer, IN_PATH, path, e));
     safetensors_add(writer, "tokens", SAFETENSORS_I32, 2, shape);
     safetensors_add(writer, "logits", SAFETENSORS_F32, 3, shape);
     TRY_GOTO(safetensors_write(writer, p->wide, count * sizeof *p->wide, e));

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Options, files and functions that the README and the pages in dev/docs name exist.
+# Options, files and functions that the README and the pages in dev/docs name exist, and their commands work, one after
+# the other in one directory.
 # GNS_BUILD names the build directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
@@ -110,13 +111,80 @@ decided() {
     [ $count -ge 7 ] || echo "$count places"
 }
 
+# ---- Commands in a page ---------------------------------------------------------------------------------------------
+
+# Of the ```sh blocks under a heading that matches, a command a line; a block's end is an empty line.
+commands() { # PAGE HEADING
+    awk -v heading="$2" '/^#+ / && !code { wanted = $0 ~ heading }
+        /^```/ { code = wanted && $0 == "```sh"; print ""; next }
+        code { sub(/^ +/, ""); line = line $0; if (!sub(/ *\\$/, " ", line)) { print line; line = "" } }' "$1"
+}
+
+# A command that may take more than a minute has the time beside it.
+timed() {
+    local page
+    for page in README.md dev/docs/gpt2-124M.md dev/docs/gns.md; do
+        commands $page . | grep -E -- '--steps [0-9]|--train-tokens|^make (demo|test|train_gpt2cu)|^data/fineweb|^scripts/run_gpt2|pip install' |
+            grep -vE -- '--dry-run|# [^#]*(second|minute|hour)' | sed "s|^|$page: how long? |"
+    done
+}
+
+# A tree with a trainer for a few steps, and stand-ins for what the network would bring: a vocabulary of the bytes, and a
+# small model of it as models/gpt2.
+make_tree() {
+    local entry
+    mkdir -p "$work/tree/data/gpt2" "$work/tree/models" "$work/tree/llmc" "$work/bin" && cd "$work/tree" || return
+    for entry in "$root"/{README.md,scripts,dev}; do ln -s "$entry" .; done
+    ln -s "$root/llmc/math" llmc # a short text
+    for entry in "$root"/data/*.*; do ln -s "$entry" data; done
+    ln -s "$tokenize" data/tokenize
+    cat > train_gpt2 << END
+#!/usr/bin/env bash
+for word in "\$@"; do
+    case \${last:-} in --steps) word=3 ;; --train-tokens) [ "\$word" = 10e9 ] || word=5000 ;; --sample-every) word=2 ;; esac
+    words+=("\$word") last=\$word
+done
+exec "$train" "\${words[@]}"
+END
+    printf '#!/bin/sh\necho "$@" >> "%s"\n' "$work/targets" > "$work/bin/make" # their recipes have tests of their own
+    chmod +x train_gpt2 "$work/bin/make"
+    "$python" - data/gpt2 << 'END' || return
+import json, sys
+own = [*range(33, 127), *range(161, 173), *range(174, 256)]  # GPT-2 writes these bytes as themselves, others from 256 on
+others = [b for b in range(256) if b not in own]
+names = [chr(b) for b in own] + [chr(256 + i) for i in range(len(others))] + ["<|endoftext|>"]
+json.dump({name: i for i, name in enumerate(names)}, open(sys.argv[1] + "/vocab.json", "w"))
+open(sys.argv[1] + "/merges.txt", "w").write("#version: 0.2\n")
+END
+    "$tokenize" --tokenizer data/gpt2 --out "$work/w" README.md &&
+        "$train" --train "$work/w_train_*.bin" --tokenizer data/gpt2 --layers 1 --heads 2 --channels 16 --seq-len 256 \
+            --micro-batch 1 --steps 1 --out "$work/w_run" && cp -r "$work"/w_run/step_* models/gpt2
+}
+
+# All commands that need no GPU and no network.
+walk() { # PAGE HEADING
+    commands "$root/$1" "$2" | grep -vE '# (GPU|network)' > "$work/commands"
+    [ "$(grep -c . "$work/commands")" -ge "$3" ] || echo "$1: $(grep -c . "$work/commands") commands, not $3"
+    (cd "$work/tree" && PATH=$work/bin:$PATH bash -eux "$work/commands" > "$work/log" 2>&1) || tail -n 4 "$work/log"
+}
+readme() {
+    python=$(find_python) || { echo "no python3" && return; }
+    (make_tree) > "$work/log" 2>&1 || { tail -n 3 "$work/log" && return; }
+    walk README.md . 9
+    walk dev/docs/gns.md 'How the ramp' 1
+    walk dev/docs/gpt2-124M.md '^## [23]' 7
+    [ -d "$work/tree/runs/ramp" ] && [ -d "$work/tree/runs/try" ] && [ -d "$work/tree/runs/tuned" ] || echo "a run is missing"
+    # shellcheck disable=SC2046
+    make -n -s $(tr ' ' '\n' < "$work/targets" | sort -u) > "$work/log" 2>&1 || tail -n 1 "$work/log"
+}
+
 size() {
     local bytes
     bytes=$(cat dev/docs/*.* | wc -c)
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for test in tables aliases passed_over options files tree evening decided size; do
+for test in tables aliases passed_over options files tree evening decided timed readme size; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]

@@ -454,6 +454,15 @@ mpirun_that_cannot_start() {
         { echo "code $code"; cat "$work/log"; return 1; }
 }
 
+mpirun_needs_room() { # for its temporary files; otherwise one line, and no start
+    mkdir -p "$work/crammed"
+    printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df"
+    printf '#!/bin/sh\ntouch %s\n' "$work/crammed/ran" > "$work/crammed/mpirun"
+    chmod +x "$work"/crammed/{df,mpirun}
+    TMPDIR=$work PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
+    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work: 1000 KiB are free, " || { cat "$work/log"; return 1; }
+}
+
 asked_before_it_began() { # while nvidia-smi runs
     mkdir -p "$work/slow"
     cat > "$work/slow/nvidia-smi" <<END
@@ -533,7 +542,7 @@ for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_m
     slurm_restarts_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_by_name done_at_once \
     one_tokenizer lost again_until_done no_restart_without_progress no_restart_without_checkpoint no_restart_of_a_permanent_error while_the_last_start_dies \
-    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start mpirun_needs_room asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+

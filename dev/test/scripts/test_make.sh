@@ -46,6 +46,32 @@ check "built without MPI: $(ls -d build/*)" [ -e build/cpu-san/dev/test/base/fuz
 cd "$root" || exit 70
 end first_time_without_mpi
 
+begin
+mkdir -p "$work"/installed/{llmc/{base,run},data}
+cd "$work/installed" || exit 70
+with_make
+echo 'int engine;' | tee train_gpt2.c > llmc/base/module.c
+printf '#include <stdio.h>\nint main(void) { return puts("a program") < 0; }\n' | tee data/tokenize.c > llmc/run/main_cpu.c
+returns 0 make all NO_MPI=1
+check "all is not both" [ "$(./train_gpt2)$(data/tokenize)" = "a programa program" ]
+program train_gpt2cu 'echo on a GPU'
+for where in "PREFIX=$PWD/here/usr" "PREFIX=/usr DESTDIR=$PWD/here"; do
+    # shellcheck disable=SC2086
+    returns 0 make install $where NO_MPI=1
+    check "$where: $(ls here/usr/bin)" [ "$(ls here/usr/bin | xargs)" = "gns_tokenize train_gpt2 train_gpt2cu" ]
+    rm -rf build/cpu-nompi # copies, not links
+    check "$where: they do not run" [ "$(here/usr/bin/train_gpt2)$(here/usr/bin/gns_tokenize)$(here/usr/bin/train_gpt2cu)" = "a programa programon a GPU" ]
+    touch here/usr/bin/tokenize # somebody else's
+    # shellcheck disable=SC2086
+    returns 0 make uninstall $where NO_MPI=1
+    check "$where: $(ls here/usr/bin)" [ "$(ls here/usr/bin)" = tokenize ]
+    rm -r here
+done
+returns 0 make help
+for target in all install uninstall check; do check "$target is not in make help" grep -qE "^  $target +[a-z]" "$work/log"; done
+cd "$root" || exit 70
+end install
+
 # A missing header of a library is an error of one line.
 begin
 mkdir -p "$work"/bare/{bin,none}
@@ -62,6 +88,30 @@ returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI
 returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
+
+# The compiler and CFLAGS: what does not work is named, -march= counts, and NaN checks are not compiled away.
+begin
+mkdir "$work/flags"
+cd "$work/flags" || exit 70
+with_make
+ln -s "$root/llmc" .
+compiles() { rm -rf build && returns "$1" make build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu "${@:2}"; } # CODE VARIABLE=VALUE
+for bad in CC=nosuchcc CFLAGS=-march=nosuch; do
+    compiles 2 "$bad"
+    check "$bad: not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
+    check "$bad: $(cat "$work/log")" grep -qE '^error: CC=.* does not work: .*nosuch' "$work/log"
+done
+for fast in -Ofast "-O2 -ffast-math" "-O2 -ffinite-math-only"; do
+    compiles 2 CFLAGS="$fast"
+    check "$fast: $(cat "$work/log")" says "$work/log" "NaN checks need IEEE arithmetic"
+done
+compiles 0
+check "not for this machine: $(cat "$work/log")" says "$work/log" "-march=native"
+for machine in -march=one -mcpu=one; do
+    returns 0 make -n build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="-O1 $machine"
+    check "$machine: $(cat "$work/log")" [ "$(grep -c -- -march=native "$work/log")$(grep -c -- "$machine -c" "$work/log")" = 01 ]
+done
+end compiler
 
 # An nvcc that logs its arguments, and prints the file `report` for what it compiles.
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}

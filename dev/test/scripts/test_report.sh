@@ -82,7 +82,7 @@ END
 
     begin
     fails() { # WHAT TEXT: report.py on $work/bad exits 65 with one line that has the text, and leaves no page
-        returns 65 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
+        returns 65 timeout 60 "$python" scripts/report.py "$work/bad" -o "$work/bad.html"
         check "$1: not one line: $(head -n 2 "$work/log")" one_line "$work/log"
         check "$1: says $(cat "$work/log")" says "$work/log" "$2"
         check "$1: a page is left" [ ! -e "$work/bad.html" ]
@@ -111,13 +111,41 @@ END
         check "$name: written through" [ "$(cat "$work/victim")" = precious ]
     done
     check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a -L "$work/there.tmp" ]
+    ln "$work/victim" "$work/twin.tmp" # a hard link where its temporary file goes: unlinked
+    returns 0 "$python" scripts/report.py "$work/b128" -o "$work/twin"
+    check "a hard link: written through" [ "$(cat "$work/victim")" = precious -a ! -e "$work/twin.tmp" ]
+    ln "$work/victim" "$work/log.of.it"
+    for name in log.of.it link fifo; do
+        returns 74 "$python" -c 'import sys; sys.path.insert(0, "scripts"); import run_log
+run_log.run_main(lambda: run_log.open_own(sys.argv[1], "ab"))' "$work/$name"
+        check "$name: appended to: $(cat "$work/log")" says "$work/log" "move it away"
+    done
     if mknod "$work/device" c 1 7 2> /dev/null; then # one that is always full
         returns 74 "$python" scripts/report.py "$work/b128" -o "$work/device"
         check "a device was replaced" [ -c "$work/device" ]
     fi
+    rm "$work/bad/"* && cp "$work"/b8/* "$work/bad" && rm "$work/bad/metrics.jsonl" && mkfifo "$work/bad/metrics.jsonl"
+    fails "a FIFO" "metrics.jsonl: not a regular file"
+    for unbuffered in 1 ''; do
+        for arguments in --help "$work/b128 -o $work/r2.html"; do
+            # shellcheck disable=SC2086
+            PYTHONUNBUFFERED=$unbuffered "$python" scripts/report.py $arguments > /dev/full 2> "$work/log"
+            code=$?
+            check "$arguments on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" = "74 error: standard output: No space left on device" ]
+        done
+    done
     returns 64 "$python" scripts/report.py
     check "no run named: not one line" one_line "$work/log"
     end errors
+
+    # Text that is no UTF-8: half a surrogate pair, as an escape and as bytes, and the name of a file.
+    begin
+    odd=$work/$'odd\xff' && cp -r "$work/b128" "$odd"
+    printf '{"step": 9, "text": "one \\ud800, \\ud83d\\ude00; \xed\xa0\x80 two"}\n' > "$odd/samples.jsonl"
+    returns 0 "$python" scripts/report.py "$odd" -o "$odd.html"
+    check "the sample: $(grep -a 'one .* two' "$odd.html")" says "$odd.html" $'one \ufffd, \U1f600; \ufffd'
+    check "its name is not printed" says "$work/log" odd
+    end no_text
 
     begin
     mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/matplotlib.py"

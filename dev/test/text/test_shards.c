@@ -199,6 +199,122 @@ static void test_any_split(void) {
     free(got);
 }
 
+// The files of a set, without directories.
+static const char *names_of(const Dataset *data) {
+    static char names[1000];
+    size_t used = 0;
+    names[0] = 0;
+    for (int i = 0; i < dataset_describe(data).shards; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "",
+                                 strrchr(dataset_shard_path(data, i), '/') + 1);
+    return names;
+}
+
+// Opens a value in which every % stands for the directory.
+static int open_value(Dataset **data, const char *value, int T, uint64_t seed) {
+    char text[4096];
+    size_t used = 0;
+    for (const char *c = value; *c; c++)
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, *c == '%' ? "%s/" : "%.1s", *c == '%' ? directory : c);
+    return dataset_open(data, text, T, 1000, seed, &e);
+}
+
+static void check_files(const char *value, const char *names, int sources) {
+    Dataset *data;
+    CHECK_OK(open_value(&data, value, 9, 1), &e);
+    if (!data) return;
+    CHECK(strcmp(names_of(data), names) == 0 && dataset_describe(data).sources == sources, "%s: %s in %d", value,
+          names_of(data), dataset_describe(data).sources);
+    dataset_close(data);
+}
+
+static void test_words(void) {
+    const int lengths[2] = {100, 200};
+    static const char *const made[] = {"u", "v", "w a", "x:2"};
+    for (int i = 0; i < 4; i++) free(make_shards(made[i], lengths, 2, 1000));
+    check_files("%u*", "u_000.bin u_001.bin", 1);
+    check_files("%v* %u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as one pattern: by name, each once
+    check_files("  %u_001.bin\t%u*  %u_000.bin ", "u_000.bin u_001.bin", 1);
+    check_files("%w a*", "w a_000.bin w a_001.bin", 1); // exists as it is written
+    check_files("%w\\ a_000.bin %u_000.bin", "u_000.bin w a_000.bin", 1);
+    check_files("%x:2_000.bin", "x:2_000.bin", 1);
+    check_files("%x:2_*.bin:2", "x:2_000.bin x:2_001.bin", 1);
+    check_files("%v*:0.5 %u*:1e0", "v_000.bin v_001.bin u_000.bin u_001.bin", 2);
+
+    Dataset *data;
+    CHECK_OK(open_value(&data, "%v*:0.5 %u_000.bin:1.5", 9, 1), &e);
+    DatasetSource second = dataset_source(data, 1);
+    CHECK(dataset_source(data, 0).share == 0.25 && second.share == 0.75 && dataset_source(data, 0).shards == 2,
+          "shares");
+    CHECK(second.windows == 11 && second.first_window == 33 && second.tokens == 100, "%llu",
+          (unsigned long long)second.windows);
+    CHECK_CLOSE(dataset_describe(data).epoch, 11 / 0.75, 1e-15, 0);
+    dataset_close(data);
+
+    static const struct {
+        const char *value, *says;
+        int code;
+    } bad[] = {{"%u*:0 %v*:1", "u*:0: the weight of a source is not above 0", ERR_USAGE},
+               {"%u*:-1", "is not above 0", ERR_USAGE},
+               {"%u*:nan", "is not above 0", ERR_USAGE},
+               {"%u*:inf %v*:1", "is not above 0", ERR_USAGE},
+               {"%u*:1 %v*", "v*: it has no weight", ERR_USAGE},
+               {"%u* %v*:1", "v*: it has a weight", ERR_USAGE},
+               {"%u*:1e308 %v*:1e308", "sum of the weights", ERR_USAGE},
+               {"%u*:1 %none*:1", "none*: no such file", ERR_INPUT},
+               {"%u*:one", "u*:one: no such file", ERR_INPUT},
+               {"  ", "no such file", ERR_INPUT}};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        CHECK_ERROR(open_value(&data, bad[i].value, 9, 1), &e, bad[i].code, bad[i].says);
+        CHECK(!data && e.hint[0], "%s", bad[i].value);
+    }
+    CHECK_ERROR(open_value(&data, "%v*:1 %u_000.bin:1", 150, 1), &e, ERR_INPUT,
+                "u_000.bin: 100 tokens in 1 file are too few");
+}
+
+// A single source with a weight is the same data in the same order; sources of a mixture have epochs of their own, in
+// orders of their own, and their shares of the examples.
+static void test_mixture(void) {
+    enum { EXAMPLES = 60000, N = 22 };
+    Dataset *plain, *one, *mixed;
+    const double share[3] = {0.6, 0.3, 0.1};
+    uint64_t seen[3] = {0}, last[3][N], again = 0;
+    char *in_epoch[3] = {calloc(N, 1), calloc(N, 1), calloc(N, 1)};
+    CHECK_OK(open_value(&plain, "%u*", 9, 42), &e);
+    CHECK_OK(open_value(&one, "%u*:0.3", 9, 42), &e);
+    for (uint64_t i = 0; i < 200; i++)
+        CHECK(dataset_window_at(plain, i) == dataset_window_at(one, i), "%llu", (unsigned long long)i);
+    dataset_close(one);
+    CHECK_OK(open_value(&mixed, "%u_001.bin:6 %v_001.bin:3 %x:2_001.bin:1", 9, 42), &e);
+    for (uint64_t i = 0; i < EXAMPLES; i++) {
+        uint64_t window = dataset_window_at(mixed, i), s = window / N, w = window % N;
+        CHECK(s < 3, "window %llu", (unsigned long long)window);
+        s = s < 3 ? s : 2;
+        if (seen[s] % N == 0) memset(in_epoch[s], 0, N);
+        CHECK(!in_epoch[s][w]++, "example %llu: window %llu of source %llu twice in an epoch", (unsigned long long)i,
+              (unsigned long long)w, (unsigned long long)s);
+        last[s][seen[s]++ % N] = w;
+    }
+    for (int s = 0; s < 3; s++) {
+        double error = sqrt(share[s] * (1 - share[s]) / EXAMPLES);
+        CHECK(fabs((double)seen[s] / EXAMPLES - share[s]) < 5 * error, "source %d: %g", s, (double)seen[s] / EXAMPLES);
+        free(in_epoch[s]);
+    }
+    for (int k = 0; k < N; k++) again += (last[0][k] == last[1][k]) + (last[1][k] == last[2][k]);
+    CHECK(again < N, "sources in one order: %llu", (unsigned long long)again);
+    // any order of asking
+    uint64_t *want = malloc(EXAMPLES * sizeof *want);
+    for (uint64_t i = 0; i < EXAMPLES; i++) want[i] = dataset_window_at(mixed, i);
+    for (int i = 0; i < 300; i++) {
+        uint64_t example = random_next() % EXAMPLES;
+        CHECK(dataset_window_at(mixed, example) == want[example], "example %llu", (unsigned long long)example);
+    }
+    free(want);
+    dataset_close(plain);
+    dataset_close(mixed);
+}
+
 // More shards than are kept open, written in another order than that of their names.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
@@ -389,6 +505,8 @@ int main(void) {
     RUN(test_sequential);
     RUN(test_epochs);
     RUN(test_any_split);
+    RUN(test_words);
+    RUN(test_mixture);
     RUN(test_many_shards);
     RUN(test_interrupted_and_short_reads);
     RUN(test_literal_name);

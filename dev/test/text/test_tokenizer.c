@@ -474,6 +474,40 @@ static void test_bad_added(void) {
     for (int i = 0; i < 3; i++) remove_file(names[i]);
 }
 
+// A tower of doublings: entries of up to 4096 bytes, in merges.txt with a byte order mark, and in tokenizer.json.
+static void test_long_entries(void) {
+    enum { DOUBLINGS = 12, LONGEST = 1 << DOUBLINGS };
+    static char half[LONGEST], text[8 * LONGEST];
+    const char *names[] = {"vocab.json", "merges.txt", "tokenizer.json"};
+    uint16_t tokens[LONGEST];
+    size_t count;
+    memset(half, 'a', LONGEST);
+    for (int json = 0; json < 2; json++) {
+        Tokenizer *t;
+        char path[1024];
+        snprintf(path, sizeof path, "%s/%s", directory, json ? "tokenizer.json" : "vocab.json");
+        FILE *f = fopen(path, "wb");
+        if (json) fputs("{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": ", f);
+        put_vocab(f, NULL, 0);
+        fseek(f, -1, SEEK_CUR); // over its }
+        for (int k = 0; k < DOUBLINGS; k++) fprintf(f, ", \"%.*s\": %d", 2 << k, half, 257 + k);
+        fputs(json ? "}, \"merges\": [" : "}", f);
+        for (int k = 0; k < DOUBLINGS && json; k++)
+            fprintf(f, "%s[\"%.*s\", \"%.*s\"]", k ? ", " : "", 1 << k, half, 1 << k, half);
+        if (json) fputs("]}}", f);
+        fclose(f);
+        for (int k = 0, n = sprintf(text, "\xef\xbb\xbf#version: 0.2\n"); k < DOUBLINGS; k++)
+            n += sprintf(text + n, "%.*s %.*s\n", 1 << k, half, 1 << k, half);
+        if (!json) write_text("merges.txt", text);
+        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+        if (!t) continue;
+        CHECK_OK(tokenizer_encode(t, half, LONGEST, tokens, &count, &e), &e);
+        CHECK(count == 1 && tokens[0] == 256 + DOUBLINGS, "%zu tokens, the first %d", count, tokens[0]);
+        tokenizer_destroy(t);
+        for (int i = 0; i < 3; i++) remove_file(names[i]);
+    }
+}
+
 static void test_bad_files(void) {
     NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
     Tokenizer *t;
@@ -600,6 +634,55 @@ static void test_gpt2(void) {
     tokenizer_destroy(t);
 }
 
+// A vocabulary of characters, as scripts/from_nanogpt.py writes it: what it knows goes there and back, also through its own
+// files, and what it does not know is refused by name. U+010D is the name of the byte of a carriage return, too.
+static void check_characters(void) {
+    static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
+    static const uint16_t want[] = {2, 0, 3, 1, 5, 4, 1, 2, 6};
+    Tokenizer *t = NULL;
+    uint16_t tokens[64];
+    char back[64];
+    size_t count, bytes, used = 0;
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    if (!t) return;
+    CHECK(tokenizer_vocab_size(t) == 7 && !tokenizer_has_merges(t) && !tokenizer_is_bytes(t) && tokenizer_eot(t) < 0,
+          "kind");
+    CHECK_OK(tokenizer_encode(t, text, strlen(text), tokens, &count, &e), &e);
+    CHECK(count == 9 && memcmp(tokens, want, sizeof want) == 0, "%zu tokens", count);
+    for (size_t i = 0; i < count; i++, used += bytes) {
+        const char *one = tokenizer_decode(t, tokens[i], &bytes);
+        memcpy(back + used, one, bytes);
+    }
+    CHECK(used == strlen(text) && memcmp(back, text, used) == 0, "back: %.*s", (int)used, back);
+    CHECK_ERROR(tokenizer_encode(t, "ab ax", 5, tokens, &count, &e), &e, ERR_INPUT, "no token for 'x', byte 0x78");
+    CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
+                "no token for '\xc3\xa8', byte 0xc3");
+    CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
+    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    tokenizer_destroy(t);
+    char path[1024], vocab[200] = "";
+    snprintf(path, sizeof path, "%s/vocab.json", directory);
+    FILE *f = fopen(path, "rb");
+    CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "%s", path);
+    if (f) fclose(f);
+    CHECK(strcmp(vocab, "{\"\xc4\x8d\": 0, \"\xc4\xa0\": 1, \"a\": 2, \"b\": 3}\n") == 0, "a name twice? %s", vocab);
+}
+
+static void test_characters(void) {
+    write_text("vocab.json", "{\"\\u010d\": 0, \"\\u0120\": 1, \"a\": 2, \"b\": 3}");
+    write_text("merges.txt", "#version: 0.2\n");
+    write_text("tokenizer_config.json",
+               "{\"added_tokens_decoder\": {\"4\": {\"content\": \"\\u00e9\", \"normalized\": false}, "
+               "\"5\": {\"content\": \"\\u010d\", \"normalized\": false}, \"6\": {\"content\": \"\\u20ac\", "
+               "\"normalized\": false}}}");
+    check_characters();
+    check_characters(); // from the files that it wrote
+    write_text("merges.txt", "#version: 0.2\na b\n");
+    refuse("byte 0x00 is missing");
+    const char *names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
+    for (int i = 0; i < 3; i++) remove_file(names[i]);
+}
+
 int main(void) {
     const char *base = getenv("TMPDIR");
     char command[600];
@@ -613,6 +696,8 @@ int main(void) {
     RUN(test_forms);
     RUN(test_added);
     RUN(test_bad_added);
+    RUN(test_characters);
+    RUN(test_long_entries);
     RUN(test_bad_files);
     RUN(test_gpt2);
     snprintf(command, sizeof command, "rm -rf '%s'", directory);

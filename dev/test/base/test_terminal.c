@@ -1,0 +1,102 @@
+// Lines that fit: parts that give way, folded text, the width of a terminal, and how rarely a log gets a line.
+#define _XOPEN_SOURCE 700 // posix_openpt
+#include "base/terminal.h"
+#include "base/text.h"
+#include "../test.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#define CHECK_STR(got, want) CHECK(strcmp(got, want) == 0, "\"%s\"", got)
+
+static void test_line_fit(void) {
+    Line parts = {0}, one = {0};
+    char line[100];
+    line_add(&parts, 9, "step %5d", 7);
+    line_add(&parts, 8, "  ETA %s", "1:23");
+    line_add(&parts, 1, "  memory");
+    line_add(&parts, 5, "  loss 2.5");
+    line_add(&one, 1, "  ETA 1:23");
+    for (int columns = 1; columns < 60; columns++) {
+        line_fit(&parts, columns, line, sizeof line);
+        CHECK((int)strlen(line) <= columns, "%zu wide on %d columns: %s", strlen(line), columns, line);
+    }
+    line_fit(&parts, 38, line, sizeof line);
+    CHECK_STR(line, "step     7  ETA 1:23  memory  loss 2.5");
+    line_fit(&parts, 37, line, sizeof line);
+    CHECK_STR(line, "step     7  ETA 1:23  loss 2.5");
+    line_fit(&parts, 29, line, sizeof line);
+    CHECK_STR(line, "step     7  ETA 1:23");
+    line_fit(&parts, 4, line, sizeof line); // the last part is cut
+    CHECK_STR(line, "step");
+    line_fit(&one, 80, line, sizeof line); // the first part has nothing before it
+    CHECK_STR(line, "ETA 1:23");
+}
+
+static void fold(const char *text, int columns, int indent, char *out, size_t bytes) {
+    Text folded;
+    Error e;
+    CHECK_OK(text_begin(&folded, &e), &e);
+    fold_text(folded.f, text, columns, indent);
+    CHECK_OK(text_end(&folded, &e), &e);
+    snprintf(out, bytes, "%s", folded.text);
+    text_free(&folded);
+}
+
+static void test_fold(void) {
+    static const char text[] = "note: one two three four\nmodel   a_word_that_is_longer_than_a_line b\n\nshort\n";
+    char out[400];
+    fold(text, 80, 4, out, sizeof out);
+    CHECK_STR(out, text);
+    fold(text, 16, 4, out, sizeof out);
+    CHECK_STR(out, "note: one two\n    three four\nmodel\n    a_word_that_is_longer_than_a_line\n    b\n\nshort\n");
+    for (int columns = 12; columns < 40; columns++) {
+        fold("the words of this line are short, and none is longer than seven\n", columns, 4, out, sizeof out);
+        for (char *line = strtok(out, "\n"); line; line = strtok(NULL, "\n"))
+            CHECK((int)strlen(line) <= columns, "%zu wide on %d columns: %s", strlen(line), columns, line);
+    }
+}
+
+static void test_columns(void) {
+    struct winsize size = {.ws_row = 24, .ws_col = 40};
+    FILE *file = tmpfile();
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    CHECK(file && master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0, "no pseudo-terminal");
+    FILE *terminal = fopen(ptsname(master), "w");
+    unsetenv("COLUMNS");
+    CHECK(terminal && terminal_columns(terminal) == 80 && terminal_columns(file) == 80, "unknown: 80");
+    setenv("COLUMNS", "57", 1);
+    CHECK(terminal_columns(terminal) == 57 && terminal_columns(file) == 57, "by the environment");
+    ioctl(fileno(terminal), TIOCSWINSZ, &size);
+    CHECK(terminal_columns(terminal) == 40 && terminal_columns(file) == 57, "the terminal knows better");
+    setenv("COLUMNS", "rubbish", 1);
+    CHECK(terminal_columns(file) == 80, "%d", terminal_columns(file));
+    unsetenv("COLUMNS");
+    fclose(terminal);
+    fclose(file);
+    close(master);
+}
+
+// Two seconds at first, ever rarer, never dead.
+static void test_log(void) {
+    const double day = 86400;
+    int lines = 0;
+    double before = 0;
+    CHECK(log_interval(0) == 2 && log_interval(100) == 2, "%g, %g", log_interval(0), log_interval(100));
+    for (double t = 0; t < day; t += log_interval(t), lines++) {
+        CHECK(log_interval(t) >= before && log_interval(t) <= 600, "%g s after %g s", log_interval(t), t);
+        before = log_interval(t);
+    }
+    CHECK(lines > 300 && lines < 500, "%d lines a day", lines);
+    CHECK(log_interval(100 * day) == 600, "%g", log_interval(100 * day));
+}
+
+int main(void) {
+    RUN(test_line_fit);
+    RUN(test_fold);
+    RUN(test_columns);
+    RUN(test_log);
+    return test_summary();
+}

@@ -1,0 +1,75 @@
+#include "base/terminal.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+int terminal_columns(FILE *f) {
+    enum { USUAL = 80, LEAST = 10, MOST = 10000 };
+    struct winsize size;
+    const char *set = getenv("COLUMNS");
+    int columns = ioctl(fileno(f), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+    if (columns == 0 && set) columns = atoi(set);
+    return columns < LEAST || columns > MOST ? USUAL : columns;
+}
+
+void line_add(Line *line, int worth, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line->part[line->count].text, sizeof line->part->text, format, arguments);
+    va_end(arguments);
+    line->part[line->count++].worth = worth;
+}
+
+void line_fit(const Line *line, int columns, char *out, size_t bytes) {
+    Line left = *line;
+    size_t width = 0, used = 0;
+    for (int i = 0; i < left.count; i++) width += strlen(left.part[i].text);
+    for (; width > (size_t)columns && left.count > 1; left.count--) {
+        int least = 0;
+        for (int i = 1; i < left.count; i++)
+            if (left.part[i].worth < left.part[least].worth) least = i;
+        width -= strlen(left.part[least].text);
+        memmove(&left.part[least], &left.part[least + 1], sizeof *left.part * (size_t)(left.count - least - 1));
+    }
+    out[0] = 0;
+    for (int i = 0; i < left.count && used < bytes; i++) {
+        const char *text = left.part[i].text;
+        while (used == 0 && *text == ' ') text++; // nothing is before it
+        used += (size_t)snprintf(out + used, bytes - used, "%s", text);
+    }
+    if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;
+}
+
+void fold_text(FILE *f, const char *text, int columns, int indent) {
+    int at = 0; // the column
+    while (*text) {
+        int blanks = (int)strspn(text, " "), word = (int)strcspn(text + blanks, " \n");
+        bool breaks = at > indent && word > 0 && at + blanks + word > columns;
+        if (breaks) at = fprintf(f, "\n%*s", indent, "") - 1 + fprintf(f, "%.*s", word, text + blanks);
+        else at += fprintf(f, "%.*s", blanks + word, text);
+        text += blanks + word;
+        if (*text == '\n') fputc(*text++, f), at = 0;
+    }
+}
+
+void print_lines(FILE *f, int indent, const char *text) {
+    if (isatty(fileno(f))) fold_text(f, text, terminal_columns(f), indent);
+    else fputs(text, f);
+}
+
+void print_folded(FILE *f, int indent, const char *format, ...) {
+    char text[4096];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    print_lines(f, indent, text);
+}
+
+double log_interval(double elapsed) {
+    const double least = 2, most = 600, share = 1.0 / 50;
+    return elapsed * share < least ? least : elapsed * share > most ? most : elapsed * share;
+}

@@ -1,0 +1,29 @@
+// mixture: which of several sources of training data an example comes from.
+//
+// Sources 0, 1, ... have shares p_0, p_1, ... above 0, which sum to 1. Let u(e) in [0, 1) be the number e of a sequence
+// that the run's seed begins (splitmix64, see base/hash.h). Example e comes from
+//
+//     s(e) = the first s with u(e) < p_0 + ... + p_s,
+//
+// and it is number n(e) = |{e' < e: s(e') = s(e)}| of its source. A source of N windows has epochs of its own: the
+// example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
+//
+// So the order is a function of the seed and of e: batches, micro-batches, ranks and restarts change nothing. The draws are
+// independent, so a batch is a random sample of the mixture, as the estimator of the noise scale assumes.
+#pragma once
+
+#include "base/hash.h"
+
+// u(e)
+GNS_HD static inline double mixture_draw(uint64_t seed, uint64_t example) {
+    uint64_t key = hash_finish(seed + 2 * HASH_GOLDEN);
+    return (double)(hash_finish(key + example * HASH_GOLDEN) >> 11) * 0x1p-53;
+}
+
+// s(e). end[s] is p_0 + ... + p_s; the last one is 1.
+GNS_HD static inline int mixture_source(const double *end, uint64_t seed, uint64_t example) {
+    double u = mixture_draw(seed, example);
+    int s = 0;
+    while (u >= end[s]) s++;
+    return s;
+}
