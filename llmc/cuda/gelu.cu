@@ -45,6 +45,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
     constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads two packs a row
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
+    after_wait();
     after_allow();
     if (c >= C) return;
     int row = blockIdx.x * split.rows_per_block;

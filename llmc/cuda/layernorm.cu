@@ -125,124 +125,81 @@ typedef struct {
     int C;
 } Backward;
 
-// A block takes TILE rows at a time. Each of its threads copies its own columns of the next STAGES tiles to its own place
-// in shared memory, where only it reads them: no barrier is needed, and memory is busy while the block computes. 48 bytes
-// a row and thread (two bytes a value), 192 KB for the 512 threads of a multiprocessor.
-enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real), STAGES_MAX = 4 };
-
-// The tiles of a block's run of rows, counted from its first; none crosses the end of an example.
-typedef struct {
-    int row, stop; // first row of the tile; where its example, or the run, ends
-} Cursor;
-
-__device__ static inline Cursor cursor_next(Cursor at, int rows, int T) {
-    if (at.row + TILE < at.stop) return {at.row + TILE, at.stop};
-    return {at.stop, min(rows, at.stop + T)};
-}
-
-// A thread's 8 columns of the run: (rows, C), of which only the first 8 are its own. wanted: it has columns.
-typedef struct {
-    const real *dy, *x;
-    real *dresidual;
-    const float *mean, *rstd;
-    int C;
-    bool wanted;
-} Run;
-
-// Where the thread's next tiles are: (STAGES, TILE, TENSORS, threads) packs. (A thread's packs side by side make the copies
-// half as fast.)
-template <bool ACCUMULATE> struct Staged {
-    static constexpr int TENSORS = ACCUMULATE ? 3 : 2, PACKS = TILE * TENSORS; // dy, x, dresidual; of a stage
-    Pack<VEC> *place;
-
-    __device__ Pack<VEC> *at(int stage, int r, int tensor) const {
-        return place + (stage * PACKS + r * TENSORS + tensor) * blockDim.x;
-    }
-};
-
-// Rows from stop on, and columns of an inactive thread, arrive as zeros, which add nothing to any sum.
-template <bool ACCUMULATE>
-__device__ inline void tile_fetch(const Staged<ACCUMULATE> &staged, int stage, const Run &run, Cursor at) {
-    UNROLL_FOR (int r = 0; r < TILE; r++) {
-        const bool there = run.wanted && at.row + r < at.stop;
-        const unsigned i = there ? (unsigned)(at.row + r) * run.C : 0;
-        pack_fetch(staged.at(stage, r, 0), run.dy + i, there);
-        pack_fetch(staged.at(stage, r, 1), run.x + i, there);
-        if (ACCUMULATE) pack_fetch(staged.at(stage, r, 2), run.dresidual + i, there);
-    }
-    fetch_commit();
-}
-
-typedef struct {
-    float mean[TILE], rstd[TILE];
-} Statistics;
-
-__device__ static inline Statistics statistics_load(const Run &run, Cursor at) {
-    Statistics s;
-    UNROLL_FOR (int r = 0; r < TILE; r++) {
-        const bool there = at.row + r < at.stop;
-        s.mean[r] = there ? run.mean[at.row + r] : 0.0f;
-        s.rstd[r] = there ? run.rstd[at.row + r] : 0.0f;
-    }
-    return s;
-}
+// TILE rows are in flight at once: 192 bytes a thread, dresidual included, in up to 128 registers.
+enum { BACKWARD_THREADS_MAX = 512, TILE = 8 / sizeof(real) };
 
 // A thread's 8 columns of the tile's rows.
 typedef struct {
-    float dy[TILE][VEC], xhat[TILE][VEC];
+    Pack<VEC> dy[TILE], x[TILE], dresidual[TILE];
+    float mean[TILE], rstd[TILE];
 } Tile;
 
-// First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
-// sums[2 r + 1].
-template <bool ACCUMULATE, int SETS>
-__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t, const Statistics &rows,
-                                 const Staged<ACCUMULATE> &staged, int stage, const float (&gamma)[VEC]) {
+// Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
+template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
+    const size_t start = (size_t)row * k.C + c;
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        float x[VEC];
-        pack_get(t.dy[r], *staged.at(stage, r, 0));
-        pack_get(x, *staged.at(stage, r, 1));
-        sums[2 * r] = sums[2 * r + 1] = 0.0f;
-        UNROLL_FOR (int j = 0; j < VEC; j++) {
-            t.xhat[r][j] = layernorm_xhat(x[j], rows.mean[r], rows.rstd[r]);
-            sums[2 * r] = fmaf(t.dy[r][j], gamma[j], sums[2 * r]);
-            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], t.dy[r][j], gamma[j], t.xhat[r][j]);
-        }
+        const bool there = c < k.C && row + r < stop;
+        const size_t i = start + r * k.C;
+        t.dy[r] = there ? pack_load<VEC>(k.dy + i) : Pack<VEC>{};
+        t.x[r] = there ? pack_load<VEC>(k.x + i) : Pack<VEC>{};
+        if (ACCUMULATE) t.dresidual[r] = there ? pack_load<VEC>(k.dresidual + i) : Pack<VEC>{};
+        t.mean[r] = there ? k.mean[row + r] : 0.0f;
+        t.rstd[r] = there ? k.rstd[row + r] : 0.0f;
     }
 }
 
-// Sums of each warp, zeros in places without a warp. Two by turns, so that one barrier a tile is enough.
-enum { BACKWARD_WARPS_MAX = BACKWARD_THREADS_MAX / WARP, JOINED = 4 }; // warps' sums loaded at once
-typedef Floats<2 * TILE> WarpSums[BACKWARD_WARPS_MAX];
+// First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
+// sums[2 r + 1].
+template <int SETS>
+__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
+                                 const Pack<VEC> &gamma_pack) {
+    float gamma[VEC];
+    pack_get(gamma, gamma_pack);
+    UNROLL_FOR (int r = 0; r < TILE; r++) {
+        float dy[VEC], x[VEC];
+        pack_get(dy, t.dy[r]);
+        pack_get(x, t.x[r]);
+        sums[2 * r] = sums[2 * r + 1] = 0.0f;
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
+            sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
+        }
+        pack_forget(t.dy[r]);
+        pack_forget(t.x[r]);
+    }
+}
 
-// The sums over the block.
-__device__ static inline void tile_sums_join(float (&sums)[2 * TILE], WarpSums &shared) {
+// The sums over the block. Two `shared` alternate, so that one barrier a tile is enough.
+__device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
     const float sum = warp_sum_each(sums);
-    if (lane % lanes_each == 0) shared[warp].x[lane / lanes_each] = sum;
+    if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
     __syncthreads();
-    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = 0.0f;
-#pragma unroll 1
-    for (int first = 0; first < warps; first += JOINED) {
-        Floats<2 * TILE> some[JOINED];
-        UNROLL_FOR (int w = 0; w < JOINED; w++) some[w] = shared[first + w];
-        UNROLL_FOR (int w = 0; w < JOINED; w++) floats_add(sums, some[w].x);
-    }
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
+    for (int w = 1; w < warps; w++)
+        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
 }
 
 // Second half: dresidual, and its columns' sums. means: the sums divided by C.
 template <bool ACCUMULATE, int SETS>
-__device__ inline void tile_write(const Run &run, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Statistics &rows, const Staged<ACCUMULATE> &staged, int stage,
-                                  const float (&gamma)[VEC], Cursor at) {
+__device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
+                                  const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
+    float gamma[VEC];
+    pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
-        if (!run.wanted || at.row + r >= at.stop) continue;
-        float dx[VEC] = {};
-        if (ACCUMULATE) pack_get(dx, *staged.at(stage, r, 2));
-        UNROLL_FOR (int j = 0; j < VEC; j++)
-            dx[j] += layernorm_dx(t.dy[r][j], gamma[j], t.xhat[r][j], rows.rstd[r], means[2 * r], means[2 * r + 1]);
+        if (c >= k.C || row + r >= stop) continue;
+        float dy[VEC], x[VEC], dx[VEC] = {};
+        pack_get(dy, t.dy[r]);
+        pack_get(x, t.x[r]);
+        if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
+            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
+            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
+        }
         const Pack<VEC> written = pack_of<VEC>(dx);
-        pack_store(run.dresidual + (unsigned)(at.row + r) * run.C, written);
+        pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (SETS == 3) {
             pack_get(dx, written);
             floats_add(grads[2], dx);
@@ -252,48 +209,33 @@ __device__ inline void tile_write(const Run &run, float (&grads)[SETS][VEC], con
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
 // one write of dresidual. Threads beyond the row's end only take part in barriers.
-template <int STAGES, bool ACCUMULATE, bool DBIAS>
+template <bool ACCUMULATE, bool DBIAS>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
-    extern __shared__ __align__(16) char staging[];
-    __shared__ WarpSums shared[2];
-    const Staged<ACCUMULATE> staged = {(Pack<VEC> *)staging + threadIdx.x};
-    const int c = threadIdx.x * VEC, T = k.split.T, begin = blockIdx.x * k.split.rows_per_block;
-    const int rows = min(k.split.rows_per_block, k.split.rows - begin);
-    const size_t start = (size_t)begin * k.C + (c < k.C ? c : 0);
-    const Run run = {k.dy + start, k.x + start, k.dresidual + start, k.mean + begin, k.rstd + begin, k.C, c < k.C};
+    __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
+    const int c = threadIdx.x * VEC;
     const float per_column = 1.0f / k.C;
-    float gamma[VEC] = {};
-    for (int i = blockDim.x / WARP * 2 * TILE + threadIdx.x; i < BACKWARD_WARPS_MAX * 2 * TILE; i += blockDim.x)
-        shared[0][0].x[i] = shared[1][0].x[i] = 0.0f; // the first tile's barrier is before the first read
     after_wait();
     after_allow();
-    Cursor at = {0, min(rows, T - begin % T)}, ahead = at;
-    UNROLL_FOR (int stage = 0; stage < STAGES; stage++, ahead = cursor_next(ahead, rows, T))
-        tile_fetch(staged, stage, run, ahead);
-    if (c < k.C) pack_get(gamma, pack_load<VEC>(k.gamma + c));
-    Statistics of_rows = statistics_load(run, at);
-    for (int stage = 0, buffer = 0; at.row < rows;) {
-        const int b = (begin + at.row) / T, stop = at.stop;
+    Pack<VEC> gamma = c < k.C ? pack_load<VEC>(k.gamma + c) : Pack<VEC>{};
+
+    int row = blockIdx.x * k.split.rows_per_block, buffer = 0;
+    const int end = min(row + k.split.rows_per_block, k.split.rows);
+    while (row < end) {
+        const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
         float grads[SETS][VEC] = {};
-        while (at.row < stop) {
-            const Cursor next = cursor_next(at, rows, T);
-            const Statistics of_next = statistics_load(run, next);
+        for (; row < stop; row += TILE, buffer ^= 1) {
             Tile tile;
             float sums[2 * TILE];
-            fetch_wait<STAGES - 1>();
-            tile_sums(sums, grads, tile, of_rows, staged, stage, gamma);
+            tile_load<ACCUMULATE>(tile, k, row, stop, c);
+            tile_sums(sums, grads, tile, gamma);
+            pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write(run, grads, sums, tile, of_rows, staged, stage, gamma, at);
-            tile_fetch(staged, stage, run, ahead);
-            ahead = cursor_next(ahead, rows, T);
-            stage = stage + 1 == STAGES ? 0 : stage + 1;
-            buffer ^= 1;
-            at = next;
-            of_rows = of_next;
+            tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
         }
-        if (!run.wanted) continue;
+        row = stop; // the last tile may end beyond it
+        if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
@@ -350,29 +292,16 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
-// STAGES_MAX stages where all blocks of a multiprocessor have room for them, as on Hopper; else two.
-template <bool ACCUMULATE, bool DBIAS> static int backward(const Backward &k, cudaStream_t stream, Error *e) {
-    const int threads = backward_threads(k.C);
-    const size_t stage = (size_t)threads * Staged<ACCUMULATE>::PACKS * sizeof(Pack<VEC>), fixed = sizeof(WarpSums) * 2;
-    int room;
-    TRY(device_attribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
-    const bool fast = backward_is_fast(k.C) && 2 * stage + fixed <= (size_t)room;
-    const bool deep = (STAGES_MAX * stage + fixed) * (BACKWARD_THREADS_MAX / threads) <= (size_t)room;
-    const size_t bytes = !fast ? 0 : (deep ? STAGES_MAX : 2) * stage;
-    const auto kernel = !fast  ? backward_any_kernel<ACCUMULATE, DBIAS>
-                        : deep ? backward_kernel<STAGES_MAX, ACCUMULATE, DBIAS>
-                               : backward_kernel<2, ACCUMULATE, DBIAS>;
-    TRY(shared_memory_allow(kernel, bytes, e));
-    return launch_after(kernel, k.split.blocks, fast ? threads : ROW_THREADS, bytes, stream, e, k);
-}
-
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
                        const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
     const Backward k = {dresidual, dy, x, mean, rstd, gamma, (float *)workspace, backward_split(B, T, C), C};
     const bool bias = dbias.sum != NULL;
-    TRY((accumulate ? (bias ? backward<true, true> : backward<true, false>)
-                    : (bias ? backward<false, true> : backward<false, false>))(k, stream, e));
+    const auto fast = accumulate ? (bias ? backward_kernel<true, true> : backward_kernel<true, false>)
+                                 : (bias ? backward_kernel<false, true> : backward_kernel<false, false>);
+    const auto any = accumulate ? (bias ? backward_any_kernel<true, true> : backward_any_kernel<true, false>)
+                                : (bias ? backward_any_kernel<false, true> : backward_any_kernel<false, false>);
+    TRY(launch_after(backward_is_fast(C) ? fast : any, k.split.blocks, backward_threads(C), 0, stream, e, k));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
     return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
 }

@@ -109,8 +109,8 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
 // launch_after hides a kernel's launch: the kernel may start while the one before it on the stream still runs (compute
 // capability 9.0 and later).
 // 1. The kernel before may let it start early with after_allow; without that it starts when that one ends.
-// 2. The kernel must call after_wait before it touches anything that the one before wrote: then that one has ended.
-// 3. A kernel that calls after_allow without after_wait is itself launched normally.
+// 2. The kernel must call after_wait before it touches anything that earlier kernels wrote: then that one has ended, and so
+//    have those before it, which it waited for itself. So a kernel that calls after_allow calls after_wait, however launched.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
