@@ -20,6 +20,7 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 #include "model/shard.h"
 
@@ -55,6 +56,7 @@ static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
+    TRY(weight_gradient_clusters(&engine->clusters, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
     TRY(engine_memory_take(engine, e));
@@ -116,8 +118,9 @@ static size_t cuda_memory_in_use(const Engine *) {
     return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
 }
 
-static void cuda_device(const EngineConfig *, bool, EngineDevice *out) { // its speeds are in a table
+static void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // its speeds are in a table
     Device device;
+    Engine sketch = {};
     Error none_here;
     memset(out, 0, sizeof *out);
     out->value_bytes = sizeof(real);
@@ -125,6 +128,8 @@ static void cuda_device(const EngineConfig *, bool, EngineDevice *out) { // its 
     if (device_open(&device, &none_here)) return;
     snprintf(out->name, sizeof out->name, "%s", device.properties.name);
     out->memory_bytes = (double)device.properties.totalGlobalMem;
+    sketch.config = *config;
+    if (!weight_gradient_clusters(&sketch.clusters, &none_here)) out->exact_is_fused = engine_fuses(&sketch);
 }
 
 // B rows of T tokens, of which a forward or backward pass takes all.
@@ -178,37 +183,33 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
-// The same by linear_sm90, with what follows it.
-static int linear_fused(Engine *engine, LinearEpilogue epilogue, real *y, real *second, const real *x,
-                        const real *extra, TensorKind w, int layer, int N, Error *e) {
+static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
+                        int N) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const Linear linear = {.m = N,
-                           .n = (int)t->columns,
-                           .k = (int)t->rows,
-                           .epilogue = epilogue,
-                           .out = y,
-                           .second = second,
-                           .a = x,
-                           .b = weight(engine, w, layer),
-                           .bias = weight(engine, bias_of(w), layer),
-                           .extra = extra,
-                           .tickets = engine->ticket};
-    return linear_sm90(linear, engine->stream, e);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
+    l.ticket = engine->ticket;
+    return l;
 }
 
 // y = x W + b, gelu = GELU(y)
 static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
-    if (engine->fused_forward) return linear_fused(engine, LINEAR_GELU, y, gelu, x, NULL, w, layer, N, e);
+    Linear l = linear_of(engine, LINEAR_GELU, y, x, w, layer, N);
+    l.gelu = gelu;
+    if (engine->fused_forward) return linear_sm90(l, engine->stream, e);
     TRY(linear_forward(engine, y, x, w, layer, N, e));
-    const size_t columns = model_tensor(engine->config.model, w, layer)->columns;
-    return gelu_forward(gelu, y, N * columns, engine->stream, e);
+    return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
 }
 
 // The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
 // and ln_residual, which must follow, adds it.
 static int linear_residual(Engine *engine, real *sum, const real *residual, const real *x, TensorKind w, int layer,
                            int N, Error *e) {
-    if (engine->fused_forward) return linear_fused(engine, LINEAR_RESIDUAL, sum, NULL, x, residual, w, layer, N, e);
+    Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, N);
+    l.residual = residual;
+    if (engine->fused_forward) return linear_sm90(l, engine->stream, e);
     return linear_forward(engine, engine->delta, x, w, layer, N, e);
 }
 
@@ -244,11 +245,34 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
+// The bias of these has its gradient from nowhere else.
+static bool has_own_bias(TensorKind w) { return w == FC_W || w == QKV_W; }
+
+// Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where a pass over dy is saved:
+// cuBLASLt's products alone are faster.
+static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
+    return engine_fuses(engine) && (p->mode == GNS_EXACT || has_own_bias(w));
+}
+
+static int dweight_fused(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
+                         Error *e) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    WeightGradient g = {};
+    g.dw = grad(engine, w, layer);
+    g.first = engine->first;
+    if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
+    if (has_own_bias(w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->clusters, engine->scratch,
+                           engine->stream, e);
+}
+
+// The gradients of matrix w and of its own bias.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     int in = (int)t->rows, out = (int)t->columns;
     float *dw = grad(engine, w, layer);
+    if (fuses(engine, p, w)) return dweight_fused(engine, p, x, dy, w, layer, e);
     if (p->mode != GNS_EXACT) return dweight(engine, dw, engine->first, x, dy, p->N, in, out, e);
     return dweight_exact(engine, dw, engine->first, example_sq(engine, w, layer), x, dy, p->B, p->T, in, out, e);
 }
@@ -340,8 +364,22 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
                       engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Of examples [b, b + n), one at a time: dwte (Vp, C) += U_b, the head's gradient; its squared norm; and its rows at the
+// Of examples [b, b + n): dwte (Vp, C) += U_b, the head's gradient; its squared norm; and its rows at the
 // example's own tokens, into head_at_token.
+static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
+    int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
+    WeightGradient g = {};
+    TRY(embedding_rows(engine->head_row_at, engine->tokens + (size_t)b * (T + 1), n, T, Vp, engine->stream, e));
+    g.dw = grad(engine, WTE, 0);
+    g.first = engine->first && b == 0;
+    g.squares = example_sq(engine, WTE, 0);
+    g.row_at = engine->head_row_at;
+    g.rows = engine->head_at_token + (size_t)b * T * C;
+    return weight_gradient(g, engine->logits, engine->lnf + (size_t)b * T * C, {n, T, Vp, C}, engine->clusters,
+                           engine->scratch, engine->stream, e);
+}
+
+// The same, one example after the other.
 static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
@@ -368,7 +406,8 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         if (!train) continue;
         TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
                        weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
-        if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
+        if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
+        else if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
         else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
     }
     return 0;
@@ -387,13 +426,15 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
-// The gradient of bias w of block l from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc) first.
+// The gradient of the bias of w, unless that of w brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
+// first.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
-    return bias_backward(engine->dwide, column_gradient(engine, w, l, p->mode), engine->dwide, fc, p->B, p->T, columns,
-                         engine->scratch, engine->stream, e);
+    if (fuses(engine, p, w)) return 0;
+    return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
+                         columns, engine->scratch, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc), and fc's bias gradient. Where cuBLASLt can multiply by
+// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
 // gelu' as it stores the product, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
@@ -402,7 +443,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     else
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
                        engine->dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
-    return bias_dwide(engine, p, FC_B, l, fused ? NULL : k->fc, 4 * C, e);
+    return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
 // Recomputes what the forward did not keep of block l. The last block's activations are still there.
@@ -430,7 +471,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
                            engine->stream, e));
-    TRY(bias_dwide(engine, p, QKV_B, l, NULL, 3 * p->C, e));
+    TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
     // Block l - 1's gradient begins here, with its fcproj's bias.

@@ -231,15 +231,16 @@ __global__ void __launch_bounds__(GROUP_COLUMNS, 16)
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const size_t at = i0 + r < T ? (size_t)row[i0 + r] * C + c : 0;
             x[r] = i0 + r < T ? real_to_float(dx[at]) : 0.0f;
-            u[r] = UG && i0 + r < T ? UG[at] : 0.0f;
+            const bool last = i0 + r < T && (i0 + r + 1 == T || key[i0 + r + 1] != key[i0 + r]); // of its token
+            u[r] = UG && last ? UG[at] : 0.0f;
         }
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
             if (i >= T) continue;
             run += x[r];
             position = add_square(position, x[r]);
-            cross = add_product(cross, x[r], u[r]);
             if (i + 1 < T && key[i + 1] == key[i]) continue;
+            cross = add_product(cross, run, u[r]);
             token = add_square(token, run);
             run = 0.0f;
         }
@@ -278,5 +279,16 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
     const size_t packs = (size_t)E * T * (C % 4 ? C : C / 4);
     const auto kernel = C % 4 ? gather_kernel<1> : gather_kernel<4>;
     kernel<<<blocks_for(packs), THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
+    return CUDA_LAUNCHED(e);
+}
+
+__global__ void rows_kernel(int *row_at, const uint16_t *tokens, int N, int T, int V) {
+    const int n = blockIdx.x * blockDim.x + threadIdx.x;
+    if (n < N) atomicMax(row_at + (size_t)(n / T) * V + token_at(tokens, n, T), n % T + 1);
+}
+
+int embedding_rows(int *row_at, const uint16_t *tokens, int E, int T, int V, cudaStream_t stream, Error *e) {
+    CUDA_TRY(cudaMemsetAsync(row_at, 0, (size_t)E * V * sizeof *row_at, stream), e);
+    rows_kernel<<<ceil_div(E * T, THREADS), THREADS, 0, stream>>>(row_at, tokens, E * T, T, V);
     return CUDA_LAUNCHED(e);
 }

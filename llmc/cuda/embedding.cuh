@@ -30,9 +30,10 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 // Per-example norms for the exact noise scale. wte is tied to the head, whose gradient is U_b (V, C), so
 // |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>, E_b[v] the sum over t with token v of dx_bt. This gives
 //   token    += sum over b of |E_b|^2
-//   cross    += sum over b of <E_b, U_b> = sum over b, t of dx_bt . UG_bt     (not yet doubled)
+//   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
-// UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather); NULL: no cross term.
+// UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather), read where a token occurs for the last time;
+// NULL: no cross term.
 // order is the one with by_example = true.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
@@ -42,3 +43,6 @@ int embedding_example_squares(double *token, double *cross, double *position, co
 // UG (E, T, C) fp32 = U[e][token(e, t)], U (E, V, C) fp32 the head's per-example gradients, tokens (E, T+1).
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
                      Error *e);
+
+// row_at (E, V) = t + 1, t the last position of a token in the example; 0 for the tokens that do not occur.
+int embedding_rows(int *row_at, const uint16_t *tokens, int E, int T, int V, cudaStream_t stream, Error *e);

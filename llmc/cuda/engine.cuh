@@ -33,6 +33,7 @@ struct Engine {
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
     bool fused_forward; // linear_sm90 takes products of a block's forward pass
+    int clusters; // weight_gradient_clusters
     void *memory; // the one device allocation
 
     real *weight;    // what the kernels read: flat, in the layout of the tensor table
@@ -64,8 +65,9 @@ struct Engine {
     void *sorted;         // workspace of embedding_sort
     void *scratch;        // of whichever kernel runs
     void *matmul_scratch;
-    float *example_grad;  // gradients of one matrix, a few examples at a time (exact)
+    float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
+    int *head_row_at;     // (examples of a chunk, Vp)  which rows these are (exact, fused)
 
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
     cudaEvent_t sent[TOKEN_SLOTS]; // after the slot's copy
@@ -103,6 +105,9 @@ int engine_send_stats(Engine *engine, Error *e);
 // Allocates the device memory of the engine's configuration and points the engine at it. ERR_MEMORY where there is not
 // enough, with a hint of what would fit.
 int engine_memory_take(Engine *engine, Error *e);
+
+// Do weight gradients come from weight_gradient, which makes exact norms nearly free?
+bool engine_fuses(const Engine *engine);
 
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);

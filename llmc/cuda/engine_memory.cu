@@ -8,6 +8,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/optimizer.cuh"
+#include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 
 #include <string.h>
@@ -25,8 +26,25 @@ int engine_head_examples(const EngineConfig *config) {
     return (config->micro_batch + chunks - 1) / chunks; // of equal size
 }
 
+bool engine_fuses(const Engine *engine) {
+    return engine->clusters > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
+}
+
+// Of the weight gradients of B examples.
+static size_t weight_gradient_bytes(const Engine *engine, int B) {
+    const EngineConfig *config = &engine->config;
+    const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
+    const int of_head = (int)size_min(B, engine_head_examples(config));
+    size_t most = 0;
+    for (const WeightGradientShape &s :
+         {WeightGradientShape{B, T, C, C}, {B, T, C, 3 * C}, {B, T, C, 4 * C}, {B, T, 4 * C, C}, {of_head, T, Vp, C}})
+        most = size_max(most, weight_gradient_workspace_bytes(s, engine->clusters));
+    return most;
+}
+
 // The most scratch of any kernel, at any micro-batch up to the configured one: a smaller one may need more.
-static size_t scratch_bytes(const EngineConfig *config) {
+static size_t scratch_bytes(const Engine *engine) {
+    const EngineConfig *config = &engine->config;
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
@@ -36,6 +54,7 @@ static size_t scratch_bytes(const EngineConfig *config) {
         most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
+        if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;
         most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
@@ -116,11 +135,13 @@ static void layout_scratch(Engine *engine, Arena *a) {
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
     ADD(what, engine->dwide, N * 4 * C, BACKWARD, BACKWARD);
-    arena_add(a, what, &engine->scratch, scratch_bytes(c), HEAD, BACKWARD);
+    arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->gns != GNS_EXACT) return;
-    ADD("exact per-example norms", engine->example_grad, model_tensor_largest(c->model), FORWARD, BACKWARD);
-    ADD("exact per-example norms", engine->head_at_token, N * C, FORWARD, BACKWARD);
+    what = "exact per-example norms";
+    if (!engine_fuses(engine)) ADD(what, engine->example_grad, model_tensor_largest(c->model), FORWARD, BACKWARD);
+    else ADD(what, engine->head_row_at, engine_head_examples(c) * c->model->vocab_padded, HEAD, HEAD);
+    ADD(what, engine->head_at_token, N * C, FORWARD, BACKWARD);
 }
 
 // Fills an empty arena with all that an engine of this configuration needs; returns the bytes in all.
@@ -142,7 +163,9 @@ static void blocks_place(Engine *engine) {
 void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
+    Error none_here;
     sketch.config = *config;
+    if (weight_gradient_clusters(&sketch.clusters, &none_here)) sketch.clusters = 0; // no GPU here
     size_t own = 0;
     memset(plan, 0, sizeof *plan);
     plan->total = engine_layout(&sketch, &arena);

@@ -1,27 +1,24 @@
-// linear_sm90: products of activations and weights on Hopper, with what follows them done before they are stored.
+// linear_sm90: a layer's forward product on Hopper, with the pass over memory that would follow it done before the product
+// is stored. Elsewhere cuBLASLt multiplies and kernels of their own follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the
+// same roundings.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 
-// What is done to a sum of products before it is stored, in this order.
 typedef enum {
-    LINEAR_PLAIN,    // round
-    LINEAR_BIAS,     // + bias, round
-    LINEAR_GELU,     // + bias, round; and second = GELU of that
-    LINEAR_RESIDUAL, // + bias, round, + extra (rows, out), round
-    LINEAR_DGELU     // round, x gelu'(extra), round
+    LINEAR_GELU,    // y = x W + b; gelu = GELU(y as stored), with the bits of gelu_forward
+    LINEAR_RESIDUAL // y = (x W + b, rounded) + residual, with the bits of layernorm_forward's sum
 } LinearEpilogue;
 
-// out (m, n) = a (m, k) op(b): op(b) (k, n), stored (n, k) if transposed.
+// All row-major: x (rows, in), W (in, out), b (out); y, gelu, residual (rows, out), y not residual.
 struct Linear {
-    int m = 0, n = 0, k = 0;
-    bool transpose_b = false;
-    LinearEpilogue epilogue = LINEAR_PLAIN;
-    real *out = NULL, *second = NULL;
-    const real *a = NULL, *b = NULL, *bias = NULL, *extra = NULL;
-    unsigned *tickets = NULL; // one on the device, 0 before and after
+    LinearEpilogue epilogue = LINEAR_GELU;
+    int rows = 0, in = 0, out = 0;
+    const real *x = NULL, *weight = NULL, *bias = NULL, *residual = NULL;
+    real *y = NULL, *gelu = NULL;
+    unsigned *ticket = NULL; // one on the device, 0 before and after
 };
 
-// Sets *yes if this GPU and this build have linear_sm90, and it takes n and k: multiples of 64, k at least 256.
-int linear_sm90_usable(bool *yes, int n, int k, Error *e);
+// Sets *yes if this GPU and this build have linear_sm90, and it takes these widths: multiples of 64, `in` at least 256.
+int linear_sm90_usable(bool *yes, int in, int out, Error *e);
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e);

@@ -113,20 +113,12 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-__device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
-                                          int panel, int b) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(panel), "r"(b)
-                 : "memory");
-}
-
 // The same to every block of the cluster whose bit is in `mask`, at the same place, and to the same barrier of each.
 __device__ static inline void copy_box_in_all(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
-                                              int panel, int b, uint16_t mask) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
-                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(panel), "r"(b), "h"(mask)
+                                              int b, uint16_t mask) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(b), "h"(mask)
                  : "memory");
 }
 
@@ -245,7 +237,9 @@ SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM9
 SM90_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_32(c, 96))
 
-// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call.
+// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call. Taking waits until
+// there are enough, forever where all warpgroups together want more than the block has at launch (for 384 threads 168 a
+// thread: 2 x 232 + 40, 2 x 240 + 24).
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));

@@ -51,6 +51,9 @@ typedef struct {
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, see plan/devices.h
     double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
     double memory_bytes; // 0: unknown
+    // GNS_EXACT costs a step of this configuration no more than a few percent: per-example norms come with the products,
+    // and no example's gradient is written. Depends on GPU, precision and channels.
+    bool exact_is_fused;
 } EngineDevice;
 
 enum { TUNING_BYTES = 1 << 14 }; // the most that the text of a tuning takes, with its NUL

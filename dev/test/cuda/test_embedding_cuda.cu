@@ -100,6 +100,16 @@ static float *gathered(const Case &k, const float *U) {
     return UG;
 }
 
+// Each token of an example has its last position, all others 0.
+static void check_rows(const Case &k) {
+    Error e = {};
+    std::vector<int> want((size_t)k.B * k.V, 0);
+    int *row_at = device_new<int>(want.size());
+    CHECK_OK(embedding_rows(row_at, k.d_tokens, k.B, k.T, k.V, 0, &e), &e);
+    for (int n = 0; n < k.rows(); n++) want[(size_t)(n / k.T) * k.V + k.token(n)] = n % k.T + 1;
+    CHECK(host_from(row_at, want.size()) == want, "rows of B %d T %d V %d", k.B, k.T, k.V);
+}
+
 static void check_example_squares(const Case &k) {
     Error e = {};
     const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
@@ -132,6 +142,7 @@ static void embedding_case(Shape s, int V) {
     check_forward(k);
     check_sort(&k);
     check_backward(k);
+    check_rows(k);
     check_example_squares(k);
     case_end();
 }

@@ -1,0 +1,167 @@
+// bench_weight_gradient: the weight gradients of a training step, ours against the fastest of cuBLASLt's algorithms and
+// the pass that sums the bias, where there is one. Candidates run by turns, back to back until the card is at its power
+// limit; each turn's first third is not timed.
+//
+//     bench_weight_gradient [seconds a turn (0.06) [turns (5) [words in a shape's name ...]]]
+//
+// 0 turns: each candidate once, for a profiler.
+#include "cuda/gelu.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/weight_gradient.cuh"
+#include "math/rng.h"
+
+#include <algorithm>
+#include <cuda_profiler_api.h>
+#include <functional>
+#include <memory>
+#include <stdlib.h>
+#include <string.h>
+#include <string>
+#include <vector>
+
+static void must(int code, const Error *e) {
+    if (!code) return;
+    error_print(e, 0, 1);
+    exit(code);
+}
+#define MUST(call)                                                                                                     \
+    do {                                                                                                               \
+        Error must_ = {};                                                                                              \
+        must(CUDA_CALL(call, &must_), &must_);                                                                         \
+    } while (0)
+
+// Normal numbers, by Box and Muller.
+__global__ static void fill_kernel(real *x, size_t n, uint64_t stream, float scale) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+        const float u = (float)rng_uniform(1, stream, 2 * i), v = (float)rng_uniform(1, stream, 2 * i + 1);
+        x[i] = (real)(scale * sqrtf(-2.0f * logf(fmaxf(u, 1e-30f))) * cospif(2.0f * v));
+    }
+}
+
+template <typename X> static X *device_new(size_t n) {
+    X *x;
+    MUST(cudaMalloc(&x, n * sizeof *x));
+    MUST(cudaMemset(x, 0, n * sizeof *x));
+    return x;
+}
+
+struct Problem {
+    const char *name;
+    WeightGradientShape s;
+    bool bias; // is not summed elsewhere
+};
+
+static const Problem problems[] = {
+    {"d12 proj", {64, 1024, 768, 768}, false},     {"d12 qkv", {64, 1024, 768, 2304}, true},
+    {"d12 fc", {64, 1024, 768, 3072}, true},       {"d12 fcproj", {64, 1024, 3072, 768}, false},
+    {"d12 head", {8, 1024, 50304, 768}, false},    {"d24 proj", {32, 1024, 1024, 1024}, false},
+    {"d24 qkv", {32, 1024, 1024, 3072}, true},     {"d24 fc", {32, 1024, 1024, 4096}, true},
+    {"d24 fcproj", {32, 1024, 4096, 1024}, false}, {"d48 proj", {16, 1024, 1600, 1600}, false},
+    {"d48 qkv", {16, 1024, 1600, 4800}, true},     {"d48 fc", {16, 1024, 1600, 6400}, true},
+    {"d48 fcproj", {16, 1024, 6400, 1600}, false}, {"d48 head", {8, 1024, 50304, 1600}, false},
+};
+
+struct Candidate {
+    const char *name;
+    bool against; // the first of its kind: what follows is compared with it
+    std::function<void()> run;
+    std::vector<float> us;
+};
+
+static void time_all(std::vector<Candidate> &all, double seconds, int turns) {
+    cudaEvent_t start, stop;
+    MUST(cudaEventCreate(&start));
+    MUST(cudaEventCreate(&stop));
+    auto timed = [&](Candidate &c, int warm, int count) {
+        float ms;
+        for (int i = 0; i < warm; i++) c.run();
+        MUST(cudaEventRecord(start));
+        for (int i = 0; i < count; i++) c.run();
+        MUST(cudaEventRecord(stop));
+        MUST(cudaEventSynchronize(stop));
+        MUST(cudaEventElapsedTime(&ms, start, stop));
+        return ms * 1000 / count;
+    };
+    for (int turn = 0; turn < turns; turn++)
+        for (Candidate &c : all) {
+            const float once = timed(c, 1, 2);
+            const int count = std::max(6, (int)(seconds * 1e6 / once));
+            c.us.push_back(timed(c, count / 3, count - count / 3));
+        }
+    for (Candidate &c : all) std::sort(c.us.begin(), c.us.end());
+}
+
+static float middle(const Candidate &c) { return c.us[c.us.size() / 2]; }
+
+static void bench(Matmul *mm, const Problem &p, int clusters, double seconds, int turns) {
+    const WeightGradientShape s = p.s;
+    const size_t rows = (size_t)s.B * s.T;
+    real *x = device_new<real>(rows * s.in), *dy = device_new<real>(rows * s.out);
+    float *dw = device_new<float>((size_t)s.in * s.out), *dbias = device_new<float>(s.out);
+    double *squares = device_new<double>(2);
+    fill_kernel<<<1056, 256>>>(x, rows * s.in, 1, 1.0f);
+    fill_kernel<<<1056, 256>>>(dy, rows * s.out, 2, 0.02f);
+    void *workspace =
+        device_new<char>(size_max(weight_gradient_workspace_bytes(s, clusters), bias_backward_workspace_bytes(s.B, s.T, s.out)));
+    auto library = [=](bool add, bool exact) {
+        Error e = {};
+        MatmulShape shape = {
+            .m = s.in, .n = s.out, .k = (int)rows, .transpose_a = true, .out_float = true, .accumulate = add};
+        must(matmul_run(mm, shape, dw, x, dy, NULL, &e), &e);
+        if (p.bias)
+            must(bias_backward(dy, {dbias, exact ? squares + 1 : NULL, !add}, dy, NULL, s.B, s.T, s.out, workspace, 0,
+                               &e),
+                 &e);
+    };
+    auto ours = [=](bool add, bool exact) {
+        Error e = {};
+        WeightGradient g = {};
+        g.dw = dw, g.first = !add, g.squares = exact ? squares : NULL;
+        if (p.bias) g.bias = {dbias, exact ? squares + 1 : NULL, !add};
+        must(weight_gradient(g, x, dy, s, clusters, workspace, 0, &e), &e);
+    };
+    std::vector<Candidate> all = {{"cuBLASLt", true, [=] { library(false, false); }, {}},
+                                  {"ours, no norms", false, [=] { ours(false, false); }, {}},
+                                  {"ours, norms", false, [=] { ours(false, true); }, {}},
+                                  {"cuBLASLt, added", true, [=] { library(true, false); }, {}},
+                                  {"ours, no norms, added", false, [=] { ours(true, false); }, {}},
+                                  {"ours, norms, added", false, [=] { ours(true, true); }, {}}};
+    matmul_tune(mm, true);
+    for (Candidate &c : all) c.run();
+    matmul_tune(mm, false);
+    MUST(cudaDeviceSynchronize());
+    if (turns == 0) { // ncu --profile-from-start off
+        MUST(cudaProfilerStart());
+        for (Candidate &c : all) c.run();
+        MUST(cudaDeviceSynchronize());
+        MUST(cudaProfilerStop());
+    } else time_all(all, seconds, turns);
+    const Candidate *against = NULL;
+    for (const Candidate &c : all) {
+        if (turns == 0) break;
+        if (c.against) against = &c;
+        printf("%-11s %5d x %-5d B %-2d %-22s %8.1f us (%.1f to %.1f) %5.0f TFLOP/s  %.3fx\n", p.name, s.in, s.out, s.B,
+               c.name, middle(c), c.us.front(), c.us.back(), 2e-6 * rows * s.in * s.out / middle(c),
+               middle(*against) / middle(c));
+    }
+    for (void *q : {(void *)x, (void *)dy, (void *)dw, (void *)dbias, (void *)squares, workspace}) MUST(cudaFree(q));
+}
+
+int main(int argc, char **argv) {
+    const double seconds = argc > 1 ? atof(argv[1]) : 0.06;
+    const int turns = argc > 2 ? atoi(argv[2]) : 5;
+    Error e = {};
+    int clusters;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    must(weight_gradient_clusters(&clusters, &e), &e);
+    if (!clusters) return printf("SKIP bench_weight_gradient: not in this build, or not on this GPU\n"), ERR_SKIPPED;
+    auto mm = std::make_unique<Matmul>();
+    must(matmul_create(mm.get(), device_new<char>(MATMUL_WORKSPACE_BYTES), 0, &e), &e);
+    for (const Problem &p : problems) {
+        bool wanted = argc <= 3;
+        for (int i = 3; i < argc; i++) wanted |= strstr(p.name, argv[i]) != NULL;
+        if (wanted) bench(mm.get(), p, clusters, seconds, turns);
+    }
+    matmul_destroy(mm.get());
+    return 0;
+}

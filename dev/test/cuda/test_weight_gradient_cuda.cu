@@ -1,0 +1,258 @@
+// Weight gradients with per-example squared norms: against float64, and against the batched products (kernel_test.cuh).
+#include "kernel_test.cuh"
+
+#include "cuda/matmul.cuh"
+#include "cuda/weight_gradient.cuh"
+
+#include <memory>
+
+static int pairs_here;
+
+// A product on the device: operands, everything that may be wanted, and a workspace.
+struct Product {
+    WeightGradientShape s;
+    int clusters;
+    std::vector<real> x, dy;
+    std::vector<float> before; // dW
+    std::vector<int> row_at;   // (B, in)
+    real *d_x, *d_dy;
+    WeightGradient g;
+    Columns bias;
+    void *workspace;
+    size_t workspace_bytes;
+
+    size_t count() const { return (size_t)s.in * s.out; }
+    size_t rows_count() const { return (size_t)s.B * s.T * s.out; }
+};
+
+enum Wanted { SQUARES = 1, BIAS = 2, ROWS_OF_EXAMPLES = 4 };
+
+static Product product_new(WeightGradientShape s, int clusters, int wanted) {
+    if (wanted & ROWS_OF_EXAMPLES) wanted |= SQUARES;
+    Product p = {};
+    p.s = s, p.clusters = clusters;
+    p.x = random_vector<real>((size_t)s.B * s.T * s.in), p.dy = random_vector<real>((size_t)s.B * s.T * s.out);
+    p.d_x = device_from(p.x), p.d_dy = device_from(p.dy);
+    p.g.dw = device_new<float>(p.count());
+    p.g.first = random_uniform() < 0.5;
+    p.before = random_vector<float>(p.count());
+    if (p.g.first) std::fill(p.before.begin(), p.before.end(), NAN);
+    if (wanted & SQUARES) p.g.squares = device_new<double>(1), p.g.norms = device_new<double>(s.B);
+    if (wanted & BIAS) p.bias = columns_new(s.B, s.out), p.g.bias = p.bias.device;
+    if (wanted & ROWS_OF_EXAMPLES) {
+        p.row_at.assign((size_t)s.B * s.in, 0);
+        for (int b = 0; b < s.B; b++)
+            for (int t = 0; t < s.T; t++) // a later t may take the place
+                p.row_at[(size_t)b * s.in + random_int(0, s.in - 1)] = t + 1;
+        p.g.row_at = device_from(p.row_at);
+        p.g.rows = device_new<float>(p.rows_count());
+    }
+    p.workspace_bytes = weight_gradient_workspace_bytes(s, clusters);
+    p.workspace = workspace_new(p.workspace_bytes);
+    return p;
+}
+
+static void product_reset(const Product &p) {
+    CUDA_OK(cudaMemset(p.workspace, POISON, p.workspace_bytes));
+    device_set(p.g.dw, p.before);
+    if (p.g.squares) {
+        device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
+        CUDA_OK(cudaMemset(p.g.norms, POISON, p.s.B * sizeof(double)));
+    }
+    if (p.g.bias.sum) columns_reset(p.bias);
+}
+
+static void product_run(const Product &p) {
+    Error e = {};
+    CHECK_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, p.clusters, p.workspace, 0, &e), &e);
+}
+
+static std::vector<Output> product_outputs(const Product &p) {
+    std::vector<Output> outputs = {{p.g.dw, p.count() * sizeof(float)}};
+    if (p.g.squares)
+        outputs.push_back({p.g.squares, sizeof(double)}), outputs.push_back({p.g.norms, p.s.B * sizeof(double)});
+    if (p.g.bias.sum) columns_outputs(outputs, p.bias);
+    return outputs;
+}
+
+// g_b of one example in float64, (in, out).
+static std::vector<double> example_reference(const Product &p, int b) {
+    const size_t in = p.s.in, out = p.s.out;
+    std::vector<double> g(in * out, 0.0), dy(out);
+    for (size_t t = 0; t < (size_t)p.s.T; t++) {
+        const size_t row = (size_t)b * p.s.T + t;
+        for (size_t j = 0; j < out; j++) dy[j] = value(p.dy[row * out + j]);
+        for (size_t i = 0; i < in; i++) {
+            const double x = value(p.x[row * in + i]);
+            for (size_t j = 0; j < out; j++) g[i * out + j] += x * dy[j];
+        }
+    }
+    return g;
+}
+
+// Rows of example b: wanted ones are g_b's, to the last bits that fp32 has; others are as they were.
+static void check_rows(const Product &p, int b, const std::vector<double> &g, const std::vector<float> &rows) {
+    std::vector<char> wanted(p.s.T, 0);
+    for (int i = 0; i < p.s.in; i++) {
+        const int t = p.row_at[(size_t)b * p.s.in + i] - 1;
+        if (t < 0) continue;
+        wanted[t] = 1;
+        const float *row = rows.data() + ((size_t)b * p.s.T + t) * p.s.out;
+        check_close("row of an example", std::vector<float>(row, row + p.s.out),
+                    std::vector<double>(g.begin() + (size_t)i * p.s.out, g.begin() + (size_t)(i + 1) * p.s.out),
+                    SUM_RELATIVE, SUM_ABSOLUTE);
+    }
+    for (int t = 0; t < p.s.T; t++)
+        for (int j = 0; j < p.s.out && !wanted[t]; j++)
+            CHECK(isnan(rows[((size_t)b * p.s.T + t) * p.s.out + j]), "row %d of example %d was written", t, b);
+}
+
+static void check_product(const Product &p) {
+    std::vector<double> sum(p.count(), 0.0), norms;
+    std::vector<float> rows = p.g.rows ? host_from(p.g.rows, p.rows_count()) : std::vector<float>();
+    double squares = 0.0;
+    if (!p.g.first) sum.assign(p.before.begin(), p.before.end());
+    for (int b = 0; b < p.s.B; b++) {
+        const std::vector<double> g = example_reference(p, b);
+        double norm = 0.0;
+        for (size_t i = 0; i < g.size(); i++) sum[i] += g[i], norm += g[i] * g[i];
+        norms.push_back(norm);
+        squares += norm;
+        if (p.g.rows) check_rows(p, b, g, rows);
+    }
+    check_close("dW", host_from(p.g.dw, p.count()), sum, SUM_RELATIVE, SUM_ABSOLUTE);
+    if (p.g.squares) {
+        check_close("norms", host_from(p.g.norms, p.s.B), norms, 1e-5, 0.0);
+        CHECK_CLOSE(host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, squares, 1e-5, 0);
+    }
+    if (p.g.bias.sum) columns_check("bias", p.bias, as_doubles(p.dy), p.s.T);
+}
+
+static void product_case(WeightGradientShape s, int clusters, int wanted) {
+    Product p = product_new(s, clusters, wanted);
+    char name[128];
+    snprintf(name, sizeof name, "B %d T %d, %d x %d, %d pairs, wanted %d", s.B, s.T, s.in, s.out, clusters, wanted);
+    int failures = test_state.failures;
+    run_twice(
+        name, [&] { product_reset(p); }, [&] { product_run(p); }, product_outputs(p));
+    check_product(p);
+    case_end();
+    if (test_state.failures != failures) printf("  in: %s\n", name);
+}
+
+// Few pairs have several tiles each, many pairs share tiles. T and columns fit no tile, or exactly.
+static void test_shapes(void) {
+    const WeightGradientShape shapes[] = {{1, 1, 8, 8},      {1, 64, 128, 192}, {2, 65, 136, 200}, {3, 40, 264, 160},
+                                          {5, 7, 64, 392},   {4, 130, 320, 72}, {9, 64, 256, 192}, {7, 20, 8, 640},
+                                          {2, 448, 136, 40}, {6, 33, 1032, 168}};
+    for (const WeightGradientShape &s : shapes)
+        for (int clusters : {1, 2, 3, 5, pairs_here})
+            product_case(s, clusters, (clusters == 1 ? 7 : random_int(0, 7)) & (random_uniform() < 0.8 ? 7 : 3));
+    for (int i = 0; i < (small_shapes_only ? 4 : 24); i++)
+        product_case({random_int(1, 12), random_int(1, 200), 8 * random_int(1, 80), 8 * random_int(1, 80)},
+                     random_int(1, pairs_here), i % 3 == 0 ? 7 : random_int(0, 3));
+}
+
+// An infinity or NaN in one example stays in its norm, and in the row of dW that it belongs to.
+static void test_not_finite(void) {
+    for (float bad : {INFINITY, NAN})
+        for (int clusters : {1, 2, pairs_here}) {
+            Product p = product_new({4, 70, 264, 400}, clusters, SQUARES);
+            const int b = random_int(0, 3), t = random_int(0, 69), i = random_int(0, 263);
+            p.x[((size_t)b * p.s.T + t) * p.s.in + i] = (real)bad;
+            device_set(p.d_x, p.x);
+            product_reset(p);
+            product_run(p);
+            const std::vector<double> norms = host_from(p.g.norms, p.s.B);
+            for (int k = 0; k < p.s.B; k++)
+                CHECK(isfinite(norms[k]) == (k != b), "%d pairs: norm %d is %g, the %g is in example %d", clusters, k,
+                      norms[k], bad, b);
+            const std::vector<float> dw = host_from(p.g.dw, p.count());
+            size_t wrong = 0;
+            for (size_t k = 0; k < dw.size(); k++) wrong += isfinite(dw[k]) == (k / p.s.out == (size_t)i);
+            CHECK(wrong == 0, "%d pairs: %zu elements of dW", clusters, wrong);
+            case_end();
+        }
+}
+
+// ---- Against the batched products -----------------------------------------------------------------------------------
+
+static double element_reference(const Product &p, size_t i, size_t j) {
+    double sum = 0.0;
+    for (size_t row = 0; row < (size_t)p.s.B * p.s.T; row++)
+        sum += value(p.x[row * p.s.in + i]) * value(p.dy[row * p.s.out + j]);
+    return sum;
+}
+
+// Root mean square errors of dW over some places, ours and cuBLASLt's.
+static void compare_accuracy(const Product &p, const std::vector<float> &ours, const std::vector<float> &theirs) {
+    double error[2] = {}, size = 0.0;
+    const int places = 2000;
+    for (int k = 0; k < places; k++) {
+        const size_t i = random_int(0, p.s.in - 1), j = random_int(0, p.s.out - 1);
+        const double want = element_reference(p, i, j);
+        error[0] += pow(ours[i * p.s.out + j] - want, 2);
+        error[1] += pow(theirs[i * p.s.out + j] - want, 2);
+        size += want * want;
+    }
+    printf("  B %d T %d, %d x %d: error of dW %.2e, cuBLASLt's %.2e\n", p.s.B, p.s.T, p.s.in, p.s.out,
+           sqrt(error[0] / size), sqrt(error[1] / size));
+    CHECK(sqrt(error[0]) <= 1.02 * sqrt(error[1]), "%g against %g", sqrt(error[0] / size), sqrt(error[1] / size));
+}
+
+static void batched_case(Matmul *mm, WeightGradientShape s) {
+    Error e = {};
+    Product p = product_new(s, pairs_here, SQUARES | BIAS);
+    p.g.first = true;
+    product_reset(p);
+    product_run(p);
+    const std::vector<float> ours = host_from(p.g.dw, p.count());
+    const double squares = host_from(p.g.squares, 1)[0] - SQUARES_BEFORE;
+    float *each = device_new<float>(p.count() * s.B), *dw = device_new<float>(p.count());
+    MatmulShape shape = {.m = s.in, .n = s.out, .k = s.T, .transpose_a = true, .out_float = true};
+    shape.batch = s.B, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
+    shape.stride_out = (int64_t)p.count();
+    CHECK_OK(matmul_run(mm, shape, each, p.d_x, p.d_dy, NULL, &e), &e);
+    device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
+    CUDA_OK(cudaMemset(dw, 0, p.count() * sizeof(float)));
+    void *scratch = workspace_new(reduce_examples_workspace_bytes(s.B));
+    CHECK_OK(reduce_examples(dw, p.g.squares, each, s.B, p.count(), scratch, 0, &e), &e);
+    CHECK_CLOSE(squares, host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, 1e-5, 0);
+    shape = {.m = s.in, .n = s.out, .k = s.B * s.T, .transpose_a = true, .out_float = true};
+    CHECK_OK(matmul_run(mm, shape, dw, p.d_x, p.d_dy, NULL, &e), &e);
+    compare_accuracy(p, ours, host_from(dw, p.count()));
+    columns_check("bias", p.bias, as_doubles(p.dy), s.T);
+    case_end();
+}
+
+static void test_batched(void) {
+    Error e = {};
+    void *workspace;
+    CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
+    auto mm = std::make_unique<Matmul>();
+    CHECK_OK(matmul_create(mm.get(), workspace, 0, &e), &e);
+    for (WeightGradientShape s : {WeightGradientShape{3, 1024, 768, 768},
+                                  {3, 1000, 768, 2304},
+                                  {2, 1024, 1600, 1600},
+                                  {1, 512, 3072, 768},
+                                  {1, 1024, 1600, 4800},
+                                  {2, 1024, 6400, 1600}})
+        batched_case(mm.get(), s);
+    matmul_destroy(mm.get());
+    CUDA_OK(cudaFree(workspace));
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_weight_gradient_cuda", argc, argv);
+    Error e = {};
+    if (code) return code;
+    CHECK_OK(weight_gradient_clusters(&pairs_here, &e), &e);
+    if (pairs_here == 0) {
+        printf("SKIP test_weight_gradient_cuda: not in this build, or not on this GPU\n");
+        return ERR_SKIPPED;
+    }
+    RUN(test_shapes);
+    RUN(test_not_finite);
+    if (!small_shapes_only) RUN(test_batched);
+    return test_summary();
+}

@@ -1,0 +1,690 @@
+// weight_gradient: see weight_gradient.cuh.
+//
+// One block a multiprocessor, for the whole launch: a warp that feeds, and two warpgroups that multiply. A block's tile of
+// dW is (128, N), a warpgroup's is (64, N). Blocks work in pairs (clusters) on neighbouring tiles, along the rows of dW
+// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, for the
+// reads from L2 cost power, which is the limit.
+//
+// A pair works through steps (Schedule): a tile and an example, all T rows of X and dY. A warpgroup sums a step in `e`; at
+// its end it adds e to `total` and writes the sum of e's squares to a place of its own. After the last of a pair's steps
+// in a tile, total goes out, 32 columns with every 64 rows of the next step: to dW, or, where other pairs have examples
+// of this tile, to a place of its own, from which finish_kernel sums. So every sum has a fixed order.
+//
+// The columns of dY are summed by the feeder's idle warps, from shared memory. Of the rows of a stage, a block takes those
+// whose number falls to its row of tiles: each is read once, and all stages take the same time. (A whole stage now and then
+// made the kernel a third longer.)
+#include "cuda/weight_gradient.cuh"
+#include "cuda/sm90.cuh"
+#include "cuda/vec.cuh"
+
+#include "math/accumulate.h"
+
+#include <algorithm>
+#include <math.h>
+#include <type_traits>
+
+#ifndef GNS_FP32
+
+enum { TILE_M = 128, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
+
+// ---- Who does what --------------------------------------------------------------------------------------------------
+
+// A level of the schedule deals tiles, each with B examples, to its pairs. First whole rounds: a pair has a tile with all B
+// examples. Of the `rest` of the tiles, fewer than there are pairs, each has `full` pairs with `run` examples each. The
+// examples left over are for the pairs left over, by the same rules: the next level. So all pairs end at about the same
+// time, and are at few places in X and dY at any time, and find these in L2; and the cuts are a function of shape and
+// pairs alone.
+struct Level {
+    int first, pairs, tile, b, B, whole, rest, run, full; // first: pair; tile, b: the level's first
+    int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
+};
+
+enum { LEVELS_MAX = 8 }; // 5 for any up to 66 pairs, 400 tiles and 130 examples: examples left over are few soon
+
+struct Schedule {
+    Level level[LEVELS_MAX];
+    int levels, parts, steps; // steps: of the pair that has most
+};
+
+static Schedule schedule_of(int tiles, int B, int pairs) {
+    Schedule s = {};
+    Level l = {};
+    l.pairs = pairs, l.B = B, l.whole_part = -1;
+    for (int before = 0;; before += l.whole * l.B) { // steps of the levels above
+        Level &to = s.level[s.levels++];
+        l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
+        l.run = l.rest ? ceil_div(l.rest * l.B, l.pairs) : 0, l.full = l.rest ? l.B / l.run : 0;
+        const int left = l.rest ? l.B - l.full * l.run : 0;
+        const bool cut = s.levels > 1 || l.full > 1 || left > 0;
+        if (s.levels > 1) l.whole_part = s.parts, s.parts += l.whole * l.pairs;
+        l.rest_part = cut ? s.parts : -1;
+        if (cut) s.parts += l.rest * l.full;
+        s.steps = std::max(s.steps, before + l.whole * l.B + l.run);
+        to = l;
+        if (left == 0 || s.levels == LEVELS_MAX) return s;
+        tiles = l.rest, l.tile += l.whole * l.pairs;
+        l.first += l.rest * l.full, l.pairs -= l.rest * l.full, l.b += l.full * l.run, l.B = left;
+    }
+}
+
+struct Step {
+    int tile, b, part; // part < 0: the tile is whole
+    bool last;         // of the pair's in this tile
+};
+
+// Step i of a pair; false: there is none.
+__device__ static inline bool step_at(Step *step, const Schedule &s, int pair, int i) {
+    for (int k = 0; k < s.levels; k++) {
+        const Level &l = s.level[k];
+        const int own = pair - l.first, whole = l.whole * l.B;
+        if (i < whole) {
+            const int tile = i / l.B * l.pairs + own;
+            *step = {l.tile + tile, l.b + i % l.B, l.whole_part < 0 ? -1 : l.whole_part + tile, i % l.B == l.B - 1};
+            return true;
+        }
+        i -= whole;
+        if (own >= l.rest * l.full) continue;
+        if (i >= l.run) return false;
+        *step = {l.tile + l.whole * l.pairs + own % l.rest, l.b + own / l.rest * l.run + i,
+                 l.rest_part < 0 ? -1 : l.rest_part + own, i == l.run - 1};
+        return true;
+    }
+    return false;
+}
+
+// Calls f(part) for all parts of remaining tile i, in order.
+template <typename F> __device__ static inline void each_part(const Schedule &s, int i, F f) {
+    for (int k = 0; k < s.levels && i >= 0; k++) {
+        const Level &l = s.level[k];
+        const int whole = k > 0 ? l.whole * l.pairs : 0;
+        if (i < whole) f(l.whole_part + i);
+        i -= whole;
+        for (int j = i < 0 ? l.full : 0; j < l.full; j++) f(l.rest_part + j * l.rest + i);
+    }
+}
+
+// A launch. Tiles are those of a pair.
+struct Job {
+    WeightGradientShape shape;
+    Schedule schedule;
+    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
+    bool add;
+    float *squares;    // (B, slots), or NULL
+    unsigned *arrived; // (2) see sum_blocks
+    float *columns;    // (B, shares, out), or NULL: column sums of dY
+    int shares;
+    const int *row_at;
+    float *rows;
+
+    __device__ int m(int tile) const {
+        return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
+    } // shorter side first
+    __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
+};
+
+// ---- Shared memory --------------------------------------------------------------------------------------------------
+
+enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
+enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
+
+// An operand (64 rows, COLUMNS) in panels of 64 columns. A shared one comes as two halves of 32 rows.
+template <int COLUMNS, bool SHARED> struct Operand {
+    static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL, BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
+    static constexpr int PANEL_BYTES = BOX_ROWS * PANEL_ROW_BYTES, BOX_BYTES = PANELS * PANEL_BYTES;
+    static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES;
+
+    __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
+
+    // Fetches all of it, or half for both blocks.
+    __device__ static void load(char *tile, const CUtensorMap *map, uint64_t *full, int row, int column, int b,
+                                int half) {
+        UNROLL_FOR (int p = 0; p < PANELS; p++) {
+            if (SHARED)
+                copy_box_in_all(tile + half * BOX_BYTES + p * PANEL_BYTES, map, full, column + p * PANEL,
+                                row + half * BOX_ROWS, b, (1 << PAIR) - 1);
+            else copy_box_in(tile + p * PANEL_BYTES, map, full, column + p * PANEL, row, b);
+        }
+    }
+};
+
+// ALONG_M: pairs lie along the rows of dW, else along its columns.
+template <int N_, bool ALONG_M> struct Layout {
+    static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
+    typedef Operand<TILE_M, !ALONG_M> X;
+    typedef Operand<N, ALONG_M> Y;
+    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES;
+    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
+
+    struct Shared {
+        char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
+        uint64_t full[STAGES], empty[STAGES];
+    };
+
+    // The block's own tile
+    __device__ static int row(const Job &job, int tile, int rank) {
+        return job.m(tile) * PAIR_M + (ALONG_M ? rank * TILE_M : 0);
+    }
+    __device__ static int column(const Job &job, int tile, int rank) {
+        return job.n(tile) * PAIR_N + (ALONG_M ? 0 : rank * N);
+    }
+};
+
+namespace {
+
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- The feeder's warpgroup -----------------------------------------------------------------------------------------
+
+template <class L>
+__device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensorMap *dy, const Job &job, int cluster,
+                     int rank) {
+    Ring<L::STAGES> ring;
+    Step step;
+    for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
+        const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
+#        pragma unroll 1
+        for (int t = 0; t < job.shape.T; t += ROWS) {
+            barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+            barrier_expect(&s.full[ring.stage], L::STAGE_BYTES);
+            L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, row, step.b, rank);
+            L::Y::load(s.y[ring.stage], dy, &s.full[ring.stage], t, column, step.b, rank);
+            ring.advance();
+        }
+    }
+    for (int i = 0; i < L::STAGES; i++) { // until both blocks are done with all that they were sent
+        barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+        ring.advance();
+    }
+}
+
+// Both blocks may fill the stage again.
+__device__ inline void release(uint64_t *empty, int rank) {
+    __syncwarp();
+    if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (threadIdx.x % WARP));
+}
+
+// A warp sums the columns of panels `first`, first + 3: a lane 8 columns of every fourth of the block's rows.
+template <class L>
+__device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, int rank, int first) {
+    constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // of a warp
+    const int lane = threadIdx.x % WARP, piece = lane % 8, row0 = lane / 8;
+    Ring<L::STAGES> ring;
+    Step step;
+    for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
+        const int share = L::row(job, step.tile, rank) / TILE_M, column = L::column(job, step.tile, rank);
+        const int row = share < job.shares ? share + row0 * job.shares : ROWS;
+        float sum[PANELS][VEC] = {};
+#        pragma unroll 1
+        for (int k = 0; k < job.row_blocks; k++) {
+            barrier_wait(&s.full[ring.stage], ring.parity);
+#        pragma unroll 2
+            for (int r = row; r < ROWS; r += WARP / 8 * job.shares)
+                UNROLL_FOR (int p = 0; p < PANELS; p++) {
+                    const int panel = first + p * COLUMN_WARPS;
+                    if (panel >= L::Y::PANELS) continue;
+                    float v[VEC];
+                    pack_get(v, *(const Pack<VEC> *)(s.y[ring.stage] + panel * L::Y::PANEL_BYTES + L::Y::row(r) +
+                                                     (piece ^ r % 8) * 16));
+                    floats_add(sum[p], v);
+                }
+            release(&s.empty[ring.stage], rank);
+            ring.advance();
+        }
+        float *to = job.columns + ((size_t)step.b * job.shares + share) * job.shape.out + column;
+        UNROLL_FOR (int p = 0; p < PANELS; p++) {
+            const int c = (first + p * COLUMN_WARPS) * PANEL + piece * VEC;
+            UNROLL_FOR (int j = 0; j < VEC; j++) {
+                sum[p][j] += __shfl_xor_sync(~0u, sum[p][j], 8);
+                sum[p][j] += __shfl_xor_sync(~0u, sum[p][j], 16);
+            }
+            if (row0 == 0 && share < job.shares && c < L::N && column + c < job.shape.out) floats_store(to + c, sum[p]);
+        }
+    }
+}
+
+// ---- The workers ----------------------------------------------------------------------------------------------------
+
+// Calls f(0), f(1), ... with constants.
+template <int I, int COUNT, class F> __device__ inline void times(F &&f) {
+    if constexpr (I < COUNT) {
+        f(std::integral_constant<int, I>());
+        times<I + 1, COUNT>(f);
+    }
+}
+
+// Where a warp's rows go.
+struct Out {
+    const CUtensorMap *map; // NULL: nowhere
+    int row, column;
+    bool add;
+};
+
+// Columns [32 C, 32 C + 32) of a warp's rows, by way of its own place in shared memory. Each address is written or added
+// to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
+template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out) {
+    const int lane = threadIdx.x % WARP;
+    if (lane == 0) copy_out_wait_read(); // of the last columns
+    __syncwarp();
+    UNROLL_FOR (int i = 0; i < 4; i++)
+        UNROLL_FOR (int h = 0; h < 2; h++) {
+            char *piece = place + (lane / 4 + 8 * h) * PANEL_ROW_BYTES + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16;
+            float &x = c[16 * C + 4 * i + 2 * h], &y = c[16 * C + 4 * i + 2 * h + 1];
+            *(float2 *)(piece + lane % 2 * 8) = make_float2(x, y);
+            x = y = 0.0f;
+        }
+    fence_before_copy_out();
+    __syncwarp();
+    if (lane > 0) return;
+    if (out.add) copy_box_add(out.map, place, out.column + OUT_COLUMNS * C, out.row);
+    else copy_box_out(out.map, place, out.column + OUT_COLUMNS * C, out.row);
+    copy_out_commit();
+}
+
+// Copies those of a warp's 16 rows that are wanted (row_at). at: lane l has that of row l.
+template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job &job, int at, int b, int column) {
+    const int lane = threadIdx.x % WARP;
+    UNROLL_FOR (int h = 0; h < 2; h++) {
+        const int t = __shfl_sync(~0u, at, lane / 4 + 8 * h);
+        if (t == 0) continue;
+        float *to = job.rows + ((size_t)b * job.shape.T + t - 1) * job.shape.out + column + lane % 4 * 2;
+        UNROLL_FOR (int i = 0; i < COUNT / 4; i++)
+            if (column + 8 * i < job.shape.out)
+                *(float2 *)(to + 8 * i) = make_float2(e[4 * i + 2 * h], e[4 * i + 2 * h + 1]);
+    }
+}
+
+// With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
+template <class L, bool SQUARES>
+__device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtensorMap *parts, const Job &job,
+                     int cluster, int rank) {
+    const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
+    Ring<L::STAGES> ring;
+    float e[L::N / 2], total[SQUARES ? L::N / 2 : 1];
+    UNROLL_FOR (int j = 0; SQUARES && j < L::N / 2; j++) total[j] = 0.0f;
+    auto multiply = [&](int accumulate) {
+        barrier_wait(&s.full[ring.stage], ring.parity);
+        const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
+        const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
+        registers_settle(e);
+        wgmma_fence();
+        UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
+            wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
+        wgmma_commit();
+    };
+    auto out_of = [&](const Step &step) -> Out {
+        const int row = step.part < 0 ? L::row(job, step.tile, rank) : (step.part * PAIR + rank) * TILE_M;
+        return {step.part < 0 ? dw : parts, row + warp * OUT_ROWS, step.part < 0 ? L::column(job, step.tile, rank) : 0,
+                step.part < 0 && job.add};
+    };
+    Out out = {};
+    Step step;
+    float *square = NULL, squares = 0.0f; // of the last step, not yet stored
+    auto square_out = [&]() {
+        if (!SQUARES || !square) return;
+        squares = warp_sum(squares);
+        if (lane == 0) *square = squares;
+    };
+    bool more = step_at(&step, job.schedule, cluster, 0);
+    for (int i = 0; more;) {
+        int blocks = job.row_blocks, at = 0;
+        while (!SQUARES && !step.last) {
+            step_at(&step, job.schedule, cluster, ++i);
+            blocks += job.row_blocks;
+        }
+        int previous = ring.stage, k = 1;
+        multiply(0);
+        ring.advance();
+        square_out();
+        auto next = [&]() {
+            multiply(1);
+            wgmma_wait<1>();
+            release(&s.empty[previous], rank);
+            previous = ring.stage;
+            ring.advance();
+            k++;
+        };
+        if constexpr (SQUARES) {
+            if (out.map) {
+                times<0, L::N / OUT_COLUMNS>([&](auto c) {
+                    columns_out<c>(total, s.out[warp], out);
+                    if (k < blocks) next();
+                });
+            }
+        }
+#        pragma unroll 1
+        while (k < blocks) next();
+        // Beside the last products: all that does not need them.
+        const Step done = step;
+        const int row = L::row(job, done.tile, rank) + warp * OUT_ROWS, column = L::column(job, done.tile, rank);
+        if (SQUARES) square = job.squares + (size_t)done.b * job.slots + (done.tile * PAIR + rank) * WARPS + warp;
+        out = {};
+        if (done.last) out = out_of(done);
+        if (SQUARES && job.row_at && lane < OUT_ROWS && row + lane < job.shape.in)
+            at = job.row_at[(size_t)done.b * job.shape.in + row + lane];
+        more = step_at(&step, job.schedule, cluster, ++i);
+        wgmma_wait<0>();
+        release(&s.empty[previous], rank);
+        registers_settle(e);
+        if constexpr (SQUARES) {
+            float q[4] = {};
+            UNROLL_FOR (int j = 0; j < L::N / 2; j++) {
+                q[j % 4] = add_square(q[j % 4], e[j]);
+                total[j] += e[j];
+            }
+            if (job.row_at) rows_out(e, job, at, done.b, column);
+            squares = (q[0] + q[1]) + (q[2] + q[3]);
+        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out); });
+    }
+    if constexpr (SQUARES) {
+        if (out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
+    }
+    square_out();
+    if (lane == 0) copy_out_wait();
+    __syncwarp();
+}
+
+#    endif
+
+template <class L, bool SQUARES>
+__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+    product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
+                   const __grid_constant__ CUtensorMap dw, const __grid_constant__ CUtensorMap parts,
+                   const __grid_constant__ Job job) {
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    auto &s = *(typename L::Shared *)shared_memory();
+    const int cluster = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < L::STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], (WARPS + (job.columns ? COLUMN_WARPS : 0)) * PAIR);
+        }
+        barriers_publish();
+    }
+    __syncthreads();
+    cluster_sync();
+    after_allow();
+    if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
+    // At the end of each branch: the other block may still write to this one's shared memory.
+    if (threadIdx.x >= WORKERS) {
+        registers_give<56>();
+        const int warp = threadIdx.x / WARP - WARPS;
+        if (threadIdx.x == WORKERS) feed<L>(s, &x, &dy, job, cluster, rank);
+        if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
+        __syncwarp();
+        cluster_sync();
+    } else {
+        registers_take<224>();
+        work<L, SQUARES>(s, &dw, &parts, job, cluster, rank);
+        cluster_sync();
+    }
+#    endif
+}
+
+// ---- What is left: tiles in parts, and the sums of squares ----------------------------------------------------------
+
+enum { FINISH_THREADS = 512 };
+
+struct Finish {
+    Job job;
+    const float *parts; // (parts, 2, 128, n)
+    float *dw;
+    double *squares, *norms; // norms (B)
+    ColumnGradient bias;
+    double *bias_squares; // (groups of columns)
+    int examples, groups; // blocks for squares, for columns; the rest are for parts
+    int n, tile_blocks;   // columns of a tile; thread blocks that sum one
+    int pair_m, pair_n;   // a pair's tile
+};
+
+// partial[i] = mine; the last of `count` blocks to get here adds them all, in order, to *to.
+__device__ void sum_blocks(double *to, double *partial, int i, int count, double mine, unsigned *arrived,
+                           double *shared) {
+    bool last = false;
+    if (threadIdx.x == 0) {
+        partial[i] = mine;
+        __threadfence();
+        last = atomicAdd(arrived, 1) == (unsigned)count - 1;
+    }
+    if (!__syncthreads_or(last)) return;
+    __threadfence();
+    double sum = 0.0;
+    for (int k = threadIdx.x; k < count; k += FINISH_THREADS) sum += __ldcg(partial + k);
+    sum = block_sum(sum, shared);
+    if (threadIdx.x == 0) *to += sum;
+}
+
+// The squares of an example.
+__device__ void squares_finish(const Finish &f, int b, double *shared) {
+    const float *slots = f.job.squares + (size_t)b * f.job.slots;
+    double sum = 0.0;
+    for (int i = threadIdx.x * 4; i < f.job.slots; i += FINISH_THREADS * 4) {
+        float v[4];
+        floats_load(v, slots + i);
+        sum += ((double)v[0] + v[1]) + ((double)v[2] + v[3]);
+    }
+    sum = block_sum(sum, shared);
+    sum_blocks(f.squares, f.norms, b, f.examples, sum, f.job.arrived, shared);
+}
+
+// The bias of 32 columns: a warp takes every 16th example.
+__device__ void columns_finish(const Finish &f, int group, double *shared) {
+    constexpr int GROUP_WARPS = FINISH_THREADS / WARP;
+    __shared__ float sums[GROUP_WARPS][WARP];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = group * WARP + lane, out = f.job.shape.out;
+    float sum = 0.0f, square = 0.0f;
+    for (int b = warp; c < out && b < f.job.shape.B; b += GROUP_WARPS) {
+        const float *share = f.job.columns + (size_t)b * f.job.shares * out + c;
+        float example = 0.0f;
+#    pragma unroll 8
+        for (int i = 0; i < f.job.shares; i++) example += share[(size_t)i * out];
+        sum += example;
+        square = add_square(square, example);
+    }
+    sums[warp][lane] = sum;
+    const double squares = block_sum((double)square, shared); // and all sums are there
+    if (warp == 0 && c < out) {
+        float all = f.bias.first ? 0.0f : f.bias.sum[c];
+        for (int w = 0; w < GROUP_WARPS; w++) all += sums[w][lane];
+        f.bias.sum[c] = all;
+    }
+    if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
+}
+
+__device__ void parts_finish(const Finish &f, int i) {
+    const Job &job = f.job;
+    const Level &top = job.schedule.level[0];
+    const int quads = TILE_M * f.n / 4, q = i % f.tile_blocks * FINISH_THREADS + threadIdx.x;
+    const int index = i / f.tile_blocks / PAIR, rank = i / f.tile_blocks % PAIR, tile = top.whole * top.pairs + index;
+    const int row = job.m(tile) * f.pair_m + (f.pair_m > TILE_M ? rank * TILE_M : 0) + q / (f.n / 4);
+    const int column = job.n(tile) * f.pair_n + (f.pair_m > TILE_M ? 0 : rank * f.n) + q % (f.n / 4) * 4;
+    if (row >= job.shape.in || column >= job.shape.out) return;
+    float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
+    if (job.add) floats_load(before, to);
+    each_part(job.schedule, index, [&](int part) { // a part is added when the next is on its way
+        float v[4];
+        floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
+        floats_add(sum, last);
+        UNROLL_FOR (int k = 0; k < 4; k++) last[k] = v[k];
+    });
+    floats_add(sum, last);
+    floats_add(sum, before);
+    floats_store(to, sum);
+}
+
+__global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_constant__ Finish f) {
+    __shared__ double shared[FINISH_THREADS / WARP];
+    const int i = blockIdx.x;
+    after_wait();
+    if (i < f.examples) squares_finish(f, i, shared);
+    else if (i < f.examples + f.groups) columns_finish(f, i - f.examples, shared);
+    else parts_finish(f, i - f.examples - f.groups);
+}
+
+// ---- Host -----------------------------------------------------------------------------------------------------------
+
+// The tile shapes: which of them takes a matrix is a question of how many tiles cover it, and of what these read. cost:
+// of a multiply-add, of which reads from L2 are a part.
+struct Tiling {
+    int n;
+    bool along_m;
+    double cost;
+    int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
+    int pair_n() const { return along_m ? n : PAIR * n; }
+};
+
+} // namespace
+
+static const Tiling tilings[] = {{192, true, 1.0}, {192, false, 1.015}, {160, true, 1.02}, {160, false, 1.04}};
+
+static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
+    return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
+}
+
+static Tiling tiling_of(WeightGradientShape s, int clusters) {
+    double best = INFINITY;
+    Tiling chosen = {};
+    for (const Tiling &t : tilings) {
+        const double cost = schedule_of(t, s, clusters).steps * t.n * t.cost;
+        if (cost < best) best = cost, chosen = t;
+    }
+    return chosen;
+}
+
+// The workspace: parts, squares, numbers, shares of the column sums.
+struct Places {
+    size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, counts of arrivals
+    int slots, shares, groups;
+};
+
+static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
+    const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
+    Places p = {};
+    p.slots = tiles_m * tiles_n * PAIR * WARPS;
+    p.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
+    p.groups = ceil_div(s.out, (int)WARP);
+    p.squares = (size_t)schedule_of(t, s, clusters).parts * PAIR * TILE_M * t.n * sizeof(float);
+    p.numbers = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16);
+    p.columns = p.numbers + round_up((s.B + p.groups + 1) * sizeof(double), 16);
+    p.bytes = p.columns + (size_t)s.B * p.shares * s.out * sizeof(float);
+    return p;
+}
+
+size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
+    return places_of(tiling_of(s, clusters), s, clusters).bytes;
+}
+
+template <class L, bool SQUARES>
+static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
+    const auto kernel = product_kernel<L, SQUARES>;
+    TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = PAIR, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(job.schedule.level[0].pairs * PAIR), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = sizeof(typename L::Shared), config.stream = stream;
+    config.attrs = &attribute, config.numAttrs = 1;
+    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, map[0], map[1], map[2], map[3], job), e);
+}
+
+template <bool SQUARES>
+static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
+    if (t.n == 192)
+        return t.along_m ? product_launch<Layout<192, true>, SQUARES>(map, job, stream, e)
+                         : product_launch<Layout<192, false>, SQUARES>(map, job, stream, e);
+    return t.along_m ? product_launch<Layout<160, true>, SQUARES>(map, job, stream, e)
+                     : product_launch<Layout<160, false>, SQUARES>(map, job, stream, e);
+}
+
+// X or dY: boxes of `rows` rows of one example, one panel. What is beyond T or the last column arrives as zeros.
+static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, Error *e) {
+    const cuuint64_t row_bytes = columns * sizeof(real);
+    return copy_map(map, p,
+                    {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                     3,
+                     {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
+                     {row_bytes, s.T * row_bytes},
+                     {PANEL, (cuuint32_t)rows, 1},
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+                    e);
+}
+
+// A matrix of floats: dW, or the parts.
+static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, Error *e) {
+    return copy_map(map, p,
+                    {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                     2,
+                     {(cuuint64_t)columns, rows},
+                     {columns * sizeof(float)},
+                     {OUT_COLUMNS, OUT_ROWS},
+                     CU_TENSOR_MAP_L2_PROMOTION_NONE},
+                    e);
+}
+
+int weight_gradient_clusters(int *clusters, Error *e) {
+    typedef Layout<192, true> L;
+    cudaFuncAttributes attributes;
+    int blocks;
+    *clusters = 0;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, product_kernel<L, true>), e);
+    if (attributes.maxThreadsPerBlock < THREADS) return 0;
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    *clusters = blocks / PAIR;
+    return 0;
+}
+
+int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s, int clusters,
+                    void *workspace, cudaStream_t stream, Error *e) {
+    const Tiling t = tiling_of(s, clusters);
+    const Places p = places_of(t, s, clusters);
+    const Schedule schedule = schedule_of(t, s, clusters);
+    double *numbers = (double *)((char *)workspace + p.numbers);
+    float *parts = (float *)workspace;
+    CUtensorMap map[4];
+    const Job job = {s,
+                     schedule,
+                     ceil_div(s.in, t.pair_m()),
+                     ceil_div(s.out, t.pair_n()),
+                     ceil_div(s.T, (int)ROWS),
+                     p.slots,
+                     !g.first,
+                     g.squares ? (float *)((char *)workspace + p.squares) : NULL,
+                     (unsigned *)(numbers + s.B + p.groups),
+                     g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
+                     p.shares,
+                     g.row_at,
+                     g.rows};
+    TRY(map_in(&map[0], x, s, s.in, t.along_m ? ROWS : ROWS / 2, e));
+    TRY(map_in(&map[1], dy, s, s.out, t.along_m ? ROWS / 2 : ROWS, e));
+    TRY(map_out(&map[2], g.dw, s.in, s.out, e));
+    TRY(map_out(&map[3], parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), t.n, e));
+    TRY((g.squares ? tiling_launch<true> : tiling_launch<false>)(t, map, job, stream, e));
+    const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
+    const Finish f = {job,
+                      parts,
+                      g.dw,
+                      g.squares,
+                      g.norms ? g.norms : numbers,
+                      g.bias,
+                      numbers + s.B,
+                      g.squares ? s.B : 0,
+                      g.bias.sum ? p.groups : 0,
+                      t.n,
+                      tile_blocks,
+                      t.pair_m(),
+                      t.pair_n()};
+    const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
+    if (!blocks) return 0;
+    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, f);
+}
+
+#else
+
+int weight_gradient_clusters(int *clusters, Error *) { return *clusters = 0; }
+size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
+int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape, int, void *, cudaStream_t,
+                    Error *e) {
+    return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");
+}
+
+#endif
