@@ -282,8 +282,9 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 // (model_bucket).
 //
 // A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
-// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
-// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradient of qkv's weights. So:
+// their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
+// whose tiles are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradient of qkv's
+// weights. So:
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. The weights of a block are sent for right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
