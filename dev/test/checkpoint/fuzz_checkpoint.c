@@ -265,7 +265,6 @@ static void make_tokenizers(void) {
 // A run whose state has every field.
 static void test_files_are_made(void) {
     Error e = {0};
-    Dataset *data;
     const ModelConfig config = {LAYERS, 1, 8, 64, 8};
     CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 2 --heads 1 --channels 8 "
                       "--seq-len 8 --threads 1 --batch-tokens 16 --gns exact --steps 140 --skip-loss-z 9 --out run") ==
@@ -273,9 +272,8 @@ static void test_files_are_made(void) {
           "%s", log_tail());
     copy_tree("run/step_00000140", "step");
     CHECK_OK(model_create(&model, &config, &e), &e);
-    CHECK_OK(dataset_open(&data, "train.bin", 8, 64, 1337, &e), &e);
-    CHECK_OK(shard_list_create(&run.data.shards, data, &e), &e);
-    dataset_close(data);
+    CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
+    CHECK_OK(shard_list_create(&run.data.shards, run.data.train, &e), &e);
     options_defaults(&run.setup.options);
     CHECK_OK(read_manifest("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
@@ -335,6 +333,7 @@ int main(int argc, char **argv) {
     RUN(test_bin);
     RUN(test_tokenizer_config);
     shard_list_destroy(&run.data.shards);
+    dataset_close(run.data.train);
     model_destroy(&model);
     return trainer_end();
 }

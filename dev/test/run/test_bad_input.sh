@@ -112,12 +112,11 @@ printf '{"step": 1, "batch": 2}\n' > short.jsonl
 printf '{"step": 1, "batch": -2}\n{"step": 2, "batch": 2}\n' > negative.jsonl
 : > empty.jsonl
 
-cp -r out sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl questions
+mkfifo questions
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-# written_by names the process that last held the lock.
-inventory() { find . -printf '%y %m %p\n' | sort; find . -type f ! -name written_by -print0 | sort -z | xargs -0 cksum; }
+inventory() { find . -printf '%y %m %p\n' | sort; find . -type f -print0 | sort -z | xargs -0 cksum; }
 inventory > "$work/before"
 
 # bad NAME CODE MENTION ARGUMENTS...: the arguments must be refused with that exit code, in one line with MENTION in it
@@ -238,7 +237,6 @@ bad replay_missing        $input nosuch.jsonl       "${endless[@]}" --train-toke
 bad replay_malformed      $input broken.jsonl       "${endless[@]}" --train-tokens 64 --ramp replay:broken.jsonl
 bad replay_too_short      $input short.jsonl        "${endless[@]}" --train-tokens 1e4 --ramp replay:short.jsonl
 bad replay_negative       $input negative.jsonl     "${endless[@]}" --train-tokens 64 --ramp replay:negative.jsonl
-bad samples_fifo          $input sampled/samples.jsonl "${run[@]}" --steps 4 --out sampled
 bad hellaswag_fifo        $input questions          "${run[@]}" --hellaswag-every 1 --hellaswag questions
 bad replay_empty          $input empty.jsonl        "${endless[@]}" --train-tokens 64 --ramp replay:empty.jsonl
 bad sample_untrained      $usage --sample-only      "${run[@]}" --sample-only

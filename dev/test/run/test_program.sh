@@ -308,6 +308,12 @@ standard_output_on_a_full_disk() {
     GLOBIGNORE='*' "$train" $small --out full --steps 5 --threads 1 > /dev/full 2> full.log
     [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
 }
+a_fifo_for_samples() { # is not waited for at a resume
+    cp -r j sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl || return 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' timeout -k 1 20 "$train" $small --out sampled --steps 7 --threads 1 > fifo.log 2>&1
+    [ $? = 65 ] && grep -q '^error: sampled/samples.jsonl: not a regular file' fifo.log || { cat fifo.log; return 1; }
+}
 closed_standard_streams() { # no file that is written takes their numbers
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" $small --out closed --steps 5 --threads 1 >&- 2>&- <&- && same j closed || return 1
@@ -346,7 +352,7 @@ for test in two_runs_are_identical threads_do_not_matter another_seed_is_another
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
-    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk closed_standard_streams a_small_stack prints_its_commit dry_run_predicts_the_memory; do
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples closed_standard_streams a_small_stack prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
