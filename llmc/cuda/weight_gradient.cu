@@ -293,50 +293,69 @@ template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job
     }
 }
 
+// Waits for the ring's stage and issues e (+)= x^T dy of it as one group.
+template <class L>
+__device__ inline void multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring, int group,
+                                int accumulate) {
+    barrier_wait(&s.full[ring.stage], ring.parity);
+    const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
+    const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
+    registers_settle(e);
+    wgmma_fence();
+    UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
+        wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
+    wgmma_commit();
+}
+
+// Where the warp's rows of a tile go when its last step is done.
+template <class L>
+__device__ inline Out out_of(const Step &step, const Job &job, const CUtensorMap *dw, const CUtensorMap *parts,
+                             int rank, int warp) {
+    if (!step.last) return {};
+    if (step.part >= 0) return {parts, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0, false};
+    return {dw, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank), job.add};
+}
+
+// total += e; returns the lane's sum of e's squares.
+template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT]) {
+    float q[4] = {};
+    UNROLL_FOR (int j = 0; j < COUNT; j++) {
+        q[j % 4] = add_square(q[j % 4], e[j]);
+        total[j] += e[j];
+    }
+    return (q[0] + q[1]) + (q[2] + q[3]);
+}
+
+// Lane l's entry of row_at for row l of the warp.
+__device__ inline int row_at(const Job &job, int b, int row) {
+    const int lane = threadIdx.x % WARP;
+    const bool is = job.row_at && lane < OUT_ROWS && row + lane < job.shape.in;
+    return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
+}
+
 // With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
 template <class L, bool SQUARES>
 __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtensorMap *parts, const Job &job,
                      int cluster, int rank) {
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[SQUARES ? L::N / 2 : 1];
-    UNROLL_FOR (int j = 0; SQUARES && j < L::N / 2; j++) total[j] = 0.0f;
-    auto multiply = [&](int accumulate) {
-        barrier_wait(&s.full[ring.stage], ring.parity);
-        const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
-        const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
-        registers_settle(e);
-        wgmma_fence();
-        UNROLL_FOR (int k = 0; k < ROWS / 16; k++)
-            wgmma<false, false>(e, x + (L::X::row(16 * k) >> 4), y + (L::Y::row(16 * k) >> 4), k > 0 ? 1 : accumulate);
-        wgmma_commit();
-    };
-    auto out_of = [&](const Step &step) -> Out {
-        const int row = step.part < 0 ? L::row(job, step.tile, rank) : (step.part * PAIR + rank) * TILE_M;
-        return {step.part < 0 ? dw : parts, row + warp * OUT_ROWS, step.part < 0 ? L::column(job, step.tile, rank) : 0,
-                step.part < 0 && job.add};
+    float e[L::N / 2], total[L::N / 2] = {}; // total: with squares only
+    float squares = 0.0f, *square = NULL;    // of the last step; where they go, which is done beside the next products
+    auto square_out = [&]() {
+        const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
+        if (SQUARES && square && lane == 0) *square = sum;
     };
     Out out = {};
     Step step;
-    float *square = NULL, squares = 0.0f; // of the last step, not yet stored
-    auto square_out = [&]() {
-        if (!SQUARES || !square) return;
-        squares = warp_sum(squares);
-        if (lane == 0) *square = squares;
-    };
     bool more = step_at(&step, job.schedule, cluster, 0);
     for (int i = 0; more;) {
-        int blocks = job.row_blocks, at = 0;
-        while (!SQUARES && !step.last) {
-            step_at(&step, job.schedule, cluster, ++i);
-            blocks += job.row_blocks;
-        }
-        int previous = ring.stage, k = 1;
-        multiply(0);
+        int blocks = job.row_blocks, previous = ring.stage, k = 1;
+        for (; !SQUARES && !step.last; blocks += job.row_blocks) step_at(&step, job.schedule, cluster, ++i);
+        multiply<L>(e, s, ring, group, 0);
         ring.advance();
         square_out();
         auto next = [&]() {
-            multiply(1);
+            multiply<L>(e, s, ring, group, 1);
             wgmma_wait<1>();
             release(&s.empty[previous], rank);
             previous = ring.stage;
@@ -354,31 +373,21 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
 #        pragma unroll 1
         while (k < blocks) next();
         // Beside the last products: all that does not need them.
-        const Step done = step;
-        const int row = L::row(job, done.tile, rank) + warp * OUT_ROWS, column = L::column(job, done.tile, rank);
-        if (SQUARES) square = job.squares + (size_t)done.b * job.slots + (done.tile * PAIR + rank) * WARPS + warp;
-        out = {};
-        if (done.last) out = out_of(done);
-        if (SQUARES && job.row_at && lane < OUT_ROWS && row + lane < job.shape.in)
-            at = job.row_at[(size_t)done.b * job.shape.in + row + lane];
+        const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
+        const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
+        if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
+        out = out_of<L>(step, job, dw, parts, rank, warp);
         more = step_at(&step, job.schedule, cluster, ++i);
         wgmma_wait<0>();
         release(&s.empty[previous], rank);
         registers_settle(e);
         if constexpr (SQUARES) {
-            float q[4] = {};
-            UNROLL_FOR (int j = 0; j < L::N / 2; j++) {
-                q[j % 4] = add_square(q[j % 4], e[j]);
-                total[j] += e[j];
-            }
-            if (job.row_at) rows_out(e, job, at, done.b, column);
-            squares = (q[0] + q[1]) + (q[2] + q[3]);
+            squares = add_example(total, e);
+            if (job.row_at) rows_out(e, job, at, b, column);
         } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out); });
     }
-    if constexpr (SQUARES) {
-        if (out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
-    }
     square_out();
+    if (SQUARES && out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
     if (lane == 0) copy_out_wait();
     __syncwarp();
 }
