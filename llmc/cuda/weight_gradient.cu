@@ -684,7 +684,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                       t.pair_n()};
     const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
     if (!blocks) return 0;
-    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), stream, e, f);
+    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
 }
 
 #else
