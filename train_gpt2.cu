@@ -16,6 +16,7 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -78,6 +79,7 @@ static int engine_open(Engine *engine, Error *e) {
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -189,6 +191,36 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
+static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
+                        int N) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
+    l.ticket = engine->ticket;
+    return l;
+}
+
+// y = x W + b, gelu = GELU(y)
+static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
+    Linear l = linear_of(engine, LINEAR_GELU, y, x, w, layer, N);
+    l.gelu = gelu;
+    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
+    TRY(linear_forward(engine, y, x, w, layer, N, e));
+    return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
+}
+
+// The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
+// and ln_residual, which must follow, adds it.
+static int linear_residual(Engine *engine, real *sum, const real *residual, const real *x, TensorKind w, int layer,
+                           int N, Error *e) {
+    Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, N);
+    l.extra = residual;
+    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
+    return linear_forward(engine, engine->delta, x, w, layer, N, e);
+}
+
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -260,8 +292,9 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 // (model_bucket).
 //
 // A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
-// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
-// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradients of weights. So:
+// their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
+// whose tiles are dealt out at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
+// weights. So:
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. The weights of a block are sent for right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
@@ -285,11 +318,17 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, sum = a + b.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l), p->N,
                              p->C, engine->stream, e);
+}
+
+// out = LN(sum), the sum of linear_residual.
+static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
+                       const real *residual, TensorKind w, int l, Error *e) {
+    if (engine->fused_linear) return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, w, l, e);
+    return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, w, l, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
@@ -301,14 +340,12 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, E
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
     TRY(weights_soon(engine, l + 2, e)); // the next block's
-    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
-    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    TRY(linear_residual(engine, k->x_mid, k->x, k->attention, PROJ_W, l, p->N, e));
+    TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, LN2_W, l, e));
+    return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
-// residual stream.
+// engine->tokens (B, T + 1) -> lnf (B, T, C).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
@@ -318,15 +355,15 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
+        real *sum = l == L - 1 ? engine->x_final : next->x;
         TRY(block_forward(engine, p, k, l, e));
-        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
+        TRY(linear_residual(engine, sum, k->x_mid, k->gelu, FCPROJ_W, l, p->N, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, LN1_W, l + 1,
-                       e));
+        TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, LN1_W, l + 1, e));
     }
-    return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
-                      engine->delta, LNF_W, 0, e);
+    return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
+                       engine->block[L - 1].x_mid, LNF_W, 0, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
@@ -408,15 +445,27 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const 
                          columns, engine->scratch, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
-// gelu' as it stores the product, this saves two passes over dwide.
+// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc). Where the product can be multiplied by gelu' before it is
+// stored, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    if (!fused) TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));
-    else
+    const real *w = weight(engine, FCPROJ_W, l);
+    if (engine->fused_linear)
+        TRY(linear_sm90({.epilogue = LINEAR_DGELU,
+                         .rows = p->N,
+                         .in = C,
+                         .out = 4 * C,
+                         .x = engine->dx,
+                         .weight = w,
+                         .extra = k->fc,
+                         .y = engine->dwide,
+                         .ticket = engine->ticket},
+                        engine->stream, e));
+    else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       engine->dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
+                       engine->dwide, engine->dx, w, k->fc, e));
+    else TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 

@@ -32,7 +32,8 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    int clusters; // weight_gradient_clusters
+    bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
+    int clusters;      // weight_gradient_clusters
     void *memory; // the one device allocation
 
     real *weight;    // what the kernels read: flat, in the layout of the tensor table
@@ -56,7 +57,7 @@ struct Engine {
     float *meanf, *rstdf; // (B, T)
     real *delta;          // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;     // (B, T + 1)
-    unsigned *ticket;     // (1) of attention's work, 0 between its kernels
+    unsigned *ticket;     // (1) of the work of attention and of linear_sm90, 0 between their kernels
     float *loss;          // (B, T)
     real *logits;         // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch

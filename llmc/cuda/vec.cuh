@@ -122,21 +122,24 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
-template <typename... Parameters, typename... Arguments>
+// CLUSTER: blocks that run as one cluster.
+template <int CLUSTER = 1, typename... Parameters, typename... Arguments>
 static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                         cudaStream_t stream, Error *e, Arguments... arguments) {
     int major;
     TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute[2] = {};
+    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[0].val.programmaticStreamSerializationAllowed = 1;
+    attribute[1].id = cudaLaunchAttributeClusterDimension;
+    attribute[1].val.clusterDim.x = CLUSTER, attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = major >= 9 ? 1 : 0;
+    config.attrs = attribute;
+    config.numAttrs = major < 9 ? 0 : CLUSTER > 1 ? 2 : 1;
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 

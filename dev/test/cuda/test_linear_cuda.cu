@@ -1,0 +1,169 @@
+// A layer's product with what follows it on Hopper (kernel_test.cuh): against float64 on the host in some rows, against
+// cuBLASLt in all, and to the bit against the kernels that it replaces.
+#include "kernel_test.cuh"
+
+#include "cuda/gelu.cuh"
+#include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
+#include "cuda/matmul.cuh"
+
+static Matmul *library;
+static unsigned *ticket;
+
+struct Widths {
+    int rows, in, out;
+};
+
+struct Case {
+    Linear l;
+    std::vector<real> x, weight, bias, residual;
+};
+
+static Case case_new(Widths s, LinearEpilogue epilogue) {
+    const size_t n = (size_t)s.rows * s.out;
+    Case c = {{},
+              random_vector<real>((size_t)s.rows * s.in),
+              random_vector<real>((size_t)s.in * s.out, 0.0, 1.0 / sqrt(s.in)),
+              random_vector<real>(s.out),
+              random_vector<real>(n)};
+    c.l.epilogue = epilogue;
+    c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
+    c.l.x = device_from(c.x), c.l.weight = device_from(c.weight), c.l.bias = device_from(c.bias);
+    c.l.residual = epilogue == LINEAR_RESIDUAL ? device_from(c.residual) : NULL;
+    c.l.y = device_new<real>(n), c.l.gelu = epilogue == LINEAR_GELU ? device_new<real>(n) : NULL;
+    c.l.ticket = ticket;
+    return c;
+}
+
+// A row's sums in float64; y is one rounding away, with a residual two.
+static void check_row(const Case &c, const std::vector<real> &y, int row) {
+    const Linear &l = c.l;
+    const double fp32 = 2e-5;
+    std::vector<double> want(l.out), tolerance(l.out);
+    for (int j = 0; j < l.out; j++) {
+        double sum = value(c.bias[j]);
+        for (int k = 0; k < l.in; k++)
+            sum += value(c.x[(size_t)row * l.in + k]) * value(c.weight[(size_t)k * l.out + j]);
+        want[j] = sum, tolerance[j] = ROUNDING * fabs(sum) + fp32;
+        if (l.epilogue != LINEAR_RESIDUAL) continue;
+        want[j] += value(c.residual[(size_t)row * l.out + j]);
+        tolerance[j] += ROUNDING * fabs(want[j]);
+    }
+    const auto first = y.begin() + (size_t)row * l.out;
+    check_within("row", std::vector<real>(first, first + l.out), want, tolerance);
+}
+
+// All rows against cuBLASLt: each is one rounding away from the sum.
+static void check_library(const Case &c, const std::vector<real> &y) {
+    Error e = {};
+    const Linear &l = c.l;
+    const double fp32 = 1e-4;
+    real *product = device_new<real>(y.size());
+    CHECK_OK(matmul_run(library, {.m = l.rows, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS}, product, l.x, l.weight,
+                        l.bias, &e),
+             &e);
+    std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
+    for (size_t i = 0; i < want.size(); i++) {
+        double bound = 2.0 * ROUNDING * fabs(want[i]) + fp32;
+        if (l.epilogue == LINEAR_RESIDUAL) want[i] += value(c.residual[i]), bound += 2.0 * ROUNDING * fabs(want[i]);
+        tolerance.push_back(bound);
+    }
+    check_within("all rows", y, want, tolerance);
+}
+
+// GELU is gelu_forward's of what is stored; the sum is that of LayerNorm, of the same product without a residual.
+static void check_bits(const Case &c, const std::vector<real> &y) {
+    Error e = {};
+    real *expected = device_new<real>(y.size()), *product = device_new<real>(y.size());
+    if (c.l.epilogue == LINEAR_GELU) {
+        CHECK_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e), &e);
+        CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(host_from(c.l.gelu, y.size())), "GELU's bits");
+        return;
+    }
+    float *mean = device_new<float>(c.l.rows), *rstd = device_new<float>(c.l.rows);
+    real *unused = device_new<real>(y.size());
+    Linear l = c.l;
+    l.epilogue = LINEAR_GELU, l.y = product, l.gelu = unused;
+    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    CHECK_OK(layernorm_forward(expected, unused, mean, rstd, l.residual, product, l.bias, l.bias, l.rows, l.out, 0, &e),
+             &e);
+    CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(y), "the residual sum's bits");
+}
+
+// Fewer rows give the same bits, and none after them is written (the guards see it).
+static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
+    Error e = {};
+    Linear l = c.l;
+    l.rows = random_int(1, c.l.rows);
+    const size_t n = (size_t)l.rows * l.out;
+    l.y = device_new<real>(n), l.gelu = device_new<real>(n);
+    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    CHECK(as_doubles(host_from(l.y, n)) == as_doubles(std::vector<real>(y.begin(), y.begin() + n)),
+          "%d of %d rows give other bits", l.rows, c.l.rows);
+}
+
+static void linear_case(Widths s, LinearEpilogue epilogue) {
+    Error e = {};
+    const Case c = case_new(s, epilogue);
+    const size_t n = (size_t)s.rows * s.out;
+    bool usable = false;
+    CHECK_OK(linear_sm90_usable(&usable, s.in, s.out, &e), &e);
+    CHECK(usable, "%d to %d is not usable", s.in, s.out);
+    std::vector<Output> outputs = {{c.l.y, n * sizeof(real)}};
+    if (c.l.gelu) outputs.push_back({c.l.gelu, n * sizeof(real)});
+    const auto poison = [&] {
+        for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
+    };
+    run_twice(
+        "linear", poison, [&] { CHECK_OK(linear_sm90(c.l, 0, &e), &e); }, outputs);
+    const std::vector<real> y = host_from(c.l.y, n);
+    for (int row : {0, std::min(63, s.rows - 1), std::min(128, s.rows - 1), random_int(0, s.rows - 1), s.rows - 1})
+        check_row(c, y, row);
+    check_library(c, y);
+    check_bits(c, y);
+    check_fewer_rows(c, y);
+    CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
+    case_end();
+}
+
+static void test_linear(void) {
+    std::vector<Widths> widths = {{1, 256, 64}, {127, 320, 192}, {300, 256, 320}, {513, 768, 768}, {70, 448, 1600}};
+    for (int i = 0; i < 4; i++) widths.push_back({random_int(1, 2000), 64 * random_int(4, 12), 64 * random_int(1, 12)});
+    if (!small_shapes_only) widths.push_back({random_int(16000, 20000), 256, 1600}); // many tiles a block
+    for (Widths s : widths) {
+        linear_case(s, LINEAR_GELU);
+        linear_case(s, LINEAR_RESIDUAL);
+    }
+}
+
+static void test_unusable_widths(void) {
+    Error e = {};
+    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 192, 64}}) {
+        bool usable = true;
+        CHECK_OK(linear_sm90_usable(&usable, s.in, s.out, &e), &e);
+        CHECK(!usable, "%d to %d is usable", s.in, s.out);
+    }
+}
+
+int main(int argc, char **argv) {
+    int code = kernel_test_begin("test_linear_cuda", argc, argv);
+    Error e = {};
+    bool usable = false;
+    if (code) return code;
+    CHECK_OK(linear_sm90_usable(&usable, 256, 64, &e), &e);
+    if (!usable) {
+        printf("SKIP test_linear_cuda: not for this GPU or precision\n");
+        return ERR_SKIPPED;
+    }
+    void *workspace;
+    CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
+    CUDA_OK(cudaMalloc(&ticket, sizeof *ticket));
+    CUDA_OK(cudaMemset(ticket, 0, sizeof *ticket));
+    library = (Matmul *)calloc(1, sizeof *library);
+    CHECK_OK(matmul_create(library, workspace, 0, &e), &e);
+    RUN(test_linear);
+    RUN(test_unusable_widths);
+    matmul_destroy(library);
+    free(library);
+    return test_summary();
+}
