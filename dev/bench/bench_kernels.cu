@@ -181,7 +181,8 @@ static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int c
     product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
     product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
-    product(b, "fcproj dinput and dgelu", L, dinput(N, 4 * C, C, MATMUL_DGELU));
+    product(b, "fcproj dinput and dgelu", alone, dinput(N, 4 * C, C, MATMUL_DGELU));
+    fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
     product(b, "qkv dweight", L, dweight(N, C, 3 * C));
     product(b, "proj dweight", L, dweight(N, C, C));
     product(b, "fc dweight", L, dweight(N, C, 4 * C));

@@ -16,7 +16,7 @@ struct Widths {
 
 struct Case {
     Linear l;
-    std::vector<real> x, weight, bias, residual;
+    std::vector<real> x, weight, bias, extra;
 };
 
 static Case case_new(Widths s, LinearEpilogue epilogue) {
@@ -28,25 +28,35 @@ static Case case_new(Widths s, LinearEpilogue epilogue) {
               random_vector<real>(n)};
     c.l.epilogue = epilogue;
     c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
-    c.l.x = device_from(c.x), c.l.weight = device_from(c.weight), c.l.bias = device_from(c.bias);
-    c.l.residual = epilogue == LINEAR_RESIDUAL ? device_from(c.residual) : NULL;
+    c.l.x = device_from(c.x), c.l.weight = device_from(c.weight);
+    c.l.bias = epilogue != LINEAR_DGELU ? device_from(c.bias) : NULL;
+    c.l.extra = epilogue != LINEAR_GELU ? device_from(c.extra) : NULL;
     c.l.y = device_new<real>(n), c.l.gelu = epilogue == LINEAR_GELU ? device_new<real>(n) : NULL;
     c.l.ticket = ticket;
     return c;
+}
+
+static double derivative_of_gelu(double x) {
+    const double scale = sqrt(2.0 / M_PI), cubic = 0.044715, t = tanh(scale * (x + cubic * x * x * x));
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * cubic * x * x);
 }
 
 // A row's sums in float64; y is one rounding away, with a residual two.
 static void check_row(const Case &c, const std::vector<real> &y, int row) {
     const Linear &l = c.l;
     const double fp32 = 2e-5;
+    const bool across = l.epilogue == LINEAR_DGELU;
     std::vector<double> want(l.out), tolerance(l.out);
     for (int j = 0; j < l.out; j++) {
-        double sum = value(c.bias[j]);
+        const double extra = value(c.extra[(size_t)row * l.out + j]);
+        double sum = across ? 0.0 : value(c.bias[j]);
         for (int k = 0; k < l.in; k++)
-            sum += value(c.x[(size_t)row * l.in + k]) * value(c.weight[(size_t)k * l.out + j]);
+            sum += value(c.x[(size_t)row * l.in + k]) *
+                   value(c.weight[across ? (size_t)j * l.in + k : (size_t)k * l.out + j]);
+        if (across) sum *= derivative_of_gelu(extra);
         want[j] = sum, tolerance[j] = ROUNDING * fabs(sum) + fp32;
         if (l.epilogue != LINEAR_RESIDUAL) continue;
-        want[j] += value(c.residual[(size_t)row * l.out + j]);
+        want[j] += extra;
         tolerance[j] += ROUNDING * fabs(want[j]);
     }
     const auto first = y.begin() + (size_t)row * l.out;
@@ -59,13 +69,13 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = 1e-4;
     real *product = device_new<real>(y.size());
-    CHECK_OK(matmul_run(library, {.m = l.rows, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS}, product, l.x, l.weight,
-                        l.bias, &e),
-             &e);
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS};
+    if (l.epilogue == LINEAR_DGELU) shape.transpose_b = true, shape.epilogue = MATMUL_DGELU;
+    CHECK_OK(matmul_run(library, shape, product, l.x, l.weight, l.bias ? l.bias : l.extra, &e), &e);
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {
         double bound = 2.0 * ROUNDING * fabs(want[i]) + fp32;
-        if (l.epilogue == LINEAR_RESIDUAL) want[i] += value(c.residual[i]), bound += 2.0 * ROUNDING * fabs(want[i]);
+        if (l.epilogue == LINEAR_RESIDUAL) want[i] += value(c.extra[i]), bound += 2.0 * ROUNDING * fabs(want[i]);
         tolerance.push_back(bound);
     }
     check_within("all rows", y, want, tolerance);
@@ -74,6 +84,7 @@ static void check_library(const Case &c, const std::vector<real> &y) {
 // GELU is gelu_forward's of what is stored; the sum is that of LayerNorm, of the same product without a residual.
 static void check_bits(const Case &c, const std::vector<real> &y) {
     Error e = {};
+    if (c.l.epilogue == LINEAR_DGELU) return;
     real *expected = device_new<real>(y.size()), *product = device_new<real>(y.size());
     if (c.l.epilogue == LINEAR_GELU) {
         CHECK_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e), &e);
@@ -85,7 +96,7 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.epilogue = LINEAR_GELU, l.y = product, l.gelu = unused;
     CHECK_OK(linear_sm90(l, 0, &e), &e);
-    CHECK_OK(layernorm_forward(expected, unused, mean, rstd, l.residual, product, l.bias, l.bias, l.rows, l.out, 0, &e),
+    CHECK_OK(layernorm_forward(expected, unused, mean, rstd, l.extra, product, l.bias, l.bias, l.rows, l.out, 0, &e),
              &e);
     CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(y), "the residual sum's bits");
 }
@@ -127,18 +138,19 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
 }
 
 static void test_linear(void) {
-    std::vector<Widths> widths = {{1, 256, 64}, {127, 320, 192}, {300, 256, 320}, {513, 768, 768}, {70, 448, 1600}};
-    for (int i = 0; i < 4; i++) widths.push_back({random_int(1, 2000), 64 * random_int(4, 12), 64 * random_int(1, 12)});
-    if (!small_shapes_only) widths.push_back({random_int(16000, 20000), 256, 1600}); // many tiles a block
-    for (Widths s : widths) {
-        linear_case(s, LINEAR_GELU);
-        linear_case(s, LINEAR_RESIDUAL);
+    std::vector<Widths> widths = {{1, 256, 64}, {127, 320, 192}, {300, 64, 320}, {513, 768, 768}, {70, 448, 1600}};
+    for (int i = 0; i < 4; i++) widths.push_back({random_int(1, 2000), 64 * random_int(1, 12), 64 * random_int(1, 12)});
+    if (!small_shapes_only) { // many tiles a block, the last of a row 64 columns wide
+        widths.push_back({16801, 256, 1600});
+        widths.push_back({random_int(8000, 20000), 64 * random_int(1, 5), 64 + 192 * random_int(2, 8)});
     }
+    for (Widths s : widths)
+        for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU}) linear_case(s, epilogue);
 }
 
 static void test_unusable_widths(void) {
     Error e = {};
-    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 192, 64}}) {
+    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}}) {
         bool usable = true;
         CHECK_OK(linear_sm90_usable(&usable, s.in, s.out, &e), &e);
         CHECK(!usable, "%d to %d is usable", s.in, s.out);
