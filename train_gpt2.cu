@@ -253,15 +253,21 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// The bias of these has its gradient from nowhere else.
-static bool has_own_bias(TensorKind w) { return w == FC_W || w == QKV_W; }
+// Does the product that makes dfc sum its columns, fc's bias gradient, too?
+static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
+
+// The bias of w has its gradient from nowhere else.
+static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
+    return w == QKV_W || (w == FC_W && !fc_is_summed(engine, p));
+}
 
 // Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
 // and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
 // times our time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
-    return engine_fuses(engine) && (p->mode == GNS_EXACT || (has_own_bias(w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
+    return engine_fuses(engine) &&
+           (p->mode == GNS_EXACT || (has_own_bias(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
 static int dweight_fused(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
@@ -271,7 +277,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
     g.dw = grad(engine, w, layer);
     g.first = engine->first;
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
-    if (has_own_bias(w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    if (has_own_bias(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
     return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->clusters, engine->scratch,
                            engine->stream, e);
 }
@@ -437,10 +443,10 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
-// The gradient of the bias of w, unless that of w brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
+// The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
 // first.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
-    if (fuses(engine, p, w)) return 0;
+    if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, engine->scratch, engine->stream, e);
 }
@@ -451,18 +457,13 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     const int C = p->C;
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
     const real *w = weight(engine, FCPROJ_W, l);
-    if (engine->fused_linear)
-        TRY(linear_sm90({.epilogue = LINEAR_DGELU,
-                         .rows = p->N,
-                         .in = C,
-                         .out = 4 * C,
-                         .x = engine->dx,
-                         .weight = w,
-                         .extra = k->fc,
-                         .y = engine->dwide,
-                         .ticket = engine->ticket},
-                        engine->stream, e));
-    else if (fused)
+    if (engine->fused_linear) {
+        Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = engine->dx, .weight = w};
+        d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
+        if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
+        d.T = p->T, d.workspace = engine->scratch;
+        TRY(linear_sm90(d, engine->stream, e));
+    } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
                        engine->dwide, engine->dx, w, k->fc, e));
     else TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));

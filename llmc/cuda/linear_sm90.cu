@@ -28,16 +28,19 @@ enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SL
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
     alignas(16) real bias[GROUPS][WARPS][COLUMNS];
+    float sums[GROUPS][WARPS][COLUMNS];
     uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
     uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS]; // order: the turn before has seen its stages
     int tile[TURNS];
 };
 
 struct Job {
-    int out, depths;  // columns of W; stages a tile
-    int down, across; // tiles of a pair of blocks
+    int rows, out, depths; // out: columns of y; depths: stages a tile
+    int down, across;      // tiles of a pair of blocks
     const real *bias;
     unsigned *ticket;
+    float *columns;  // column sums of the rows of each block's tile, as a ColumnSplit has them; or NULL
+    int per_example; // such runs of rows
 
     __device__ int tiles() const { return down * across; }
 };
@@ -192,6 +195,35 @@ __device__ void rows_gelu(char *slot) {
     }
 }
 
+// The column sums of a warp's slot, a lane two neighbours of each panel: into sums, or added to it.
+__device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) {
+    const int lane = threadIdx.x % WARP;
+    UNROLL_FOR (int p = 0; p < PANELS; p++) {
+        float2 *sum = (float2 *)&sums[p * PANEL + 2 * lane], all = add ? *sum : make_float2(0.0f, 0.0f);
+        UNROLL_FOR (int r = 0; r < SLOT_ROWS; r++) {
+            const char *row = slot + (p * SLOT_ROWS + r) * PANEL_ROW_BYTES;
+            const float2 v = unpacked(*(const unsigned *)(row + (lane / 4 ^ r % 8) * 16 + lane % 4 * 4));
+            all.x += v.x, all.y += v.y;
+        }
+        *sum = all;
+    }
+    __syncwarp();
+}
+
+// Stores the column sums of a warpgroup's tile, its warps' added in order.
+__device__ void columns_out(const float (&sums)[WARPS][COLUMNS], const Job &job, int row, int column, int barrier) {
+    const int run = row / ROWS;
+    if (row >= job.rows) return; // all of the warpgroup
+    threads_sync(barrier, WARPGROUP);
+    float *to = job.columns + (size_t)(run + run / job.per_example) * job.out + column;
+    for (int c = threadIdx.x % WARPGROUP; c < COLUMNS && column + c < job.out; c += WARPGROUP) {
+        float sum = 0.0f;
+        UNROLL_FOR (int w = 0; w < WARPS; w++) sum += sums[w][c];
+        to[c] = sum;
+    }
+    threads_sync(barrier, WARPGROUP); // before the next tile's
+}
+
 // A stage has been read, in both blocks: a warp's part.
 __device__ void stage_release(uint64_t *empty, int rank) {
     __syncwarp();
@@ -273,10 +305,13 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
             if (!EXTRA) slot_wait();
             rows_round<EPILOGUE>(slot, c[h], bias);
             slot_out(y, slot, place.row, panel);
+            if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
             if (EXTRA) continue;
             rows_gelu(slot);
             slot_out(other, slot, place.row, panel);
         }
+        if (EPILOGUE == LINEAR_DGELU && job.columns)
+            columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
     }
     if (lane == 0) copy_out_wait();
 }
@@ -338,11 +373,20 @@ int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
     return 0;
 }
 
+bool linear_sm90_sums(int T) { return T % ROWS == 0; }
+
+static ColumnSplit split_of(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
+
+size_t linear_sm90_workspace_bytes(int rows, int T, int out) {
+    return linear_sm90_sums(T) ? column_workspace_bytes(split_of(rows, T), 1, out) : 0;
+}
+
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     const bool along = l.epilogue == LINEAR_DGELU;
     const auto kernel = l.epilogue == LINEAR_GELU       ? linear_kernel<LINEAR_GELU>
                         : l.epilogue == LINEAR_RESIDUAL ? linear_kernel<LINEAR_RESIDUAL>
                                                         : linear_kernel<LINEAR_DGELU>;
+    const int down = ceil_div(l.rows, PAIR * ROWS), across = ceil_div(l.out, COLUMNS);
     CUtensorMap x, w, y, other;
     int blocks;
     TRY(panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
@@ -352,9 +396,12 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(panels_map(&other, l.epilogue == LINEAR_GELU ? l.gelu : l.extra, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
-    const Job job = {l.out, l.in / DEPTH, ceil_div(l.rows, PAIR * ROWS), ceil_div(l.out, COLUMNS), l.bias, l.ticket};
-    return launch_after<PAIR>(kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
-                              other, job);
+    Job job = {l.rows, l.out, l.in / DEPTH, down, across, l.bias, l.ticket, NULL, 0};
+    if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
+    TRY(launch_after<PAIR>(kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y, other,
+                           job));
+    if (!l.columns.sum) return 0;
+    return column_finish(&l.columns, 1, split_of(l.rows, l.T), l.out, l.workspace, stream, e);
 }
 
 #else
@@ -364,6 +411,8 @@ int linear_sm90_usable(bool *yes, int, int, Error *) {
     return 0;
 }
 
+bool linear_sm90_sums(int) { return false; }
+size_t linear_sm90_workspace_bytes(int, int, int) { return 0; }
 int linear_sm90(const Linear &, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
 }

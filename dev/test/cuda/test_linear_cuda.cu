@@ -26,6 +26,8 @@ static Case case_new(Widths s, LinearEpilogue epilogue) {
               random_vector<real>((size_t)s.in * s.out, 0.0, 1.0 / sqrt(s.in)),
               random_vector<real>(s.out),
               random_vector<real>(n)};
+    if (epilogue == LINEAR_DGELU)
+        for (int i = 0; i < 7; i++) c.extra[i] = (real)(float[]){0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f}[i];
     c.l.epilogue = epilogue;
     c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
     c.l.x = device_from(c.x), c.l.weight = device_from(c.weight);
@@ -148,6 +150,32 @@ static void test_linear(void) {
         for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU}) linear_case(s, epilogue);
 }
 
+// The column sums of y as stored, and their squares by example.
+static void columns_case(int B, int T, int in, int out) {
+    Error e = {};
+    const Case c = case_new({B * T, in, out}, LINEAR_DGELU);
+    const Columns columns = columns_new(B, out);
+    Linear l = c.l;
+    l.columns = columns.device, l.T = T;
+    l.workspace = workspace_new(linear_sm90_workspace_bytes(B * T, T, out));
+    std::vector<Output> outputs;
+    columns_outputs(outputs, columns);
+    run_twice(
+        "columns", [&] { columns_reset(columns); }, [&] { CHECK_OK(linear_sm90(l, 0, &e), &e); }, outputs);
+    columns_check("columns", columns, as_doubles(host_from(c.l.y, (size_t)B * T * out)), T);
+    CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
+    case_end();
+}
+
+static void test_columns(void) {
+    CHECK(linear_sm90_sums(1024) && linear_sm90_sums(128) && !linear_sm90_sums(64) && !linear_sm90_sums(1000), "T");
+    columns_case(1, 128, 64, 64);
+    columns_case(3, 256, 128, 320);
+    for (int i = 0; i < 3; i++)
+        columns_case(random_int(1, 5), 128 * random_int(1, 8), 64 * random_int(1, 8), 64 * random_int(1, 12));
+    if (!small_shapes_only) columns_case(16, 1024, 256, 1600);
+}
+
 static void test_unusable_widths(void) {
     Error e = {};
     for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}}) {
@@ -174,6 +202,7 @@ int main(int argc, char **argv) {
     library = (Matmul *)calloc(1, sizeof *library);
     CHECK_OK(matmul_create(library, workspace, 0, &e), &e);
     RUN(test_linear);
+    RUN(test_columns);
     RUN(test_unusable_widths);
     matmul_destroy(library);
     free(library);
