@@ -29,45 +29,40 @@ enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
-// The schedule has a phase for the tiles of which more than half is inside dW, and one for the rest, at its last rows and
-// columns, which take less time. A phase has levels. A level deals tiles, each with B examples, to its pairs. First
-// whole rounds: a pair has a tile with all B examples. Of the `rest` of the tiles, fewer than there are pairs, each has
-// `full` pairs with `run` examples each. The examples left over are for the pairs left over, by the same rules: the next
-// level. So all pairs end at about the same time, and are at few places in X and dY at any time, and find these in L2; and
-// the cuts are a function of shape and pairs alone.
+// A level of the schedule deals tiles, each with B examples, to its pairs. First whole rounds: a pair has a tile with all B
+// examples. Of the `rest` of the tiles, fewer than there are pairs, each has `full` pairs with `run` examples each. The
+// examples left over are for the pairs left over, by the same rules: the next level. So all pairs end at about the same
+// time, and are at few places in X and dY at any time, and find these in L2; and the cuts are a function of shape and
+// pairs alone.
 struct Level {
-    int phase, first, pairs, tile, b, B, whole, rest, run, full; // first: pair; tile, b: the level's first
-    int whole_part, rest_part;                                   // number of the first part; < 0: tiles are not cut
+    int first, pairs, tile, b, B, whole, rest, run, full; // first: pair; tile, b: the level's first
+    int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
 };
 
-enum {
-    PHASES = 2,
-    LEVELS_MAX = 8
-}; // of a phase; at most 5 are used up to 66 pairs, 400 tiles and 130 examples; the last
-    // is not balanced
+enum { LEVELS_MAX = 8 }; // at most 5 are used up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
 
 struct Schedule {
-    Level level[PHASES * LEVELS_MAX];
-    int levels, parts, steps[PHASES]; // steps: of the pair that has most
+    Level level[LEVELS_MAX];
+    int levels, parts, steps; // steps: of the pair that has most
 };
 
-static void phase_add(Schedule *s, int phase, int first_tile, int tiles, int B, int pairs) {
+static Schedule schedule_of(int tiles, int B, int pairs) {
+    Schedule s = {};
     Level l = {};
-    l.phase = phase, l.tile = first_tile, l.pairs = pairs, l.B = B, l.whole_part = -1;
-    if (tiles == 0) return;
-    for (int n = 1, before = 0;; n++) { // before: steps of the levels above
-        Level &to = s->level[s->levels++];
+    l.pairs = pairs, l.B = B, l.whole_part = -1;
+    for (int before = 0;;) { // steps of the levels above
+        Level &to = s.level[s.levels++];
         l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
-        l.run = !l.rest ? 0 : n == LEVELS_MAX ? l.B : ceil_div(l.rest * l.B, l.pairs);
+        l.run = !l.rest ? 0 : s.levels == LEVELS_MAX ? l.B : ceil_div(l.rest * l.B, l.pairs);
         l.full = l.rest ? l.B / l.run : 0;
         const int left = l.rest ? l.B - l.full * l.run : 0;
-        const bool cut = l.rest && (n > 1 || l.full > 1 || left > 0);
-        if (n > 1) l.whole_part = s->parts, s->parts += l.whole * l.pairs;
-        l.rest_part = cut ? s->parts : -1;
-        if (cut) s->parts += l.rest * l.full;
-        s->steps[phase] = std::max(s->steps[phase], before + l.whole * l.B + l.run);
+        const bool cut = s.levels > 1 || l.full > 1 || left > 0;
+        if (s.levels > 1) l.whole_part = s.parts, s.parts += l.whole * l.pairs;
+        l.rest_part = cut ? s.parts : -1;
+        if (cut) s.parts += l.rest * l.full;
+        s.steps = std::max(s.steps, before + l.whole * l.B + l.run);
         to = l;
-        if (left == 0) return;
+        if (left == 0) return s;
         tiles = l.rest, l.tile += l.whole * l.pairs, before += l.whole * l.B;
         l.first += l.rest * l.full, l.pairs -= l.rest * l.full, l.b += l.full * l.run, l.B = left;
     }
@@ -80,10 +75,9 @@ struct Step {
 
 // Step i of a pair; false: there is none.
 __device__ static inline bool step_at(Step *step, const Schedule &s, int pair, int i) {
-    for (int k = 0, done = -1; k < s.levels; k++) { // done: the phase in which the pair has had its run
+    for (int k = 0; k < s.levels; k++) {
         const Level &l = s.level[k];
         const int own = pair - l.first, whole = l.whole * l.B;
-        if (l.phase == done) continue;
         if (i < whole) {
             const int tile = i / l.B * l.pairs + own;
             *step = {l.tile + tile, l.b + i % l.B, l.whole_part < 0 ? -1 : l.whole_part + tile, i % l.B == l.B - 1};
@@ -91,35 +85,19 @@ __device__ static inline bool step_at(Step *step, const Schedule &s, int pair, i
         }
         i -= whole;
         if (own >= l.rest * l.full) continue;
-        if (i < l.run) {
-            *step = {l.tile + l.whole * l.pairs + own % l.rest, l.b + own / l.rest * l.run + i,
-                     l.rest_part < 0 ? -1 : l.rest_part + own, i == l.run - 1};
-            return true;
-        }
-        i -= l.run;
-        done = l.phase;
+        if (i >= l.run) return false;
+        *step = {l.tile + l.whole * l.pairs + own % l.rest, l.b + own / l.rest * l.run + i,
+                 l.rest_part < 0 ? -1 : l.rest_part + own, i == l.run - 1};
+        return true;
     }
     return false;
 }
 
-// Where a phase's cut tiles begin.
-struct Cut {
-    int level, tile, tiles; // level: the phase's first
-};
-
-static Cut cut_of(const Schedule &s, int phase) {
-    int k = 0;
-    while (k < s.levels && s.level[k].phase != phase) k++;
-    if (k == s.levels) return {};
-    const Level &top = s.level[k];
-    return {k, top.tile + top.whole * top.pairs, top.rest_part < 0 ? 0 : top.rest};
-}
-
-// Calls f(part) for all parts of cut tile i of a phase, whose first level is `top`, in order.
-template <typename F> __device__ static inline void each_part(const Schedule &s, int top, int phase, int i, F f) {
-    for (int k = top; k < s.levels && s.level[k].phase == phase && i >= 0; k++) {
+// Calls f(part) for all parts of remaining tile i, in order.
+template <typename F> __device__ static inline void each_part(const Schedule &s, int i, F f) {
+    for (int k = 0; k < s.levels && i >= 0; k++) {
         const Level &l = s.level[k];
-        const int whole = k > top ? l.whole * l.pairs : 0;
+        const int whole = k > 0 ? l.whole * l.pairs : 0;
         if (i < whole) f(l.whole_part + i);
         i -= whole;
         for (int j = i < 0 ? l.full : 0; j < l.full; j++) f(l.rest_part + j * l.rest + i);
@@ -130,8 +108,7 @@ template <typename F> __device__ static inline void each_part(const Schedule &s,
 struct Job {
     WeightGradientShape shape;
     Schedule schedule;
-    int tiles_m, tiles_n, whole_m, whole_n; // whole: of the first phase
-    int row_blocks, slots;                  // row_blocks: of 64 rows; slots: squares of an example, one a warp
+    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
     bool add;
     float *squares;    // (B, slots), or NULL
     unsigned *arrived; // (2) see sum_blocks
@@ -140,14 +117,10 @@ struct Job {
     const int *row_at;
     float *rows;
 
-    // The first phase's tiles, shorter side first; then the last row of tiles, then the last column.
-    __device__ void place(int tile, int *m, int *n) const {
-        const int rest = tile - whole_m * whole_n, across = whole_m < tiles_m ? tiles_n : 0;
-        if (rest >= across) *m = rest - across, *n = whole_n;
-        else if (rest >= 0) *m = whole_m, *n = rest;
-        else if (whole_m <= whole_n) *m = tile % whole_m, *n = tile / whole_m;
-        else *m = tile / whole_n, *n = tile % whole_n;
-    }
+    __device__ int m(int tile) const {
+        return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
+    } // shorter side first
+    __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
@@ -163,11 +136,10 @@ template <int COLUMNS, bool SHARED> struct Operand {
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
 
-    // Fetches the first panels, or their halves for both blocks.
+    // Fetches all of it, or half for both blocks.
     __device__ static void load(char *tile, const CUtensorMap *map, uint64_t *full, int row, int column, int b,
-                                int half, int panels) {
+                                int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
-            if (p >= panels) break;
             if (SHARED)
                 copy_box_in_all(tile + half * BOX_BYTES + p * PANEL_BYTES, map, full, column + p * PANEL,
                                 row + half * BOX_ROWS, b, (1 << PAIR) - 1);
@@ -177,39 +149,24 @@ template <int COLUMNS, bool SHARED> struct Operand {
 };
 
 // ALONG_M: pairs lie along the rows of dW, else along its columns.
-template <int N_, bool ALONG_M_> struct Layout {
-    static constexpr bool ALONG_M = ALONG_M_;
+template <int N_, bool ALONG_M> struct Layout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
     typedef Operand<TILE_M, !ALONG_M> X;
     typedef Operand<N, ALONG_M> Y;
-    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / (X::BYTES + Y::BYTES);
+    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES;
+    static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
 
     struct Shared {
         char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
         uint64_t full[STAGES], empty[STAGES];
     };
-};
 
-// A block's own tile.
-template <class L> struct Own {
-    int row, column;
-    int rows, columns; // that are in dW; <= 0: none
-
-    __device__ Own(const Job &job, int tile, int rank) {
-        int m, n;
-        job.place(tile, &m, &n);
-        row = m * L::PAIR_M + (L::ALONG_M ? rank * TILE_M : 0);
-        column = n * L::PAIR_N + (L::ALONG_M ? 0 : rank * L::N);
-        rows = job.shape.in - row, columns = job.shape.out - column;
+    // The block's own tile
+    __device__ static int row(const Job &job, int tile, int rank) {
+        return job.m(tile) * PAIR_M + (ALONG_M ? rank * TILE_M : 0);
     }
-
-    // Panels that are fetched: those of a warpgroup with rows; all of dY's, or one, see width.
-    __device__ int x_panels() const { return min(max((rows + PANEL - 1) / PANEL, 0), (int)L::X::PANELS); }
-    __device__ int y_panels() const { return columns > PANEL ? L::Y::PANELS : columns > 0 ? 1 : 0; }
-
-    // Columns that a warpgroup multiplies: all, 64 or none.
-    __device__ int width(int group) const {
-        return rows <= group * PANEL || columns <= 0 ? 0 : columns > PANEL ? L::N : PANEL;
+    __device__ static int column(const Job &job, int tile, int rank) {
+        return job.n(tile) * PAIR_N + (ALONG_M ? 0 : rank * N);
     }
 };
 
@@ -225,15 +182,13 @@ __device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensor
     Ring<L::STAGES> ring;
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
-        const Own<L> own(job, step.tile, rank);
-        const int x_panels = own.x_panels(), y_panels = own.y_panels(),
-                  bytes = (x_panels + y_panels) * ROWS * PANEL_ROW_BYTES;
+        const int row = L::row(job, step.tile, rank), column = L::column(job, step.tile, rank);
 #        pragma unroll 1
         for (int t = 0; t < job.shape.T; t += ROWS) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-            barrier_expect(&s.full[ring.stage], bytes);
-            L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, own.row, step.b, rank, x_panels);
-            L::Y::load(s.y[ring.stage], dy, &s.full[ring.stage], t, own.column, step.b, rank, y_panels);
+            barrier_expect(&s.full[ring.stage], L::STAGE_BYTES);
+            L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, row, step.b, rank);
+            L::Y::load(s.y[ring.stage], dy, &s.full[ring.stage], t, column, step.b, rank);
             ring.advance();
         }
     }
@@ -257,8 +212,7 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
     Ring<L::STAGES> ring;
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
-        const Own<L> own(job, step.tile, rank);
-        const int share = own.row / TILE_M, column = own.column;
+        const int share = L::row(job, step.tile, rank) / TILE_M, column = L::column(job, step.tile, rank);
         const int row = share < job.shares ? share + row0 * job.shares : ROWS;
         float sum[PANELS][VEC] = {};
 #        pragma unroll 1
@@ -300,20 +254,15 @@ template <int I, int COUNT, class F> __device__ inline void times(F &&f) {
 }
 
 // Where a warp's rows go.
-enum Target { NOWHERE, TO_DW, TO_PARTS };
 struct Out {
-    Target target;
+    const CUtensorMap *map; // NULL: nowhere
     int row, column;
-};
-
-struct Maps {
-    const CUtensorMap *dw, *parts;
+    bool add;
 };
 
 // Columns [32 C, 32 C + 32) of a warp's rows, by way of its own place in shared memory. Each address is written or added
 // to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
-template <int C, int COUNT>
-__device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const Maps &maps, bool add) {
+template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out) {
     const int lane = threadIdx.x % WARP;
     if (lane == 0) copy_out_wait_read(); // of the last columns
     __syncwarp();
@@ -327,9 +276,8 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     fence_before_copy_out();
     __syncwarp();
     if (lane > 0) return;
-    if (out.target == TO_PARTS) copy_box_out(maps.parts, place, out.column + OUT_COLUMNS * C, out.row);
-    else if (add) copy_box_add(maps.dw, place, out.column + OUT_COLUMNS * C, out.row);
-    else copy_box_out(maps.dw, place, out.column + OUT_COLUMNS * C, out.row);
+    if (out.add) copy_box_add(out.map, place, out.column + OUT_COLUMNS * C, out.row);
+    else copy_box_out(out.map, place, out.column + OUT_COLUMNS * C, out.row);
     copy_out_commit();
 }
 
@@ -347,8 +295,8 @@ template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job
 }
 
 // Waits for the ring's stage and issues e (+)= x^T dy of it as one group.
-template <class L, int COUNT>
-__device__ inline void multiply(float (&e)[COUNT], typename L::Shared &s, const Ring<L::STAGES> &ring, int group,
+template <class L>
+__device__ inline void multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring, int group,
                                 int accumulate) {
     barrier_wait(&s.full[ring.stage], ring.parity);
     const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
@@ -361,14 +309,16 @@ __device__ inline void multiply(float (&e)[COUNT], typename L::Shared &s, const 
 }
 
 // Where the warp's rows of a tile go when its last step is done.
-template <class L> __device__ inline Out out_of(const Step &step, const Own<L> &own, int rank, int warp) {
+template <class L>
+__device__ inline Out out_of(const Step &step, const Job &job, const CUtensorMap *dw, const CUtensorMap *parts,
+                             int rank, int warp) {
     if (!step.last) return {};
-    if (step.part >= 0) return {TO_PARTS, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0};
-    return {TO_DW, own.row + warp * OUT_ROWS, own.column};
+    if (step.part >= 0) return {parts, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0, false};
+    return {dw, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank), job.add};
 }
 
 // total += e; returns the lane's sum of e's squares.
-template <int ALL, int COUNT> __device__ inline float add_example(float (&total)[ALL], const float (&e)[COUNT]) {
+template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT]) {
     float q[4] = {};
     UNROLL_FOR (int j = 0; j < COUNT; j++) {
         q[j % 4] = add_square(q[j % 4], e[j]);
@@ -386,78 +336,59 @@ __device__ inline int row_at(const Job &job, int b, int row) {
 
 // With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
 template <class L, bool SQUARES>
-__device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, int cluster, int rank) {
+__device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtensorMap *parts, const Job &job,
+                     int cluster, int rank) {
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float sums[L::N / 2], total[L::N / 2] = {}; // total: with squares only
-    float squares = 0.0f;                       // of the last step; stored beside the next products
-    int square = -1;                            // where
+    float e[L::N / 2], total[L::N / 2] = {}; // total: with squares only
+    float squares = 0.0f, *square = NULL;    // of the last step; where they go, which is done beside the next products
     auto square_out = [&]() {
-        if (!SQUARES || square < 0) return;
-        const float sum = warp_sum(squares);
-        if (lane == 0) job.squares[square] = sum;
+        const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
+        if (SQUARES && square && lane == 0) *square = sum;
     };
     Out out = {};
     Step step;
-    int i = 0;
     bool more = step_at(&step, job.schedule, cluster, 0);
-    auto multiply_step = [&](auto columns) { // of which the first are multiplied
-        constexpr int N = decltype(columns)::value, COUNT = N ? N / 2 : 1;
-        float(&e)[COUNT] = reinterpret_cast<float(&)[COUNT]>(sums);
+    for (int i = 0; more;) {
         int blocks = job.row_blocks, previous = ring.stage, k = 1;
         for (; !SQUARES && !step.last; blocks += job.row_blocks) step_at(&step, job.schedule, cluster, ++i);
-        auto next = [&](auto first) {
-            if constexpr (N == 0) {
-                barrier_wait(&s.full[ring.stage], ring.parity);
-                release(&s.empty[ring.stage], rank);
-            } else {
-                multiply<L>(e, s, ring, group, !decltype(first)::value);
-                if constexpr (!decltype(first)::value) {
-                    wgmma_wait<1>();
-                    release(&s.empty[previous], rank);
-                    previous = ring.stage;
-                }
-            }
-            ring.advance();
-        };
-        next(std::true_type());
+        multiply<L>(e, s, ring, group, 0);
+        ring.advance();
         square_out();
+        auto next = [&]() {
+            multiply<L>(e, s, ring, group, 1);
+            wgmma_wait<1>();
+            release(&s.empty[previous], rank);
+            previous = ring.stage;
+            ring.advance();
+            k++;
+        };
         if constexpr (SQUARES) {
-            if (out.target != NOWHERE) {
+            if (out.map) {
                 times<0, L::N / OUT_COLUMNS>([&](auto c) {
-                    columns_out<c>(total, s.out[warp], out, maps, job.add);
-                    if (k++ < blocks) next(std::false_type());
+                    columns_out<c>(total, s.out[warp], out);
+                    if (k < blocks) next();
                 });
             }
         }
 #        pragma unroll 1
-        for (; k < blocks; k++) next(std::false_type());
+        while (k < blocks) next();
         // Beside the last products: all that does not need them.
-        const Own<L> own(job, step.tile, rank);
-        const int b = step.b, at = SQUARES && N ? row_at(job, b, own.row + warp * OUT_ROWS) : 0;
-        if (SQUARES) square = b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
-        out = N ? out_of<L>(step, own, rank, warp) : Out{};
+        const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
+        const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
+        if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
+        out = out_of<L>(step, job, dw, parts, rank, warp);
         more = step_at(&step, job.schedule, cluster, ++i);
-        squares = 0.0f;
-        if constexpr (N > 0) {
-            wgmma_wait<0>();
-            release(&s.empty[previous], rank);
-            registers_settle(e);
-            if constexpr (SQUARES) {
-                squares = add_example(total, e);
-                if (job.row_at) rows_out(e, job, at, b, own.column);
-            } else times<0, N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out, maps, job.add); });
-        }
-    };
-    while (more) {
-        const int width = Own<L>(job, step.tile, rank).width(group);
-        if (width == L::N) multiply_step(std::integral_constant<int, L::N>());
-        else if (width) multiply_step(std::integral_constant<int, PANEL>());
-        else multiply_step(std::integral_constant<int, 0>());
+        wgmma_wait<0>();
+        release(&s.empty[previous], rank);
+        registers_settle(e);
+        if constexpr (SQUARES) {
+            squares = add_example(total, e);
+            if (job.row_at) rows_out(e, job, at, b, column);
+        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out); });
     }
     square_out();
-    if (SQUARES && out.target != NOWHERE)
-        times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out, maps, job.add); });
+    if (SQUARES && out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
     if (lane == 0) copy_out_wait();
     __syncwarp();
 }
@@ -494,7 +425,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         cluster_sync();
     } else {
         registers_take<224>();
-        work<L, SQUARES>(s, {&dw, &parts}, job, cluster, rank);
+        work<L, SQUARES>(s, &dw, &parts, job, cluster, rank);
         cluster_sync();
     }
 #    endif
@@ -512,9 +443,8 @@ struct Finish {
     ColumnGradient bias;
     double *bias_squares; // (groups of columns)
     int examples, groups; // blocks for squares, for columns; the rest are for parts
-    Cut cut[PHASES];
-    int n, tile_blocks; // columns of a tile; thread blocks that sum one
-    int pair_m, pair_n; // a pair's tile
+    int n, tile_blocks;   // columns of a tile; thread blocks that sum one
+    int pair_m, pair_n;   // a pair's tile
 };
 
 // partial[i] = mine; the last of `count` blocks to get here adds them all, in order, to *to.
@@ -573,23 +503,20 @@ __device__ void columns_finish(const Finish &f, int group, double *shared) {
 
 __device__ void parts_finish(const Finish &f, int i) {
     const Job &job = f.job;
+    const Level &top = job.schedule.level[0];
     const int quads = TILE_M * f.n / 4, q = i % f.tile_blocks * FINISH_THREADS + threadIdx.x;
-    int index = i / f.tile_blocks / PAIR, rank = i / f.tile_blocks % PAIR, m, n;
-    const bool second = index >= f.cut[0].tiles;
-    if (second) index -= f.cut[0].tiles;
-    job.place((second ? f.cut[1].tile : f.cut[0].tile) + index, &m, &n);
-    const int row = m * f.pair_m + (f.pair_m > TILE_M ? rank * TILE_M : 0) + q / (f.n / 4);
-    const int column = n * f.pair_n + (f.pair_m > TILE_M ? 0 : rank * f.n) + q % (f.n / 4) * 4;
+    const int index = i / f.tile_blocks / PAIR, rank = i / f.tile_blocks % PAIR, tile = top.whole * top.pairs + index;
+    const int row = job.m(tile) * f.pair_m + (f.pair_m > TILE_M ? rank * TILE_M : 0) + q / (f.n / 4);
+    const int column = job.n(tile) * f.pair_n + (f.pair_m > TILE_M ? 0 : rank * f.n) + q % (f.n / 4) * 4;
     if (row >= job.shape.in || column >= job.shape.out) return;
     float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
     if (job.add) floats_load(before, to);
-    each_part(job.schedule, second ? f.cut[1].level : f.cut[0].level, second, index,
-              [&](int part) { // a part is added when the next is on its way
-                  float v[4];
-                  floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
-                  floats_add(sum, last);
-                  UNROLL_FOR (int k = 0; k < 4; k++) last[k] = v[k];
-              });
+    each_part(job.schedule, index, [&](int part) { // a part is added when the next is on its way
+        float v[4];
+        floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
+        floats_add(sum, last);
+        UNROLL_FOR (int k = 0; k < 4; k++) last[k] = v[k];
+    });
     floats_add(sum, last);
     floats_add(sum, before);
     floats_store(to, sum);
@@ -609,7 +536,7 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
 // The tile shapes: which of them takes a matrix is a question of how many tiles cover it, and of what these read. cost:
-// of a multiply-add, of which reads from L2 are a part.
+// bytes that a pair reads from L2 for a multiply-add, which bound the time of a step.
 struct Tiling {
     int n;
     bool along_m;
@@ -622,25 +549,15 @@ struct Tiling {
 
 static const Tiling tilings[] = {{192, true, 1.0}, {192, false, 1.14}, {160, true, 1.11}, {160, false, 1.2}};
 
-// Tiles along a side of `size`, of which the last is of the second phase if at most half of it is in dW.
-static int whole_tiles(int size, int tile) { return (size + tile - tile / 2 - 1) / tile; }
-
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
-    const int whole = whole_tiles(s.in, t.pair_m()) * whole_tiles(s.out, t.pair_n());
-    Schedule schedule = {};
-    phase_add(&schedule, 0, 0, whole, s.B, clusters);
-    phase_add(&schedule, 1, whole, ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()) - whole, s.B, clusters);
-    return schedule;
+    return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
 }
-
-static const double PARTIAL_COST = 0.7; // of a step of the second phase
 
 static Tiling tiling_of(WeightGradientShape s, int clusters) {
     double best = INFINITY;
     Tiling chosen = {};
     for (const Tiling &t : tilings) {
-        const Schedule schedule = schedule_of(t, s, clusters);
-        const double cost = (schedule.steps[0] + PARTIAL_COST * schedule.steps[1]) * t.n * t.cost;
+        const double cost = schedule_of(t, s, clusters).steps * t.n * t.cost;
         if (cost < best) best = cost, chosen = t;
     }
     return chosen;
@@ -735,8 +652,6 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      schedule,
                      ceil_div(s.in, t.pair_m()),
                      ceil_div(s.out, t.pair_n()),
-                     whole_tiles(s.in, t.pair_m()),
-                     whole_tiles(s.out, t.pair_n()),
                      ceil_div(s.T, (int)ROWS),
                      p.slots,
                      !g.first,
@@ -761,12 +676,11 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                       numbers + s.B,
                       g.squares ? s.B : 0,
                       g.bias.sum ? p.groups : 0,
-                      {cut_of(schedule, 0), cut_of(schedule, 1)},
                       t.n,
                       tile_blocks,
                       t.pair_m(),
                       t.pair_n()};
-    const int blocks = f.examples + f.groups + (f.cut[0].tiles + f.cut[1].tiles) * PAIR * tile_blocks;
+    const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
     if (!blocks) return 0;
     return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
 }
