@@ -1,5 +1,5 @@
 // train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, with the same interface (llmc/model/engine.h), with
-// bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
+// bf16 (or fp16) weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
 // The engine's state is in llmc/cuda/engine.cuh, its device memory in llmc/cuda/engine_memory.cu, parameters, gradients
 // and moments after the backward pass in llmc/cuda/engine_state.cu.
@@ -47,12 +47,12 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 // All other kernels take any model.
-static Dtype cuda_dtype(void) { return sizeof(real) == sizeof(float) ? DTYPE_FP32 : DTYPE_BF16; }
+static Dtype cuda_dtype(void) { return REAL_DTYPE; }
 
 static int cuda_check_dtype(Dtype dtype, Error *e) {
     if (dtype == cuda_dtype()) return 0;
-    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=FP32 or BF16",
-                "--dtype: this program was built for %s", dtype == DTYPE_FP32 ? "bf16" : "fp32");
+    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
+                "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
 static int cuda_check(const EngineConfig *config, Error *e) {
@@ -108,6 +108,7 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
     assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
+    (*out)->loss_scale = 1;
     int code = engine_open(*out, e);
     if (!code) return 0;
     cuda_destroy(*out);
@@ -117,8 +118,8 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
-             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30));
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, REAL_NAME, d->multiProcessorCount,
+             (double)d->totalGlobalMem / (1 << 30));
 }
 
 static size_t cuda_memory_in_use(const Engine *) {
@@ -156,7 +157,8 @@ static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
 static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
-    return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
+    size_t offset = model_tensor(engine->config.model, kind, layer)->offset;
+    return engine->weight + shard_weight_place(&engine->config, offset);
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, model_tensor(engine->config.model, kind, layer)->offset);
@@ -304,6 +306,8 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. The weights of a block are sent for right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
+// 4. With shard_weights the backward pass sends for the weights of block l - 1 after the gradients of block l + 1 (1): then
+//    the last kernel that reads weights of block l + 1, whose place they take, is queued.
 // (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
 // 314.0; with weights sent before attention 309.1 to 310.2.)
 
@@ -311,9 +315,10 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
+// No block has the buckets 0 and below, and those after the last.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
-    if (bucket >= model_bucket_count(model)) return 0;
+    if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
@@ -341,11 +346,11 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
     return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, LN1_W, l, e);
 }
 
-// From k->x and k->ln1 to k->gelu.
-static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+// From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: it is not sent for here.
+static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
-    TRY(weights_soon(engine, l + 2, e)); // the next block's
+    TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, k->x_mid, k->x, k->attention, PROJ_W, l, p->N, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, LN2_W, l, e));
     return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
@@ -355,6 +360,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, E
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
+    if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
     TRY(embedding_forward(engine->block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), p->B,
                           p->T, p->C, engine->stream, e));
     TRY(weights_await(engine, 1, e));
@@ -362,7 +368,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
         real *sum = l == L - 1 ? engine->x_final : next->x;
-        TRY(block_forward(engine, p, k, l, e));
+        TRY(block_forward(engine, p, k, l, l + 2, e));
         TRY(linear_residual(engine, sum, k->x_mid, k->gelu, FCPROJ_W, l, p->N, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
@@ -418,8 +424,8 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
         TRY(head_logits(engine, first, rows, false, e));
-        TRY(crossentropy(engine->loss + first, engine->logits, train, engine->tokens, (int)first, rows, p->T,
-                         model->config.vocab, Vp, engine->stream, e));
+        TRY(crossentropy(engine->loss + first, engine->logits, train ? engine->loss_scale : 0.0f, engine->tokens,
+                         (int)first, rows, p->T, model->config.vocab, Vp, engine->stream, e));
         if (!train) continue;
         TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
                        weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
@@ -476,7 +482,7 @@ static int block_recompute(Engine *engine, const Pass *p, const Block *k, int l,
     if (recompute == RECOMPUTE_NONE || l == engine->config.model->config.layers - 1) return 0;
     if (recompute == RECOMPUTE_GELU) return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
     TRY(block_ln1(engine, p, k, l, e));
-    return block_forward(engine, p, k, l, e);
+    return block_forward(engine, p, k, l, 0, e);
 }
 
 // dx: gradient of the block's output on entry, of its input on return.
@@ -493,6 +499,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
+    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
     TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
                            engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
@@ -523,8 +530,10 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
+    TRY(weights_await(engine, L, e)); // ln_f's
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     for (int l = L - 1; l >= 0; l--) {
+        TRY(weights_await(engine, 1 + l, e));
         TRY(block_recompute(engine, p, &engine->block[l], l, e));
         TRY(block_backward(engine, p, &engine->block[l], l, e));
         if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
@@ -543,6 +552,8 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     engine->stats_sent = engine->scaled = false;
     return 0;
 }
+
+static void cuda_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 
 static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
@@ -575,12 +586,22 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     return cuda_begin_step(engine, e);
 }
 
+// With shard_weights there are no blocks yet: the embeddings take their place, since products of zeros leave a GPU cool.
+static int tuning_weights(Engine *engine, Error *e) {
+    size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
+    if (!engine->config.shard_weights) return 0;
+    return CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
+                                     cudaMemcpyDeviceToDevice, engine->stream),
+                     e);
+}
+
 static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    int code = tuning_steps(engine, tokens, e);
+    int code = tuning_weights(engine, e);
+    if (!code) code = tuning_steps(engine, tokens, e);
     matmul_tune(engine->matmul, false);
     memory_free(tokens);
     return code;
@@ -605,6 +626,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
+    step_result_unscale(result, model->tensor_count, engine->loss_scale);
     return 0;
 }
 
@@ -635,7 +657,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .features = CUDA_FEATURES,
+    .features = CUDA_FEATURES | (REAL_DTYPE == DTYPE_FP16 ? FEATURE_LOSS_SCALE : 0),
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
@@ -656,6 +678,7 @@ const EngineApi cuda_engine = {
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
     .examples = NULL,
+    .scale_loss = cuda_scale_loss,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
     .trust = NULL, // no LAMB
@@ -666,7 +689,7 @@ const EngineApi cuda_engine = {
     .watch = cuda_watch,
     .watch_weights = cuda_watch_weights,
     .collect = cuda_collect,
-    .own_weights = NULL, // no --zero 3: every rank has all weights
+    .own_weights = cuda_own_weights,
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,

@@ -59,6 +59,7 @@ struct Engine {
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    float loss_scale;         // scale_loss
     uint64_t example;         // number of the next micro-step's first row
     GradientWatch watch;      // of the next micro-step
     WeightsWatch weights_watch; // await NULL: all weights are there
@@ -89,7 +90,7 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e)
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);
-int cpu_own_weights(Engine *engine, Range range, Error *e);
+const void *cpu_own_weights(Engine *engine, Range range);
 int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);

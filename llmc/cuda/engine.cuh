@@ -36,10 +36,11 @@ struct Engine {
     int clusters;      // weight_gradient_clusters
     void *memory; // the one device allocation
 
-    real *weight;    // what the kernels read: flat, in the layout of the tensor table
-    float *param;    // master weights: of the owned ranges (model/shard.h); the same as weight where that is fp32
-    float *grad;     // of the step so far, with shard_grads of this micro-step: see shard_grad_place
-    float *grad_sum; // of the step: grad, or with shard_grads of the owned ranges
+    real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
+    real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
+    float *param; // master weights: of the owned ranges (model/shard.h); the same as weight if these are fp32 and whole
+    float *grad;  // of the step so far, with shard_grads of this micro-step: see shard_grad_place
+    float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
     uint8_t *decay;              // see OptimizerArrays
     ReduceSegment *segment;      // (tensors) the place of each, for norms
@@ -49,6 +50,7 @@ struct Engine {
     WeightsWatch weights_watch;  // await NULL: all weights are there
     float *grad_scale;           // (1) optimizer_scale
     bool scaled;                 // grad_scale is this step's
+    float loss_scale;            // scale_loss
 
     Block *block;         // (L)
     Block base;           // activations of all blocks; each has a slice
@@ -123,6 +125,7 @@ int cuda_norms(Engine *engine, Range range, Error *e);
 int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);
+const void *cuda_own_weights(Engine *engine, Range range);
 int cuda_clear(Engine *engine, Range range, Error *e);
 int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);

@@ -70,10 +70,13 @@ static size_t scratch_bytes(const Engine *engine) {
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
+    const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
+    const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
-    if (!rounded) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
-    else ADD("working weights, bf16", engine->weight, n, FORWARD, BACKWARD);
-    if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
+    if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
+    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, BACKWARD);
+    if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
+    if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, BACKWARD);
     ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
     ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);
     ADD("small tables", engine->ticket, 1, FORWARD, BACKWARD);

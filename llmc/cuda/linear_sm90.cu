@@ -112,11 +112,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
     }
 }
 
-__device__ float2 unpacked(unsigned x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u)}; }
-__device__ unsigned packed(float x, float y) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-    return *(const unsigned *)&pair;
-}
+__device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 
 // A warp's 16 x 16 at columns 16 j of its slot: four 8 x 8 matrices, as stmatrix and ldmatrix have them.
 __device__ unsigned matrices_at(char *slot, int j) {
@@ -139,7 +135,7 @@ __device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
     matrices_load(slot, j, r);
     UNROLL_FOR (int q = 0; q < 4; q++) {
         const float2 v = unpacked(r[q]);
-        r[q] = packed(gelu(v.x), gelu(v.y));
+        r[q] = pack(gelu(v.x), gelu(v.y));
     }
 }
 
@@ -169,14 +165,14 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_DGELU) {
                 const float2 x = unpacked(extra[q]);
-                r[q] = packed(c[i] * gelu_derivative(x.x), c[i + 1] * gelu_derivative(x.y));
+                r[q] = pack(c[i] * gelu_derivative(x.x), c[i + 1] * gelu_derivative(x.y));
                 continue;
             }
             const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
-            r[q] = packed(c[i] + b.x, c[i + 1] + b.y);
+            r[q] = pack(c[i] + b.x, c[i + 1] + b.y);
             if (EPILOGUE == LINEAR_GELU) continue;
             const float2 y = unpacked(r[q]), old = unpacked(extra[q]);
-            r[q] = packed(old.x + y.x, old.y + y.y);
+            r[q] = pack(old.x + y.x, old.y + y.y);
         }
         matrices_store(slot, j, r);
     }
@@ -355,7 +351,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 
 // Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows and `panels` panels.
 int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
-    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    const CopyTensor t = {REAL_MAP,
                           3,
                           {PANEL, (cuuint64_t)rows, (cuuint64_t)columns / PANEL},
                           {columns * sizeof(real), PANEL_ROW_BYTES},
