@@ -33,8 +33,6 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
                         const real *gamma, const real *beta, int N, int C) {
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x;
-    after_wait();
-    after_allow();
     if (row >= N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
@@ -72,8 +70,6 @@ __global__ void __launch_bounds__(ROW_THREADS)
     __shared__ float shared[2][ROW_THREADS / WARP];
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
-    after_wait();
-    after_allow();
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         const Pack<W> pack = row_load<RESIDUAL, W>(a, b, start + c);
         if (RESIDUAL) pack_store(residual + start + c, pack);
@@ -104,9 +100,10 @@ static int forward(real *residual, real *out, float *mean, float *rstd, const re
     const auto block_kernel = C % VEC ? forward_block_kernel<RESIDUAL, 1> : forward_block_kernel<RESIDUAL, VEC>;
     const int packs = ceil_div(C, WARP * VEC);
     if (C % VEC == 0 && packs <= ROW_PACKS_MAX)
-        return launch_after(of_packs[packs - 1], ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream, e,
-                            residual, out, mean, rstd, a, b, gamma, beta, N, C);
-    return launch_after(block_kernel, N, ROW_THREADS, 0, stream, e, residual, out, mean, rstd, a, b, gamma, beta, C);
+        of_packs[packs - 1]<<<ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream>>>(
+            residual, out, mean, rstd, a, b, gamma, beta, N, C);
+    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
+    return CUDA_LAUNCHED(e);
 }
 
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,

@@ -335,8 +335,6 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         barriers_publish();
     }
     cluster_sync();
-    after_allow();
-    after_wait();
     if (group == GROUPS) {
         registers_give<PRODUCER_REGISTERS>();
         if (threadIdx.x == GROUPS * WARPGROUP) produce<EPILOGUE == LINEAR_DGELU>(s, &x, &w, job, rank);
@@ -394,8 +392,8 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
     Job job = {l.rows, l.out, l.in / DEPTH, down, across, l.bias, l.ticket, NULL, 0};
     if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
-    TRY(launch_after<PAIR>(kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y, other,
-                           job));
+    TRY(launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
+                        other, job));
     if (!l.columns.sum) return 0;
     return column_finish(&l.columns, 1, split_of(l.rows, l.T), l.out, l.workspace, stream, e);
 }

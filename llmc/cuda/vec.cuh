@@ -128,25 +128,40 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
-// CLUSTER: blocks that run as one cluster.
-template <int CLUSTER = 1, typename... Parameters, typename... Arguments>
-static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                        cudaStream_t stream, Error *e, Arguments... arguments) {
-    int major;
-    TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
-    cudaLaunchAttribute attribute[2] = {};
-    attribute[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute[0].val.programmaticStreamSerializationAllowed = 1;
-    attribute[1].id = cudaLaunchAttributeClusterDimension;
-    attribute[1].val.clusterDim.x = CLUSTER, attribute[1].val.clusterDim.y = attribute[1].val.clusterDim.z = 1;
+// attribute: or NULL.
+template <typename... Parameters, typename... Arguments>
+static int launch_with(const cudaLaunchAttribute *attribute, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
+                       size_t shared_bytes, cudaStream_t stream, Error *e, Arguments... arguments) {
+    cudaLaunchAttribute copy = attribute ? *attribute : cudaLaunchAttribute{};
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;
     config.blockDim = threads;
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-    config.attrs = attribute;
-    config.numAttrs = major < 9 ? 0 : CLUSTER > 1 ? 2 : 1;
+    config.attrs = &copy;
+    config.numAttrs = attribute ? 1 : 0;
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
+}
+
+template <typename... Parameters, typename... Arguments>
+static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                        cudaStream_t stream, Error *e, Arguments... arguments) {
+    int major;
+    TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
+}
+
+// A launch in clusters of `size` blocks, on the stream's turn.
+template <typename... Parameters, typename... Arguments>
+static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                           cudaStream_t stream, Error *e, Arguments... arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return launch_with(&attribute, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
