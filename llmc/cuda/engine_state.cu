@@ -52,8 +52,8 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// The working weights of a range before the blocks that take turns, rounded here: the device has no room for the master
-// weights of other ranks.
+// The working weights of blocks that do not take turns, rounded here: the device has no room for the master weights of
+// other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = 1 << 20; // elements
     real *rounded;

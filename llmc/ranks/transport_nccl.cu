@@ -16,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers, more than a backward pass over 255 blocks has. An older transfer's event is a later one's: the wait is then
-// longer than needed, never shorter.
+// Events of the last transfers, more than a backward pass over 255 blocks has. An older transfer's event is a later one's:
+// the wait is then longer than needed, never shorter.
 enum { MARKS = 512 };
 
 struct Transport {
