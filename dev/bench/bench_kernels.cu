@@ -405,8 +405,8 @@ static void bench_create(Bench *b) {
     bench_check(hold_create(&b->hold, &e), &e);
     b->nvml = nvml_open();
     b->seconds = 1.0;
-    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
-           REAL_NAME, b->nvml.device ? "" : "; no NVML: energy is not measured");
+    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount, REAL_NAME,
+           b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {

@@ -34,7 +34,7 @@ struct Engine {
     Matmul *matmul;
     bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
     int clusters;      // weight_gradient_clusters
-    void *memory; // the one device allocation
+    void *memory;      // the one device allocation
 
     real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
     real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
