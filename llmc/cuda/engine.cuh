@@ -32,8 +32,9 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    int clusters; // weight_gradient_clusters
-    void *memory; // the one device allocation
+    bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
+    int clusters;      // weight_gradient_clusters
+    void *memory;      // the one device allocation
 
     real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
     real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
@@ -59,7 +60,7 @@ struct Engine {
     real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1)
     uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
-    unsigned *ticket;                         // (1) of attention's work, 0 between its kernels
+    unsigned *ticket;                         // (1) of the work of attention and of linear_sm90, 0 between
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) the same with label smoothing, or NULL
     real *logits;                             // (head_rows, Vp)  a chunk of the head
