@@ -17,6 +17,7 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -106,6 +107,7 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -234,6 +236,39 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
+static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
+                        int N) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
+    l.ticket = engine->ticket;
+    return l;
+}
+
+// y = x W + b, gelu = GELU(y)
+static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
+    Linear l = linear_of(engine, LINEAR_GELU, y, x, w, layer, N);
+    l.gelu = gelu;
+    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
+    TRY(linear_forward(engine, y, x, w, layer, N, e));
+    return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
+}
+
+// Does the product at the end of a branch add the residual? Dropout comes between them.
+static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
+
+// The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
+// and ln_residual, which must follow, adds it.
+static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
+                           int layer, Error *e) {
+    Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
+    l.extra = residual;
+    if (adds_residual(engine, p)) return linear_sm90(l, engine->stream, e);
+    return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
+}
+
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -266,15 +301,21 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// The bias of these has its gradient from nowhere else.
-static bool has_own_bias(TensorKind w) { return w == FC_W || w == QKV_W; }
+// Does the product that makes dfc sum its columns, fc's bias gradient, too?
+static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
+
+// The bias of w has its gradient from nowhere else.
+static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
+    return w == QKV_W || (w == FC_W && !fc_is_summed(engine, p));
+}
 
 // Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
 // and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
 // times our time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
-    return engine_fuses(engine) && (p->mode == GNS_EXACT || (has_own_bias(w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
+    return engine_fuses(engine) &&
+           (p->mode == GNS_EXACT || (has_own_bias(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
 static int dweight_fused(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
@@ -284,7 +325,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
     g.dw = grad(engine, w, layer);
     g.first = engine->first;
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
-    if (has_own_bias(w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    if (has_own_bias(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
     return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->clusters, engine->scratch,
                            engine->stream, e);
 }
@@ -305,8 +346,9 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 // (model_bucket).
 //
 // A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
-// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
-// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradients of weights. So:
+// their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
+// whose tiles are dealt out at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
+// weights. So:
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. The weights of a block are sent for right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
@@ -340,6 +382,14 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
                              dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
+// out = LN(sum), the sum of linear_residual, which ended the branch at `place` of block b_layer.
+static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
+                       const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
+    if (adds_residual(engine, p))
+        return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, place, b_layer, w, l, e);
+    return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, place, b_layer, w, l, e);
+}
+
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
@@ -350,15 +400,12 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
                           engine->stream, e));
     TRY(weights_soon(engine, soon, e));
-    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
-    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, DROPOUT_ATTENTION, l, LN2_W, l,
-                   e));
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
+    TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
+    return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
-// residual stream.
+// engine->tokens (B, T + 1) -> lnf (B, T, C).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     engine->seen_count = 0;
@@ -374,15 +421,16 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
+        real *sum = l == L - 1 ? engine->x_final : next->x;
         TRY(block_forward(engine, p, k, l, l + 2, e));
-        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
+        TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, DROPOUT_MLP, l,
-                       LN1_W, l + 1, e));
+        TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l, LN1_W, l + 1,
+                        e));
     }
-    return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
-                      engine->delta, DROPOUT_MLP, L - 1, LNF_W, 0, e);
+    return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
+                       engine->block[L - 1].x_mid, DROPOUT_MLP, L - 1, LNF_W, 0, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
@@ -466,24 +514,31 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               mean, rstd, weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
-// The gradient of the bias of w, unless that of w brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
+// The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
 // first.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
-    if (fuses(engine, p, w)) return 0;
+    if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, engine->scratch, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
-// gelu' as it stores the product, this saves two passes over dwide.
+// The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where the product can be multiplied by gelu'
+// before it is stored, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    if (!fused) TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
-    else
+    const real *w = weight(engine, FCPROJ_W, l);
+    if (engine->fused_linear) {
+        Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
+        d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
+        if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
+        d.T = p->T, d.workspace = engine->scratch;
+        TRY(linear_sm90(d, engine->stream, e));
+    } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       engine->dwide, branch, weight(engine, FCPROJ_W, l), k->fc, e));
+                       engine->dwide, branch, w, k->fc, e));
+    else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 

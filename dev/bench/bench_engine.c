@@ -55,13 +55,18 @@ extern const EngineApi GNS_BEFORE;
 static int load_initial(const Bench *b, Engine *engine, Error *e) {
     const Model *model = b->config.model;
     float *values;
-    TRY(memory_alloc_zero((void **)&values, model->flat_count * sizeof *values, "parameters", e));
-    for (int k = 0; k < model->tensor_count; k++) {
-        const Tensor *t = &model->tensors[k], *first = model_tensor(model, t->kind, 0);
-        if (t->layer > 0) memcpy(values + t->offset, values + first->offset, t->count * sizeof *values);
-        else model_init_values(model, t, 1, 0, t->count, values + t->offset);
+    int code = 0;
+    TRY(memory_alloc((void **)&values, model_tensor_largest(model) * sizeof *values, "a tensor", e));
+    for (int k = 0; k < model->tensor_count && !code; k++) {
+        const Tensor *first = &model->tensors[k];
+        if (first->layer > 0) continue;
+        model_init_values(model, first, 1, 0, first->count, values);
+        for (int i = k; i < model->tensor_count && !code; i++) {
+            const Tensor *t = &model->tensors[i];
+            if (t->kind != first->kind) continue;
+            code = engine_load(engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
+        }
     }
-    int code = engine_load(engine, STATE_PARAM, (Range){0, model->flat_count}, values, e);
     memory_free(values);
     return code;
 }

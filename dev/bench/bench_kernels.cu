@@ -17,6 +17,7 @@
 #include "cuda/embedding.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -36,6 +37,7 @@ typedef struct {
     double seconds;          // a kernel
     double bandwidth, flops; // the ceilings, a second
     bool held;
+    bool fused; // the model's forward products are linear_sm90's: what these replace is shown, but not in the sum
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
 } Bench;
@@ -140,6 +142,22 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
              [&](int i) { bench_check(matmul_run(b->mm, s, out, left + i % SETS * a, right, more, &e), &e); });
 }
 
+static void fused_product(Bench *b, const char *name, int times, LinearEpilogue epilogue, int rows, int in, int out) {
+    if (!b->fused || !wanted(b, name)) return;
+    const size_t n = (size_t)rows * out, x = (size_t)rows * in, w = (size_t)in * out;
+    real *left = randoms<real>(SETS * x), *residual = randoms<real>(n);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = rows, l.in = in, l.out = out;
+    l.weight = randoms<real>(w, 0, 0.05f), l.bias = randoms<real>(out), l.extra = residual;
+    l.y = zeros<real>(n), l.gelu = zeros<real>(n), l.ticket = zeros<unsigned>(1);
+    Error e = {};
+    run_case(b, name, times, 2.0 * rows * in * out, (x + w + 2.0 * n) * sizeof(real), [&](int i) {
+        l.x = left + i % SETS * x;
+        bench_check(linear_sm90(l, 0, &e), &e);
+    });
+}
+
 // x (rows, in), W (in, out)
 static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
     return {.m = rows, .n = out, .k = in, .epilogue = epilogue};
@@ -152,15 +170,19 @@ static MatmulShape dweight(int rows, int in, int out) {
 }
 
 static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int chunks, int Vp) {
-    const int C = m->channels, L = m->layers, N = B * T;
+    const int C = m->channels, L = m->layers, N = B * T, alone = b->fused ? 0 : L;
     product(b, "qkv forward", L, forward(N, C, 3 * C, MATMUL_BIAS));
-    product(b, "proj forward", L, forward(N, C, C, MATMUL_BIAS));
-    product(b, "fc forward", L, forward(N, C, 4 * C, MATMUL_BIAS));
-    product(b, "fcproj forward", L, forward(N, 4 * C, C, MATMUL_BIAS));
+    product(b, "proj forward", alone, forward(N, C, C, MATMUL_BIAS));
+    product(b, "fc forward", alone, forward(N, C, 4 * C, MATMUL_BIAS));
+    product(b, "fcproj forward", alone, forward(N, 4 * C, C, MATMUL_BIAS));
+    fused_product(b, "proj forward and residual", L, LINEAR_RESIDUAL, N, C, C);
+    fused_product(b, "fc forward and gelu", L, LINEAR_GELU, N, C, 4 * C);
+    fused_product(b, "fcproj forward and residual", L, LINEAR_RESIDUAL, N, 4 * C, C);
     product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
     product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
-    product(b, "fcproj dinput and dgelu", L, dinput(N, 4 * C, C, MATMUL_DGELU));
+    product(b, "fcproj dinput and dgelu", alone, dinput(N, 4 * C, C, MATMUL_DGELU));
+    fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
     product(b, "qkv dweight", L, dweight(N, C, 3 * C));
     product(b, "proj dweight", L, dweight(N, C, C));
     product(b, "fc dweight", L, dweight(N, C, 4 * C));
@@ -178,7 +200,8 @@ static void layernorms(Bench *b, int B, int C, int L) {
     const int N = B * T;
     const size_t n = (size_t)N * C;
     const double tensor = (double)n * sizeof(real);
-    for (int backward = 0; backward < 2; backward++) {
+    for (const char *name : {"layernorm forward, of a sum", "layernorm forward", "layernorm backward"}) {
+        const bool sum = strchr(name, ','), backward = strstr(name, "backward");
         real *x = randoms<real>(SETS * n), *y = randoms<real>(SETS * n), *dr = randoms<real>(SETS * n);
         real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
@@ -187,12 +210,13 @@ static void layernorms(Bench *b, int B, int C, int L) {
         const ColumnGradient dgamma = {sums, squares, true}, dbeta = {sums + C, squares + 1, true};
         const ColumnGradient dbias = {sums + 2 * C, squares + 2, true};
         if (!backward)
-            run_case(b, "layernorm forward", 2 * L, 0, 4 * tensor, [&](int i) {
+            run_case(b, name, sum != b->fused ? 2 * L : 0, 0, (sum ? 4 : 2) * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, y + s, gamma, beta, {}, N, C, 0, &e), &e);
+                const real *other = sum ? y + s : NULL;
+                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C, 0, &e), &e);
             });
         else
-            run_case(b, "layernorm backward", 2 * L + 1, 0, 4 * tensor, [&](int i) {
+            run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
                 bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, NULL, {}, y + s, x + s, mean, rstd,
                                                gamma, B, T, C, workspace, 0, &e),
@@ -206,7 +230,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     const size_t n = (size_t)B * T * 4 * C;
     if (wanted(b, "gelu forward")) {
         real *x = randoms<real>(SETS * n), *y = zeros<real>(n);
-        run_case(b, "gelu forward", L, 0, 2.0 * n * sizeof(real),
+        run_case(b, "gelu forward", b->fused ? 0 : L, 0, 2.0 * n * sizeof(real),
                  [&](int i) { bench_check(gelu_forward(y, x + i % SETS * n, n, 0, &e), &e); });
     }
     for (int columns : {4 * C, 3 * C}) {
@@ -361,6 +385,7 @@ static void bench_model(Bench *b, const char *name) {
     const int examples = head_examples(B, model.vocab_padded), chunks = (B + examples - 1) / examples;
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
+    bench_check(linear_sm90_usable(&b->fused, m.channels, m.channels, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B, examples * T, chunks, model.vocab_padded);
     attention_case(b, s, m.layers, "");

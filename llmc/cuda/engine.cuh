@@ -33,8 +33,9 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    int clusters; // weight_gradient_clusters
-    void *memory; // the one device allocation
+    bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
+    int clusters;      // weight_gradient_clusters
+    void *memory;      // the one device allocation
 
     real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
     real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
@@ -64,7 +65,7 @@ struct Engine {
     real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1)
     uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
-    unsigned *ticket;                         // (1) of attention's work, 0 between its kernels
+    unsigned *ticket;                         // (1) of the work of attention and of linear_sm90, 0 between
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) the same with label smoothing, or NULL
     real *logits;                             // (head_rows, Vp)  a chunk of the head
@@ -92,8 +93,8 @@ struct Engine {
     bool first;       // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
-// Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of
-// this rank's own gradients, and scratch for the last.
+// Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor:
+// |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {

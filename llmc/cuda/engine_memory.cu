@@ -8,6 +8,7 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/muon.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/weight_gradient.cuh"
@@ -64,6 +65,7 @@ static size_t scratch_bytes(const Engine *engine) {
         most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
+        most = size_max(most, linear_sm90_workspace_bytes(B * T, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;

@@ -2,12 +2,6 @@
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
 
-__device__ static inline float gelu_derivative(float x) {
-    const float s = gelu_sigmoid(x);
-    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
-    return s + x * s * (1.0f - s) * twice_du;
-}
-
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 
 // y = gelu(x), over `packs` packs of W.

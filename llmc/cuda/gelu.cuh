@@ -17,6 +17,12 @@ __device__ static inline float gelu_sigmoid(float x) {
 
 __device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
+__device__ static inline float gelu_derivative(float x) {
+    const float s = gelu_sigmoid(x);
+    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
+    return s + x * s * (1.0f - s) * twice_du;
+}
+
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 

@@ -30,7 +30,8 @@ struct MatmulShape {
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // products, one after the other in memory; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
-    int64_t like_batch = 0; // takes the algorithm for that many: a product's bits are the same in any batch; 0: for `batch`
+    int64_t like_batch =
+        0; // takes the algorithm for that many: a product's bits are the same in any batch; 0: for `batch`
 };
 
 typedef struct {

@@ -156,7 +156,8 @@ static void twin(double *out, double *lse, double *dqkv, const real *qkv, const 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Largest relative error over the D-vectors of part `part` of (B, T, parts, NH, D), each measured against its own norm
-// plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1, all of out where it drops). NaN gives NaN.
+// plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1, all of out
+// where it drops). NaN gives NaN.
 static double worst_vector(const real *got, const double *want, AttentionShape s, int parts, int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
     double mean_square = 0, worst = 0;
