@@ -87,20 +87,20 @@ class Study:
             return out.split() + f"--ramp gns --batch-min {rows} --batch-max {os.environ['BATCH_MAX']} --ramp-kappa {size}".split()
         return out.split() + ["--gns", "ln"]
 
-    def train(self, run, first, gpu):
+    def train(self, run, first, worker, gpu):
         kind, size, lr, beta2, decay, final, seed, share = run
         start = f"-from{first}" if kind == "ramp" else ""
         name = f"{kind}-{'kappa' if kind == 'ramp' else ''}{size}{start}-lr{lr}-beta{beta2}-decay{decay}-final{final}" \
                f"-share{share}-seed{seed}"
         kept, log = os.path.join(self.out, name), os.path.join(self.out, name + ".log")
         if not os.path.exists(os.path.join(kept, "metrics.jsonl.gz")):
-            work = os.path.join(os.environ["WORK"], f"{gpu}{self.suffix}")
+            work = os.path.join(os.environ["WORK"], f"{worker}{self.suffix}")
             subprocess.run(["rm", "-rf", work], check=True)
             command = [os.environ["TRAINER"], "--train", self.get("TRAIN"), "--val", self.get("VAL"), "--out", work,
                        *self.options(run, first)]
             with open(log, "w", encoding="utf-8") as file:
                 code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-                                      env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}).returncode
+                                      env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu}).returncode
             if code:
                 raise Fault(1, f"FAIL {name}: exit code {code}: see {log}: {shlex.join(command)}")
             os.makedirs(kept, exist_ok=True)
@@ -110,21 +110,22 @@ class Study:
         self.made[run, first] = Made(Run(kept), int(self.tokens * share))
 
     def train_all(self, runs, first):
-        """Side by side, the k-th worker on GPU k. The first fault is raised once all workers have stopped."""
-        left, faults = queue.SimpleQueue(), []
+        """Side by side, the workers in turn on the GPUs. The first fault is raised once all workers have stopped."""
+        left, faults, jobs = queue.SimpleQueue(), [], int(os.environ["JOBS"])
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(jobs)))).split(",")
         for run in runs:
             left.put(run)
 
-        def work(gpu):
+        def work(worker):
             while not faults:
                 try:
-                    self.train(left.get_nowait(), first, gpu)
+                    self.train(left.get_nowait(), first, worker, gpus[worker % len(gpus)])
                 except queue.Empty:
                     return
                 except (Fault, OSError) as fault:
                     faults.append(fault)
 
-        workers = [threading.Thread(target=work, args=(gpu,)) for gpu in range(int(os.environ["JOBS"]))]
+        workers = [threading.Thread(target=work, args=(k,)) for k in range(jobs)]
         for worker in workers:
             worker.start()
         for worker in workers:
