@@ -256,19 +256,6 @@ void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]) {
     else snprintf(out, RAMP_WHY_BYTES, ", %s: aim %.3g", rows < aim ? "up" : "down", aim);
 }
 
-// (batch / batch_ref)^power
-static double ramp_factor(const Ramp *r, int64_t batch, double power) {
-    return pow((double)batch / (double)r->config.batch_ref, power);
-}
-
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {
-    return schedule_lr * ramp_factor(r, batch, r->config.lr_power);
-}
-
-double ramp_beta2(const Ramp *r, double beta2, int64_t batch) {
-    return r->config.beta2_power > 0 ? pow(beta2, ramp_factor(r, batch, r->config.beta2_power)) : beta2;
-}
-
-double ramp_decay(const Ramp *r, double weight_decay, int64_t batch) {
-    return weight_decay * ramp_factor(r, batch, r->config.decay_power);
+    return schedule_lr * pow((double)batch / (double)r->config.batch_ref, r->config.lr_power);
 }

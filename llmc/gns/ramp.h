@@ -26,6 +26,10 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
+// Measured (dev/docs/gns.md): beside 0.5, the square root, and 0.8. The second moment holds |G|^2 as well as the noise, and
+// so sqrt(B) makes steps a little too short as B nears the noise scale.
+#define RAMP_LR_POWER 0.6 // of gns, and of a replay
+
 typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // rows
@@ -33,8 +37,6 @@ typedef struct {
     int64_t seq_len;              // tokens a row
     double kappa;                 // target batch, in noise scales
     double lr_power;              // p of lr x (B / batch_ref)^p
-    double beta2_power;           // q of beta2^((B / batch_ref)^q)
-    double decay_power;           // of weight decay x (B / batch_ref)^p
     double half_life_tokens;      // of the noise scale's average
     double train_tokens;          // the horizon
     Schedule schedule;
@@ -94,7 +96,3 @@ void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
 // step that the horizon cuts short
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
-
-// The other settings of AdamW, which may follow the batch as well.
-double ramp_beta2(const Ramp *r, double beta2, int64_t batch);
-double ramp_decay(const Ramp *r, double weight_decay, int64_t batch);

@@ -474,8 +474,6 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
         .seq_len = o->seq_len,
         .kappa = o->ramp_kappa,
         .lr_power = o->ramp_lr_power,
-        .beta2_power = o->ramp_beta2_power,
-        .decay_power = o->ramp_decay_power,
         .half_life_tokens = o->run.gns_half_life_tokens,
         .train_tokens = (double)o->run.horizon_tokens,
         .schedule = position->schedule,
