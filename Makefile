@@ -3,7 +3,7 @@
 #   SAN=1           AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
 #   ARM=1           for any 64-bit Arm machine, on another one: cross-compiled, without MPI, in a build of its own
-#   PRECISION=FP32  the CUDA trainer in fp32, for comparisons; default: BF16
+#   PRECISION=...   the CUDA trainer in BF16 (default), in FP16 for GPUs from 7.5 on, or in FP32 for comparisons
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
 #   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed

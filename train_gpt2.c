@@ -227,7 +227,7 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
 static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
-    float seed = dwte ? 1.0f / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
+    float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
     head_logits(engine, first, rows);
     float *loss = dwte && engine->loss ? engine->loss + first : NULL;
     cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
@@ -390,6 +390,8 @@ static int cpu_begin_step(Engine *engine, Error *e) {
 
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 
+static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
+
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 // Adds the rows' means of loss (B, T).
@@ -430,6 +432,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     memcpy(result->grad_sq, engine->grad_sq, bytes);
     memcpy(result->example_sq, engine->example_sq, bytes);
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
+    step_result_unscale(result, engine->config.model->tensor_count, engine->loss_scale);
     return 0;
 }
 
@@ -494,6 +497,7 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     Engine *engine = *out;
     engine->config = *config;
+    engine->loss_scale = 1;
     engine->threads = engine_thread_count(config);
     omp_set_num_threads(engine->threads);
     int code = engine_memory_take(engine, e);
@@ -540,6 +544,9 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
 static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {
+    if (dtype == DTYPE_FP16)
+        return FAIL(e, ERR_USAGE, "use --dtype bf16 or fp32",
+                    "--dtype fp16: only the CUDA trainer has it, made with PRECISION=FP16");
     if (matmul_kernel(dtype)) return 0;
     return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
@@ -566,6 +573,7 @@ const EngineApi cpu_engine = {
     .hash = cpu_hash,
     .begin_step = cpu_begin_step,
     .examples = cpu_examples,
+    .scale_loss = cpu_scale_loss, // for tests
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,
     .trust = cpu_trust,

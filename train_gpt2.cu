@@ -1,5 +1,5 @@
 // train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, with the same interface (llmc/model/engine.h), with
-// bf16 weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
+// bf16 (or fp16) weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
 // The engine's state is in llmc/cuda/engine.cuh, its device memory in llmc/cuda/engine_memory.cu, parameters, gradients
 // and moments after the backward pass in llmc/cuda/engine_state.cu.
@@ -46,12 +46,12 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 // All other kernels take any model.
-static Dtype cuda_dtype(void) { return sizeof(real) == sizeof(float) ? DTYPE_FP32 : DTYPE_BF16; }
+static Dtype cuda_dtype(void) { return REAL_DTYPE; }
 
 static int cuda_check_dtype(Dtype dtype, Error *e) {
     if (dtype == cuda_dtype()) return 0;
-    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=FP32 or BF16",
-                "--dtype: this program was built for %s", dtype == DTYPE_FP32 ? "bf16" : "fp32");
+    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
+                "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
 static int cuda_check(const EngineConfig *config, Error *e) {
@@ -106,6 +106,7 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
     assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
+    (*out)->loss_scale = 1;
     int code = engine_open(*out, e);
     if (!code) return 0;
     cuda_destroy(*out);
@@ -115,8 +116,8 @@ static int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 static void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, sizeof(real) == 4 ? "fp32" : "bf16",
-             d->multiProcessorCount, (double)d->totalGlobalMem / (1 << 30));
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, REAL_NAME, d->multiProcessorCount,
+             (double)d->totalGlobalMem / (1 << 30));
 }
 
 static size_t cuda_memory_in_use(const Engine *) {
@@ -375,8 +376,8 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
         TRY(head_logits(engine, first, rows, false, e));
-        TRY(crossentropy(engine->loss + first, engine->logits, train, engine->tokens, (int)first, rows, p->T,
-                         model->config.vocab, Vp, engine->stream, e));
+        TRY(crossentropy(engine->loss + first, engine->logits, train ? engine->loss_scale : 0.0f, engine->tokens,
+                         (int)first, rows, p->T, model->config.vocab, Vp, engine->stream, e));
         if (!train) continue;
         TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
                        weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
@@ -494,6 +495,8 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
+static void cuda_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
+
 static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
@@ -555,6 +558,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
+    step_result_unscale(result, model->tensor_count, engine->loss_scale);
     return 0;
 }
 
@@ -585,7 +589,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .features = CUDA_FEATURES,
+    .features = CUDA_FEATURES | (REAL_DTYPE == DTYPE_FP16 ? FEATURE_LOSS_SCALE : 0),
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
@@ -606,6 +610,7 @@ const EngineApi cuda_engine = {
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
     .examples = NULL,
+    .scale_loss = cuda_scale_loss,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
     .trust = NULL, // no LAMB

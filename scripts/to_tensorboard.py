@@ -30,7 +30,8 @@ TAGS = {"tokens": "progress/tokens", "batch": "progress/batch_rows", "loss": "lo
         "val_loss": "loss/val", "lr": "optimizer/lr", "grad_norm": "optimizer/grad_norm",
         "tok_per_s": "speed/tok_per_s", "mfu": "speed/mfu", "hellaswag": "test/hellaswag_acc",
         "hellaswag_norm": "test/hellaswag_acc_norm", "gns_ratio": "gns/ratio_total_to_ln",
-        "clipped": "optimizer/clipped", "ramp_target": "ramp/target", "ramp_aim": "ramp/aim",
+        "clipped": "optimizer/clipped", "loss_scale": "optimizer/loss_scale", "overflows": "optimizer/overflows",
+        "ramp_target": "ramp/target", "ramp_aim": "ramp/aim",
         "ramp_target_lower": "ramp/target_lower_bound"}
 for group in ("ln", "ranks", "total"):
     TAGS |= {f"gns_{group}": f"gns/{group}", f"gns_{group}_se": f"gns/{group}_standard_error",

@@ -284,7 +284,7 @@ static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
     uint16_t *tokens = zipf_tokens(rows / T, V, 3);
     float *losses = zeros<float>(rows);
     run_case(b, "cross-entropy", chunks, 0, 2.0 * n * sizeof(real),
-             [&](int) { bench_check(crossentropy(losses, logits, true, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+             [&](int) { bench_check(crossentropy(losses, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
 }
 
 static void updates(Bench *b, const Model *model) {
@@ -381,7 +381,7 @@ static void bench_create(Bench *b) {
     b->nvml = nvml_open();
     b->seconds = 1.0;
     printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
-           sizeof(real) == 2 ? "bf16" : "fp32", b->nvml.device ? "" : "; no NVML: energy is not measured");
+           REAL_NAME, b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {

@@ -8,22 +8,28 @@ ifeq ($(MPI_LIBS),)
 CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif
 
-# Which GPUs to build for. 80 is the first with matrix units for bf16. Without a GPU nvidia-smi prints words.
+# Which GPUs to build for. 80 is the first with matrix units for bf16. The kernels of fp16 also take those of 75, but not of
+# 70, which CUDA 13 has dropped. Without a GPU nvidia-smi prints words.
 TUNED_ARCH := 80 90a
+OLDEST := $(if $(filter FP16,$(PRECISION)),75,80)
+OLDEST_GPU := $(if $(filter FP16,$(PRECISION)),7.5 (T4),8.0 (A100))
 ifneq ($(CUDA_GOALS),)
+ifeq ($(filter BF16 FP16 FP32,$(PRECISION)),)
+$(error PRECISION=$(PRECISION): it may be BF16, FP16 or FP32)
+endif
 ifeq ($(CUDA_ARCH),)
 GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]' | tr -d . | sort -un)
-CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | grep -vE '^[1-7].$$'),$(GPUS),$(TUNED_ARCH))
+CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | awk '$$1 >= $(OLDEST)'),$(GPUS),$(TUNED_ARCH))
 endif
-TOO_OLD := $(firstword $(shell printf '%s\n' $(CUDA_ARCH) | sed -nE 's/^([1-7])([0-9])[a-z]*$$/\1.\2/p'))
+TOO_OLD := $(firstword $(shell printf '%s\n' $(CUDA_ARCH) | sed 's/[a-z]*$$//' | awk '$$1 && $$1 < $(OLDEST) { printf "%.1f\n", $$1 / 10 }'))
 ifneq ($(TOO_OLD),)
-$(error compute capability $(TOO_OLD): the CUDA trainer needs 8.0 (A100) or newer; CUDA_ARCH=80 builds for another machine)
+$(error compute capability $(TOO_OLD): the CUDA trainer needs $(OLDEST_GPU) or newer; CUDA_ARCH=$(OLDEST) builds for another machine)
 endif
 endif
 # Hopper's own instructions, which the fast attention uses, are in 90a only.
 NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
-	$(if $(filter FP32,$(PRECISION)),-DGNS_FP32)
+	$(if $(filter FP%,$(PRECISION)),-DGNS_$(PRECISION))
 CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
 # nvcc's commands are long: a short line each, unless V=1. Nothing with make -s.
@@ -76,13 +82,14 @@ cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
 
 cuda-programs: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	$(MAKE) PRECISION=BF16 cuda-programs-one
+	$(MAKE) PRECISION=FP16 cuda-programs-one
 	$(MAKE) PRECISION=FP32 cuda-programs-one
 
 has-gpu:
 	@[ -e /dev/nvidia0 ] || nvidia-smi --list-gpus 2> /dev/null | grep -q '^GPU ' || { \
 		echo "error: no NVIDIA GPU here (nvidia-smi lists none). make train_gpt2cu compiles without one" >&2; exit 69; }
 
-test-gpu: has-gpu cuda-programs ## every test that needs a GPU, in both precisions
+test-gpu: has-gpu cuda-programs ## every test that needs a GPU, in every precision
 	@dev/test/gpu_check.sh tests
 
 bench-gpu: has-gpu cuda-programs ## GPU kernels against the card's ceilings, whole steps of d12, d24 and d48

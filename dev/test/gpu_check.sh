@@ -4,7 +4,7 @@
 #
 #     dev/test/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [resume] [pages] [parity] [twin]  (default: tests bench)
 #
-#     BUILD   where the programs are (build): $BUILD/cuda-BF16, $BUILD/cuda-FP32, $BUILD/cpu. If they are missing, it runs
+#     BUILD   where the programs are (build): $BUILD/cuda-BF16, -FP16 and -FP32, $BUILD/cpu. If they are missing, it runs
 #             `make cuda-programs`; programs from another machine need no headers here.
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
@@ -50,7 +50,7 @@ needs() { # STAGE FILE...: of DATA; false where one is missing
 
 tests() {
     local precision program
-    for precision in BF16 FP32; do
+    for precision in BF16 FP16 FP32; do
         for program in "$BUILD/cuda-$precision"/dev/test/*/test_*_cuda; do
             check "$(basename "$program")-$precision" 300 "$program"
         done
@@ -99,13 +99,13 @@ shakespeare() {
     local trainer precision
     needs shakespeare tinyshakespeare.txt || return
     "$tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" > "$OUT/shakespeare-text.log" 2>&1
-    for trainer in cpu/train_gpt2 cuda-BF16/train_gpt2cu cuda-FP32/train_gpt2cu; do
+    for trainer in cpu/train_gpt2 cuda-BF16/train_gpt2cu cuda-FP16/train_gpt2cu cuda-FP32/train_gpt2cu; do
         check "shakespeare-${trainer%/*}" 300 "$BUILD/$trainer" --train "$work/text_train_*.bin" \
             --val "$work/text_val_*.bin" --out "$work/${trainer%/*}" --vocab-size 256 --layers 4 --heads 4 \
             --channels 128 --seq-len 64 --micro-batch 12 --steps 500 --lr 1e-3 --final-lr-frac 0.1 \
             --warmup-tokens 76800 --beta2 0.99 --val-every 500 --val-tokens 1e9
     done
-    for precision in BF16 FP32; do
+    for precision in BF16 FP16 FP32; do
         awk -v a="$(val_loss "$work/cuda-$precision")" -v b="$(val_loss "$work/cpu")" -v p=$precision 'BEGIN {
             ok = a > 1 && b > 1 && a - b <= 0.02 && b - a <= 0.02
             printf "%-8s shakespeare val loss %s %.4f, CPU %.4f\n", ok ? "PASS" : "FAIL", p, a, b }' | tee -a "$table"

@@ -59,6 +59,7 @@ struct Engine {
     double work;              // of the pass: multiply-adds of its products
     _Atomic float work_share; // the share of it that is done, which another thread reads
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
+    float loss_scale;         // scale_loss
     uint64_t example;         // number of the next micro-step's first row
     GradientWatch watch;      // of the next micro-step
     WeightsWatch weights_watch; // await NULL: all weights are there

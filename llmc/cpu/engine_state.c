@@ -202,7 +202,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
 static double grad_scale(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    return adamw_grad_scale(sq, (double)u->batch, u->grad_clip);
+    return adamw_grad_scale(sq, (double)u->batch * engine->loss_scale, u->grad_clip);
 }
 
 static AdamWStep step_of(const UpdateConfig *u, double scale) {

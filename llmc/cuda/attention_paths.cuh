@@ -19,12 +19,12 @@ typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *t
 typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
                               AttentionRows rows, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e);
 
-// Any GPU from sm_80, any D <= 128: mma.sync in bf16, plain fp32 (no TF32) in the FP32 build.
+// Any GPU from REAL_OLDEST on, any D <= 128: mma.sync on 16 bits, plain fp32 (no TF32) in the FP32 build.
 AttentionForward attention_tiled_forward;
 AttentionBackward attention_tiled_backward;
 
 #ifndef GNS_FP32
-// bf16 on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
+// 16 bits on Hopper: wgmma and the copy engine, D = 64 or 128. usable: sets *yes if shape, GPU and build allow it.
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e);
 AttentionForward attention_sm90_forward;
 AttentionBackward attention_sm90_backward;
@@ -57,11 +57,6 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 
 // The k-th of a lane's elements in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
-
-__device__ static inline unsigned pack(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(unsigned *)&pair;
-}
 
 // Over the 4 lanes that share a row.
 __device__ static inline float row_max(float x) {

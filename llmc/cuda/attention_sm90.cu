@@ -266,7 +266,7 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
 
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
-    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+    const CopyTensor t = {REAL_MAP,
                           3,
                           {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
                           {row_bytes, s.T * row_bytes},

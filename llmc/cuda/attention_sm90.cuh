@@ -25,7 +25,7 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 // c (64, 64) = a b^T + (accumulate ? c : 0), 16 columns of a in registers, of b in shared memory.
 __device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SM90_LIST_32
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
                  "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
                  : SM90_INOUT_32(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
@@ -33,14 +33,14 @@ __device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint6
 
 // c (64, N) += p b, 16 columns of p in registers, 16 rows of b in shared memory.
 __device__ static inline void wgmma_pb(float (&c)[32], const unsigned *p, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" SM90_LIST_32
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
                  "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
                  : SM90_INOUT_32(c, 0)
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
 }
 
 __device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" SM90_LIST_64
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_64
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
                  : SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32)
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));

@@ -242,10 +242,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-__device__ float unpack(unsigned pair, int i) { return __uint_as_float(i ? pair & 0xffff0000u : pair << 16); }
-
 // dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is in flight, all earlier ones are done.
-// At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's bf16 P.
+// At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's rounded P.
 template <bool DIAGONAL, class F>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0) {

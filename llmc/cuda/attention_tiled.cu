@@ -1,4 +1,4 @@
-// attention_tiled: attention on any GPU from sm_80, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
+// attention_tiled: attention on any GPU that the program runs on, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
 //
 // A block of 4 warps owns ROWS rows (queries forward and for dQ, keys for dK and dV) and walks over tiles of the other
 // side. A warp owns WARP_ROWS rows and a row's scores stay within a few lanes, so that its softmax stays there too. dQ
@@ -25,7 +25,7 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 
 #ifndef GNS_FP32
 // ---------------------------------------------------------------------------------------------------------------------
-// bf16: mma.sync. The second product of each pair takes its left operand from the registers in which the first left it.
+// 16 bits: mma.sync. The second product of each pair takes its left operand from the registers in which the first left it.
 
 enum { ROWS = 64, WARP_ROWS = 16 };
 
@@ -43,13 +43,19 @@ __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
 __device__ static void copy_async_16(void *to, const void *from, bool valid) {
+#    if __CUDA_ARCH__ < 800
+    *(uint4 *)to = valid ? *(const uint4 *)from : uint4{};
+#    else
     unsigned address = (unsigned)__cvta_generic_to_shared(to);
     int bytes = valid ? 16 : 0; // the rest of the 16 is filled with zeros
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
+#    endif
 }
 
 __device__ static void tile_wait() {
+#    if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
+#    endif
     __syncthreads();
 }
 
@@ -69,10 +75,19 @@ __device__ static void ldmatrix_transposed(unsigned (&r)[4], const real *p) {
 
 // 8 columns of an accumulator.
 __device__ static void mma(float *c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
+#    if __CUDA_ARCH__ < 800 // Turing: 8 of the summed dimension at a time
+    const unsigned b[2] = {b0, b1};
+    UNROLL_FOR (int k = 0; k < 2; k++)
+        asm volatile(
+            "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[2 * k]), "r"(a[2 * k + 1]), "r"(b[k]));
+#    else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." REAL_PTX "." REAL_PTX ".f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#    endif
 }
 
 // Stores two successive elements of a lane's row, the first of which is in column d.
@@ -102,7 +117,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
     }
 }
 
-// c (16, DP) += bf16(p) (16, K) b (K, DP), p an accumulator, b in shared memory.
+// c (16, DP) += real(p) (16, K) b (K, DP), p an accumulator, b in shared memory.
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const real *b) {
     int lane = threadIdx.x % 32;
@@ -279,7 +294,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 bf16.
+// Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 values of 16 bits.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
 // A lane's share of the dot product of two rows of D.

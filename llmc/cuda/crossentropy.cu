@@ -2,7 +2,7 @@
 //
 // A block takes rows, one at a time. A row is read once, which takes the maximum and the sum of exponentials (online
 // softmax: Milakov, Gimelshein 2018, arXiv 1805.02867), and kept in shared memory for the gradient where a multiprocessor
-// has room for two rows (GPT-2's 50304 bf16 logits fit). As the gradient frees the row's place, the block's next row is
+// has room for two rows (GPT-2's 50304 logits of 16 bits fit). As the gradient frees the row's place, the block's next row is
 // copied there: memory is never idle. Other rows have a block each and are read again, mostly from the L2 cache.
 #include "cuda/crossentropy.cuh"
 #include "cuda/vec.cuh"
@@ -29,6 +29,7 @@ typedef struct {
     real *logits; // overwritten by the gradient
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
+    float scale; // of the loss whose gradient this is
 } Rows;
 
 __device__ static inline int row_target(const Rows &k, int r) {
@@ -83,8 +84,8 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
     UNROLL_FOR (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
 #else // two comparisons an instruction
-    const __nv_bfloat162 *pairs = reinterpret_cast<const __nv_bfloat162 *>(pack.words);
-    const __nv_bfloat162 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+    const real2 *pairs = reinterpret_cast<const real2 *>(pack.words);
+    const real2 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
     return fmaxf(__low2float(m), __high2float(m));
 #endif
 }
@@ -126,7 +127,7 @@ template <bool FETCHED> __device__ inline Partial row_partial(const real *row, i
     return mine;
 }
 
-// What the gradient of a row needs: exp(x - shift) = softmax / T.
+// What the gradient of a row needs: exp(x - shift) = softmax scale / T.
 typedef struct {
     int target;
     float shift, onehot;
@@ -136,7 +137,7 @@ typedef struct {
 __device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partial all, const real *row) {
     const float logsumexp = loss_logsumexp(all.max, all.sum);
     if (target / VEC % ROW_THREADS == (int)threadIdx.x) k.losses[r] = loss_at(logsumexp, real_to_float(row[target]));
-    return {target, logsumexp + logf((float)k.T), 1.0f / k.T};
+    return {target, logsumexp + logf((float)k.T / k.scale), k.scale / k.T};
 }
 
 // Columns c.. of the gradient, from logits at `from`.
@@ -184,18 +185,18 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_const
     }
 }
 
-int crossentropy(float *losses, real *logits, bool gradient, const uint16_t *tokens, int row0, int R, int T, int V,
+int crossentropy(float *losses, real *logits, float scale, const uint16_t *tokens, int row0, int R, int T, int V,
                  int Vp, cudaStream_t stream, Error *e) {
     const size_t row_bytes = Vp * sizeof(real);
-    const Rows rows = {losses, logits, tokens, R, row0, T, V, Vp};
+    const Rows rows = {losses, logits, tokens, R, row0, T, V, Vp, scale};
     int most, processors;
     assert(Vp % VEC == 0); // as the model pads it
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
-    if (gradient && row_bytes <= CACHE_BYTES_MAX && row_bytes + 2 * ROW_WARPS * sizeof(Partial) <= (size_t)most) {
+    if (scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + 2 * ROW_WARPS * sizeof(Partial) <= (size_t)most) {
         const int blocks = R < 2 * processors ? R : 2 * processors;
         TRY(shared_memory_allow(rows_kernel, row_bytes, e));
         rows_kernel<<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
-    } else (gradient ? row_kernel<true> : row_kernel<false>)<<<R, ROW_THREADS, 0, stream>>>(rows);
+    } else (scale > 0 ? row_kernel<true> : row_kernel<false>)<<<R, ROW_THREADS, 0, stream>>>(rows);
     return CUDA_LAUNCHED(e);
 }

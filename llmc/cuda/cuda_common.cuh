@@ -2,16 +2,55 @@
 #pragma once
 
 #include "base/common.h"
+#include "model/modes.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 // What parameters (the working copy), activations and their gradients are stored in. Statistics, parameter gradients,
-// moments and master weights are fp32 in every build. Arithmetic inside kernels is fp32.
-#ifdef GNS_FP32
+// moments and master weights are fp32 in every build. Arithmetic inside kernels is fp32. All that the 16-bit types differ
+// in is here: REAL_NAME, for people; REAL_PTX, the operands of the matrix units; REAL_MAP, the copy engine's name of the
+// type (cuda.h); REAL_LIBRARY, cuBLASLt's; REAL_OLDEST, the first compute capability that the kernels run on, times 10;
+// pack, two floats as values in a register, and unpack, value i of them.
+#if defined(GNS_FP32)
 typedef float real; // make PRECISION=FP32: no TF32 either; for comparing with the CPU engine
+#    define REAL_NAME "fp32"
+constexpr Dtype REAL_DTYPE = DTYPE_FP32;
+constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_32F;
+constexpr int REAL_OLDEST = 80;
+#elif defined(GNS_FP16)
+typedef __half real; // make PRECISION=FP16: with loss scaling, for GPUs before Ampere
+typedef __half2 real2;
+constexpr Dtype REAL_DTYPE = DTYPE_FP16;
+constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_16F;
+constexpr int REAL_OLDEST = 75;
+#    define REAL_NAME "fp16"
+#    define REAL_PTX  "f16"
+#    define REAL_MAP  CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+__device__ static inline real2 real2_of(float low, float high) { return __floats2half2_rn(low, high); }
+__device__ static inline float unpack(unsigned pair, int i) {
+    return __half2float(__ushort_as_half((unsigned short)(i ? pair >> 16 : pair)));
+}
 #else
 typedef __nv_bfloat16 real;
+typedef __nv_bfloat162 real2;
+constexpr Dtype REAL_DTYPE = DTYPE_BF16;
+constexpr cudaDataType_t REAL_LIBRARY = CUDA_R_16BF;
+constexpr int REAL_OLDEST = 80;
+#    define REAL_NAME "bf16"
+#    define REAL_PTX  "bf16"
+#    define REAL_MAP  CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+__device__ static inline real2 real2_of(float low, float high) { return __floats2bfloat162_rn(low, high); }
+__device__ static inline float unpack(unsigned pair, int i) { // a bf16 is the upper half of a float
+    return __uint_as_float(i ? pair & 0xffff0000u : pair << 16);
+}
+#endif
+#ifndef GNS_FP32
+__device__ static inline unsigned pack(float low, float high) {
+    const real2 pair = real2_of(low, high);
+    return *reinterpret_cast<const unsigned *>(&pair);
+}
 #endif
 
 // A CUDA call's status as an error code: 71 for memory, 70 for the rest.
@@ -48,3 +87,4 @@ __device__ static inline float exp2_fast(float x) {
 
 __device__ static inline float real_to_float(float x) { return x; }
 __device__ static inline float real_to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ static inline float real_to_float(__half x) { return __half2float(x); }

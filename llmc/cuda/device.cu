@@ -29,16 +29,15 @@ static int first_call(cudaError_t status, int ordinal, Error *e) {
 int device_take(int ordinal, Error *e) { return first_call(cudaSetDevice(ordinal), ordinal, e); }
 
 int device_open(Device *device, Error *e) {
-    const int oldest = 8; // compute capability 8.0, Ampere: the first with bf16 matrix units
     const cudaDeviceProp *p = &device->properties;
     int count;
     TRY(device_count(&count, e));
     CUDA_TRY(cudaGetDevice(&device->ordinal), e);
     CUDA_TRY(cudaGetDeviceProperties(&device->properties, device->ordinal), e);
-    if (p->major < oldest)
+    if (10 * p->major + p->minor < REAL_OLDEST)
         return FAIL(e, ERR_UNAVAILABLE, hint_no_gpu,
-                    "the GPU is too old: %s has compute capability %d.%d, this program needs %d.0", p->name, p->major,
-                    p->minor, oldest);
+                    "the GPU is too old: %s has compute capability %d.%d, this program needs %d.%d", p->name, p->major,
+                    p->minor, REAL_OLDEST / 10, REAL_OLDEST % 10);
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, probe_kernel);
     if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction) {

@@ -48,6 +48,7 @@ struct Engine {
     WeightsWatch weights_watch;  // await NULL: all weights are there
     float *grad_scale;           // (1) optimizer_scale
     bool scaled;                 // grad_scale is this step's
+    float loss_scale;            // scale_loss
 
     Block *block;         // (L)
     Block base;           // activations of all blocks; each has a slice

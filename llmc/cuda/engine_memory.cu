@@ -70,7 +70,7 @@ static void layout_state(Engine *engine, Arena *a) {
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
     if (!rounded) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
-    else ADD("working weights, bf16", engine->weight, n, FORWARD, BACKWARD);
+    else ADD("working weights, " REAL_NAME, engine->weight, n, FORWARD, BACKWARD);
     if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
     ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
     ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);

@@ -191,7 +191,8 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
     if (!engine->scaled)
         TRY(optimizer_scale(engine->grad_scale, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ),
-                            engine->config.model->tensor_count, (double)u->batch, u->grad_clip, engine->stream, e));
+                            engine->config.model->tensor_count, (double)u->batch * engine->loss_scale, u->grad_clip,
+                            engine->stream, e));
     engine->scaled = true; // for all ranges
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {

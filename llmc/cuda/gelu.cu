@@ -3,7 +3,7 @@
 #include "cuda/vec.cuh"
 #include "math/gelu.h"
 
-// sigmoid(2u); the fast exponential is good enough for bf16
+// sigmoid(2u); the fast exponential is good enough for 16 bits
 __device__ static inline float gelu_sigmoid(float x) {
     const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
 #ifdef GNS_FP32

@@ -14,7 +14,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
-             properties.multiProcessorCount, sizeof(real) == 4 ? "fp32" : "bf16", cublasLtGetVersion());
+             properties.multiProcessorCount, REAL_NAME, cublasLtGetVersion());
     CUDA_TRY(cudaEventCreate(&mm->start), e);
     CUDA_TRY(cudaEventCreate(&mm->stop), e);
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
@@ -40,7 +40,7 @@ void matmul_destroy(Matmul *mm) {
     if (mm->start) cudaEventDestroy(mm->start);
 }
 
-static cudaDataType_t data_type(bool is_float) { return is_float || sizeof(real) == 4 ? CUDA_R_32F : CUDA_R_16BF; }
+static cudaDataType_t data_type(bool is_float) { return is_float ? CUDA_R_32F : REAL_LIBRARY; }
 
 // A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
 static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,

@@ -1,5 +1,5 @@
-// matmul: every matrix product of the CUDA engine, by cuBLASLt. All matrices are row-major; bf16 in the BF16 build,
-// plain fp32 (no TF32) in the FP32 build; sums are fp32 in both.
+// matmul: every matrix product of the CUDA engine, by cuBLASLt. All matrices are row-major; of 16 bits, or
+// plain fp32 (no TF32) in the FP32 build; sums are fp32 in all.
 //
 // The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
 // cuBLASLt's heuristic, or the fastest of its answers where a tuning timed them. Split sums go through the workspace in a

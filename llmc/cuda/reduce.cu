@@ -315,6 +315,7 @@ template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Er
 
 __device__ static inline uint32_t bits_of(float x) { return __float_as_uint(x); }
 __device__ static inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+__device__ static inline uint32_t bits_of(__half x) { return __half_as_ushort(x); }
 
 template <typename X>
 __global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const X *x, size_t n, uint64_t place) {
@@ -335,3 +336,4 @@ int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_
 }
 template int reduce_hash(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
 template int reduce_hash(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);
+template int reduce_hash(uint64_t *, const __half *, size_t, uint64_t, cudaStream_t, Error *);

@@ -58,7 +58,7 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
 // *sum (device) += the hash (base/hash.h) of n elements, the first of which has the given place in the sum. Integers: the
-// order in which blocks add changes nothing. X: float, __nv_bfloat16.
+// order in which blocks add changes nothing. X: float, __nv_bfloat16, __half.
 template <typename X>
 int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
 

@@ -214,8 +214,8 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
         template <bool A_ALONG, bool B_ALONG>                                                                          \
         __device__ static inline void wgmma(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {                \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" SM90_LIST_##COUNT                \
-                         "}, " A ", " B ", p, 1, 1, " A_DOWN ", " B_DOWN ";\n}"                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REAL_PTX "." REAL_PTX                       \
+                         " {" SM90_LIST_##COUNT "}, " A ", " B ", p, 1, 1, " A_DOWN ", " B_DOWN ";\n}"                 \
                          : __VA_ARGS__                                                                                 \
                          : "l"(a), "l"(b), "r"(accumulate), "n"(!A_ALONG), "n"(!B_ALONG));                             \
         }

@@ -1,4 +1,4 @@
-// vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of bf16) where the row length
+// vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of 16-bit values) where the row length
 // allows, else 1. Sums over a warp and a block are fixed trees.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 enum { WARP = 32, VEC = 8 };
 
-// W neighbouring values as in memory: whole registers, never 16-bit halves, so that 8 bf16 take 4.
+// W neighbouring values as in memory: whole registers, never 16-bit halves, so that 8 of 16 bits take 4.
 template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
 template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
@@ -17,9 +17,8 @@ template <int W> __device__ inline void pack_get(float (&f)[W], const Pack<W> &v
     if constexpr (W == 1) f[0] = real_to_float(v.x);
     else if constexpr (sizeof(real) == sizeof(float)) {
         UNROLL_FOR (int i = 0; i < W; i++) f[i] = __uint_as_float(v.words[i]);
-    } else { // a bf16 is the upper half of a float
-        UNROLL_FOR (int i = 0; i < W; i++)
-            f[i] = __uint_as_float(i % 2 ? v.words[i / 2] & 0xffff0000u : v.words[i / 2] << 16);
+    } else {
+        UNROLL_FOR (int i = 0; i < W; i++) f[i] = unpack(v.words[i / 2], i % 2);
     }
 }
 
@@ -29,10 +28,7 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     else if constexpr (sizeof(real) == sizeof(float)) {
         UNROLL_FOR (int i = 0; i < W; i++) v.words[i] = __float_as_uint(f[i]);
     } else {
-        UNROLL_FOR (int i = 0; i < W / 2; i++) {
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(f[2 * i], f[2 * i + 1]);
-            v.words[i] = *reinterpret_cast<const uint32_t *>(&pair);
-        }
+        UNROLL_FOR (int i = 0; i < W / 2; i++) v.words[i] = pack(f[2 * i], f[2 * i + 1]);
     }
     return v;
 }
@@ -45,15 +41,25 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
 // Starts to copy 8 values to shared memory, zeros where not `there`. A thread's fetches are in groups, which end at
 // fetch_commit; fetch_wait<N> waits until at most its last N groups are on their way.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
+#if __CUDA_ARCH__ < 800 // no asynchronous copies: at once
+    *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
+#else
     const unsigned address = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 16 : 0;
     UNROLL_FOR (int i = 0; i < (int)sizeof(Pack<VEC>); i += 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address + i), "l"((const char *)from + i),
                      "r"(bytes)
                      : "memory");
+#endif
 }
-__device__ static inline void fetch_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ static inline void fetch_commit(void) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 template <int N> __device__ static inline void fetch_wait(void) {
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 
 // W floats in memory; 16-byte accesses where W allows.

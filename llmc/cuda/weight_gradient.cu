@@ -613,7 +613,7 @@ static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job
 static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
     return copy_map(map, p,
-                    {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                    {REAL_MAP,
                      3,
                      {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
                      {row_bytes, s.T * row_bytes},

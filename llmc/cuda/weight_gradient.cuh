@@ -1,9 +1,9 @@
 // weight_gradient: the gradient of a matrix and, from the same pass, the squared norm of every example's part of it, and
-// the gradient of the bias. One kernel for Hopper in bf16; everywhere else weight_gradient_clusters is 0.
+// the gradient of the bias. One kernel for Hopper on 16 bits; everywhere else weight_gradient_clusters is 0.
 //
 //   dW (in, out) = sum over b of X_b^T dY_b        |X_b^T dY_b|^2 for every b        dbias (out) = column sums of dY
 //
-// X (B, T, in) and dY (B, T, out) are bf16; sums are fp32, in a fixed order: two runs give the same bits.
+// X (B, T, in) and dY (B, T, out) are of 16 bits; sums are fp32, in a fixed order: two runs give the same bits.
 #pragma once
 
 #include "cuda/reduce.cuh"

@@ -7,9 +7,10 @@
 // other's last engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
-// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. There is no loss
-// scale; the update divides by B. So per-example norms need no correction, and micro-batches of any size accumulate to
-// the same sum.
+// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. The
+// update divides by B. So per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
+// With a loss scale S (`scale_loss`) the buffer and what `norms` and `rank_norms` write to it are S and S^2 times that;
+// `update` and `result` divide by S. S is a power of two, so that the division is exact.
 #pragma once
 
 #include "math/dropout.h"
@@ -76,7 +77,7 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
     BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights each
                    // block's bucket somewhere else (shard_weight_place)
-    BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read
+    BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read; S^2 times the norms
     BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
 
@@ -199,6 +200,9 @@ struct EngineApi {
     // other. What drops depends on this number. NULL: the engine needs no number.
     void (*examples)(Engine *engine, uint64_t first);
 
+    // The loss scale of the steps from here on: 1 until set. NULL without FEATURE_LOSS_SCALE.
+    void (*scale_loss)(Engine *engine, double scale);
+
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
     // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients; but the
     // step's first gradients, and with shard_grads every micro-step's, overwrite. tokens may be reused on return.
@@ -316,6 +320,9 @@ ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
 static inline void engine_examples(Engine *g, uint64_t first) {
     if (engine_api(g)->examples) engine_api(g)->examples(g, first);
 }
+static inline void engine_scale_loss(Engine *g, double scale) {
+    if (engine_api(g)->scale_loss) engine_api(g)->scale_loss(g, scale);
+}
 static inline double engine_progress(const Engine *g) {
     return engine_api(g)->progress ? engine_api(g)->progress(g) : 0;
 }
@@ -328,6 +335,15 @@ static inline void engine_unpin(Engine *g, void *memory) {
 static inline void *engine_stream(Engine *g) { return engine_api(g)->stream ? engine_api(g)->stream(g) : NULL; }
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
+
+// Divides the squares of `count` tensors by scale^2.
+static inline void step_result_unscale(StepResult *result, int count, double scale) {
+    for (int i = 0; i < count && scale != 1; i++) {
+        result->grad_sq[i] /= scale * scale;
+        result->example_sq[i] /= scale * scale;
+        if (result->rank_sq) result->rank_sq[i] /= scale * scale;
+    }
+}
 
 // Does a micro-step in this mode measure the tensor's per-example norms?
 static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {

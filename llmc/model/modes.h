@@ -8,6 +8,7 @@ typedef enum {
     FEATURE_OPTIMIZERS = 2, // other than AdamW
     FEATURE_DROPOUT = 4,
     FEATURE_DOCUMENT_MASK = 8,
+    FEATURE_LOSS_SCALE = 16, // it needs one: gradients of fp16
 } Feature;
 enum { CUDA_FEATURES = 0 }; // the CUDA engine's, which the CPU's program plans for, too
 
@@ -43,4 +44,6 @@ typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
 // What weights and activations are stored as, and products multiply (--dtype). Master weights, gradients, moments and
 // statistics are fp32.
-typedef enum { DTYPE_FP32, DTYPE_BF16 } Dtype;
+typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } Dtype;
+
+static const char *const dtype_names[] = {"fp32", "bf16", "fp16"};

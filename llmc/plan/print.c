@@ -95,7 +95,8 @@ static void print_device(FILE *f, const Plan *p) {
         fprintf(f, "            --device plans for %s\n", names);
         return;
     }
-    fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, ", d->name, with_prefix(d->peak).s, d->value < 4 ? "bf16" : "fp32",
+    Dtype dtype = d->value >= 4 ? DTYPE_FP32 : p->shape.dtype == DTYPE_FP16 ? DTYPE_FP16 : DTYPE_BF16;
+    fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, ", d->name, with_prefix(d->peak).s, dtype_names[dtype],
             with_prefix(d->spec.bandwidth).s);
     if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
     else fprintf(f, "memory unknown ");

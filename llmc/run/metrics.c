@@ -282,11 +282,15 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "loss", s->loss);
     if (s->smoothed) put_number(f, "loss_nll", s->nll);
     put_number(f, "lr", s->lr);
-    put_number(f, "grad_norm", s->grad_norm);
+    put_number(f, "grad_norm", isfinite(s->grad_norm) ? s->grad_norm : NAN);
     put_number(f, "tok_per_s", s->tok_per_s);
     put_number(f, "mfu", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
     fprintf(f, ", \"clipped\": %s", s->clipped ? "true" : "false");
+    if (s->loss_scale > 0) {
+        put_number(f, "loss_scale", s->loss_scale);
+        put_number(f, "overflows", (double)s->overflows);
+    }
     if (s->has_target) {
         put_number(f, "ramp_target", s->target.target);
         put_number(f, "ramp_aim", s->target.aim);

@@ -5,6 +5,9 @@
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
 //                      except that of --prompt @FILE
 //
+// In fp16 loss_scale is that of the step, overflows the number of steps so far that were skipped because their gradient
+// overflowed; the norm of such a step is unknown.
+//
 // loss is what is optimised; with label smoothing loss_nll, without it, follows.
 //
 // gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are written after steps that
@@ -39,11 +42,13 @@ typedef struct {
     double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
     bool smoothed;    // with label smoothing: loss and nll differ
-    bool skipped;     // an outlier: no update was made
+    bool skipped;     // an outlier, or an overflow: no update was made
     bool clipped;     // the gradient was longer than --grad-clip
     bool has_target;  // --ramp gns: `target` holds
     RampTarget target;
     char why[RAMP_WHY_BYTES]; // ramp_why
+    double loss_scale;        // of this step; 0: none
+    int64_t overflows;        // so far
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 

@@ -6,6 +6,7 @@
 #include "ranks/comm.h"
 #include "text/shards.h"
 #include "model/engine.h"
+#include "math/loss_scale.h"
 #include "math/outliers.h"
 #include "text/hellaswag.h"
 #include "text/loader.h"

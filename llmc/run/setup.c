@@ -131,6 +131,15 @@ static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
                 "--zero %d: this trainer keeps all weights on every rank", o->zero);
 }
 
+static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e) {
+    if (o->loss_scale == 0) return 0;
+    if (!(engine->features & FEATURE_LOSS_SCALE) && o->dtype != DTYPE_FP16)
+        return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
+                    "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
+    if (loss_scale_valid(o->loss_scale)) return 0;
+    return FAIL(e, ERR_USAGE, "use a power of two", "--loss-scale %g is none", o->loss_scale);
+}
+
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
@@ -161,6 +170,7 @@ static int setup_shape(Setup *setup, Error *e) {
     TRY(setup_dtype(setup->engine_api, o, e));
     TRY(check_zero(setup->engine_api, o, e));
     TRY(check_features(setup, e));
+    TRY(check_loss_scale(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));

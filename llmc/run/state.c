@@ -194,6 +194,16 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     return 0;
 }
 
+// Other types need none; a run may go from one type to another.
+static int io_loss_scale(const StateIO *io, LossScale *s, Error *e) {
+    if (io->writing ? s->scale == 0 && s->overflows == 0 : !get(io, "loss_scale")) return 0;
+    TRY(io_real(io, "loss_scale", &s->scale, e));
+    TRY(io_int(io, "loss_scale_steps", &s->clean, e));
+    TRY(io_int(io, "loss_scale_overflows", &s->overflows, e));
+    if (s->scale == 0 || loss_scale_valid(s->scale)) return 0;
+    return malformed(io, "loss_scale", "a power of two", e);
+}
+
 static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "step", &at->step, e));
     TRY(io_int(io, "tokens", &at->tokens, e));
@@ -207,6 +217,7 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
         TRY(io_int(io, "best_stale", &at->best.stale, e));
     TRY(io_window(io, "loss_window", &at->loss_window, e));
     TRY(io_window(io, "grad_window", &at->grad_window, e));
+    TRY(io_loss_scale(io, &at->loss_scale, e));
     return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);
 }
 

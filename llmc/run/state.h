@@ -3,6 +3,7 @@
 
 #include "base/files.h"
 #include "base/text.h"
+#include "math/loss_scale.h"
 #include "math/outliers.h"
 #include "model/engine.h"
 #include "options/options.h"
@@ -37,6 +38,7 @@ typedef struct {
     double val_loss;                // the latest; NaN before the first
     BestPoint best;
     Outliers loss_window, grad_window;
+    LossScale loss_scale;
     char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
 } RunPoint;
 

@@ -33,6 +33,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
     unread->code = 0;
     progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
+    if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
@@ -64,17 +65,20 @@ static bool is_clipped(const Setup *setup, const Position *position, int64_t B) 
 
 static int fail_nonfinite(const Setup *setup, const Position *position, int64_t B, Error *e) {
     comm_settle(setup->comm); // the numbers are those of all ranks
-    char tensors[256] = "";
+    char tensors[256] = "", scale[40] = "";
+    if (position->at.loss_scale.scale > 0)
+        snprintf(scale, sizeof scale, " at loss scale %.0f", position->at.loss_scale.scale);
     for (int i = 0, n = 0; i < setup->model.tensor_count && n < 4; i++) {
         if (isfinite(position->result.grad_sq[i])) continue;
         size_t used = strlen(tensors);
         snprintf(tensors + used, sizeof tensors - used, "%s%s", n++ ? ", " : " of ", setup->model.tensors[i].name);
     }
-    return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
-                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s; the update was not made",
-                (long long)position->at.step + 1, (long long)position->at.examples,
-                (long long)(position->at.examples + B - 1), position->result.loss_sum / (double)B,
-                grad_norm(setup, position, B), tensors[0] ? ": gradient" : "", tensors);
+    return FAIL(
+        e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
+        "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s%s; the update was not made",
+        (long long)position->at.step + 1, (long long)position->at.examples, (long long)(position->at.examples + B - 1),
+        position->result.loss_sum / (double)B, grad_norm(setup, position, B), scale, tensors[0] ? ": gradient" : "",
+        tensors);
 }
 
 static UpdateConfig update_config(const Setup *setup, const Position *position, int64_t B) {
@@ -88,7 +92,7 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        .step = position->at.step + 1,
+        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW counts its updates
         .batch = B,
     };
 }
@@ -128,7 +132,14 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 
-// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite.
+// The gradient of fp16 is not finite, alike on all ranks, as it is their sum: a smaller loss scale may help, unless the loss,
+// which is not scaled, is not finite either. The engine has made no update then, whether asked or not.
+static bool overflows(const Setup *setup, const Position *position, int64_t B) {
+    return position->at.loss_scale.scale > 0 && isfinite(position->result.loss_sum) &&
+           !isfinite(grad_norm(setup, position, B));
+}
+
+// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite and no loss scale is to blame.
 static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
     *sums = (StepSums){.result = &position->result, .stop = comm_asked_to_stop(setup->comm), .save = position->save};
     TRY(engine_result(setup->engine, &position->result, e));
@@ -136,7 +147,7 @@ static int step_result(Setup *setup, Position *position, int64_t B, StepSums *su
     position->stop = sums->stop;
     position->save = sums->save;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(setup, position, B));
-    return finite ? 0 : fail_nonfinite(setup, position, B, e);
+    return finite || overflows(setup, position, B) ? 0 : fail_nonfinite(setup, position, B, e);
 }
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
@@ -170,11 +181,26 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     *skipped = false;
     if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !is_cut(&r->setup, &r->position, B)) {
         TRY(step_result(&r->setup, &r->position, B, &sums, e));
-        *skipped = is_outlier(r, B);
+        *skipped = overflows(&r->setup, &r->position, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
     saver_await_snapshot(r->saving.saver);
     return parallel_update(&r->setup.parallel, update, e);
+}
+
+// A step whose gradient overflows counts as skipped; the loss scale of the next step. ERR_NONFINITE at the smallest.
+static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
+    const RunPoint *at = &r->position.at;
+    const double scale = at->loss_scale.scale;
+    const bool overflowed = overflows(&r->setup, &r->position, B);
+    *skipped = *skipped || overflowed;
+    if (scale == 0) return 0;
+    if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(&r->setup, &r->position, B, e);
+    if (!overflowed || !is_first(&r->setup)) return 0;
+    progress_break(&r->output.progress);
+    fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
+            (long long)at->step + 1, scale, at->loss_scale.scale);
+    return 0;
 }
 
 // ---- A step ---------------------------------------------------------------------------------------------------------
@@ -222,6 +248,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     TRY(comm_agree(setup->comm, unread.code, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(setup, position, B, &sums, e));
+    const double loss_scale = at->loss_scale.scale;
+    TRY(adapt_loss_scale(r, B, &skipped, e));
     progress_end(&r->output.progress);
     if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, &target, e));
     at->step++;
@@ -243,6 +271,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
         .mode = mode,
         .skipped = skipped,
+        .loss_scale = loss_scale,
+        .overflows = at->loss_scale.overflows,
         .clipped = !skipped && is_clipped(setup, position, B),
         .target = target,
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,

@@ -357,7 +357,14 @@ static void end_save(Run *r) {
     if (failed) setup->comm->settled = false; // ends the job
 }
 
+// A run of another type that resumes in fp16 begins with the first scale.
+static void begin_loss_scale(const Setup *setup, LossScale *s) {
+    if (!(setup->engine_api->features & FEATURE_LOSS_SCALE)) s->scale = 0;
+    else if (s->scale == 0) s->scale = setup->options.loss_scale > 0 ? setup->options.loss_scale : LOSS_SCALE_START;
+}
+
 int train_run(Run *r, Error *e) {
+    begin_loss_scale(&r->setup, &r->position.at.loss_scale);
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
     if (is_first(&r->setup)) TRY(print_setup(r, e));

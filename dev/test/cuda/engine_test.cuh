@@ -1,5 +1,5 @@
 // engine_test: shared by the tests of the CUDA engine: both engines, small models with all their numbers, and the results
-// of a step over a batch. Built twice, with -DGNS_FP32 for the fp32 engine, and without for bf16.
+// of a step over a batch. Built for each type of the CUDA engine.
 //
 // Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
 // steps, which still run every kernel, for tools that slow everything down.
@@ -8,16 +8,13 @@
 #include "../test.h"
 
 #include "base/common.h"
+#include "cuda/cuda_common.cuh"
 #include "model/engine.h"
 #include "../small_model.h"
 
 #include <time.h>
 
-#ifdef GNS_FP32
-enum { FP32 = 1 };
-#else
-enum { FP32 = 0 };
-#endif
+enum { FP32 = REAL_DTYPE == DTYPE_FP32, FP16 = REAL_DTYPE == DTYPE_FP16 };
 
 typedef EngineApi Api;
 static const Api &gpu = cuda_engine, &cpu = cpu_engine;
@@ -59,8 +56,9 @@ struct World {
 
 static Range all_of(const Model *model) { return Range{0, model->flat_count}; }
 
-static inline float round_bf16(float x) {
+static inline float round_real(float x) {
     uint32_t bits;
+    if (FP16) return __half2float(__float2half_rn(x));
     memcpy(&bits, &x, sizeof bits);
     bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u; // to nearest, ties to even
     memcpy(&x, &bits, sizeof bits);
@@ -81,12 +79,12 @@ static inline void world_open(World *w, const Case *c, int steps) {
     CHECK_OK(model_create(&w->model, &c->config, &e), &e);
     w->param = take<float>(w->model.flat_count);
     small_params(&w->model, seed, w->param);
-    // bf16's errors are judged nearer to GPT-2's own values, where rounding is a smaller share of the gradient
+    // The errors of 16 bits are judged nearer to GPT-2's own values, where rounding is a smaller share of the gradient
     for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
         const Tensor *t = &w->model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
         float *p = w->param + t->offset;
-        for (size_t i = 0; i < t->count; i++) p[i] = round_bf16(mean + share * (p[i] - mean));
+        for (size_t i = 0; i < t->count; i++) p[i] = round_real(mean + share * (p[i] - mean));
     }
     size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
     w->tokens = take<uint16_t>(count);
@@ -99,6 +97,9 @@ static inline void world_close(World *w) {
     model_destroy(&w->model);
 }
 
+// A power of two by which no small gradient is below what fp16 holds, and no large one above.
+static inline double loss_scale(const World *w) { return exp2(8 + floor(log2(w->c->seq_len))); }
+
 static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
     Error e = {};
     Engine *engine = NULL;
@@ -109,7 +110,9 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.gns = GNS_EXACT;
     config.recompute = recompute;
     CHECK_OK(engine_create(api, &engine, &config, &e), &e);
-    if (engine) CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    if (!engine) return NULL;
+    CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    api->scale_loss(engine, loss_scale(w));
     return engine;
 }
 
@@ -141,6 +144,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
     CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
     CHECK_OK(api->result(engine, &r, &e), &e);
     CHECK_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e), &e);
+    for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] /= (float)loss_scale(w);
     o.loss = r.loss_sum;
     return o;
 }
@@ -181,7 +185,7 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     if (!seed) seed = (uint64_t)time(NULL);
     if (small) case_count = SMALL_CASES, steps = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("%s %s, seed %llu\n", name, FP32 ? "fp32" : "bf16", (unsigned long long)seed);
+    printf("%s %s, seed %llu\n", name, REAL_NAME, (unsigned long long)seed);
     if (model_create(&w.model, &cases[1].config, &e)) return 1;
     config.model = &w.model;
     config.micro_batch = 1;

@@ -111,10 +111,11 @@ template <typename X> static std::vector<X> random_vector(size_t n, double mean 
 template <typename X>
 static void check_within(const char *name, const std::vector<X> &got, const std::vector<double> &want,
                          const std::vector<double> &tolerance) {
+    const double smallest = std::is_same_v<X, __half> ? 0x1p-25 : 0; // half of the distance of fp16's subnormal numbers
     double worst = 0.0;
     size_t at = 0;
     for (size_t i = 0; i < want.size(); i++) {
-        double error = fabs(value(got[i]) - want[i]), ratio = error == 0 ? 0 : error / tolerance[i];
+        double error = fabs(value(got[i]) - want[i]), ratio = error == 0 ? 0 : error / (tolerance[i] + smallest);
         if (!(ratio <= worst)) worst = isnan(ratio) ? INFINITY : ratio, at = i;
     }
     CHECK(got.size() == want.size() && worst <= 1.0, "%s[%zu of %zu] = %.9g, want %.9g (%.3f of the tolerance)", name,
@@ -134,9 +135,11 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
 }
 
 // bf16 has 8 significant bits, so rounding changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
-// the absolute part, are for the fp32 arithmetic before; the fp32 build has only that.
-static const double ROUNDING = sizeof(real) == 2 ? 1.0 / 256 : 0.0;
-static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING : 2e-5,
+// the absolute part, are for the fp32 arithmetic before; the fp32 build has only that. fp16 has 11 bits, too many for the
+// rest to be enough.
+static const bool FP16 = REAL_DTYPE == DTYPE_FP16;
+static const double ROUNDING = FP16 ? 1.0 / 2048 : sizeof(real) == 2 ? 1.0 / 256 : 0.0;
+static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING + (FP16 ? 1e-5 : 0) : 2e-5,
                     REAL_ABSOLUTE = sizeof(real) == 2 ? 2e-5 : 1e-5;
 static const double SUM_RELATIVE = 2e-5, SUM_ABSOLUTE = 2e-5; // sums in fp32
 
@@ -240,7 +243,7 @@ static inline int kernel_test_begin(const char *name, int argc, char **argv) {
     random_state = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
     if (!random_state) random_state = (uint64_t)(clock_seconds() * 1e6);
     small_shapes_only = argc > 2 && strcmp(argv[2], "small") == 0;
-    printf("%s %s, seed %llu%s\n", name, sizeof(real) == 2 ? "bf16" : "fp32", (unsigned long long)random_state,
+    printf("%s %s, seed %llu%s\n", name, REAL_NAME, (unsigned long long)random_state,
            small_shapes_only ? ", small shapes" : "");
     return 0;
 }

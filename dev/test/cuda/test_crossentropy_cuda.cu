@@ -16,6 +16,7 @@ static const double SMALLEST = 1.2e-38; // normal number; below it p is 0
 
 static void crossentropy_case(int B, int T, int V, int Vp) {
     Error e = {};
+    const float scale = (float)(1 << random_int(0, 10));                           // of the loss
     const int N = B * T, row0 = random_int(0, N - 1), R = random_int(1, N - row0); // a chunk of the positions
     const size_t n = (size_t)R * Vp;
     const std::vector<uint16_t> tokens = random_tokens(B, T, V);
@@ -27,11 +28,11 @@ static void crossentropy_case(int B, int T, int V, int Vp) {
     uint16_t *d_tokens = device_from(tokens);
     real *d_logits = device_from(logits);
     float *losses = device_new<float>(R), *losses_only = device_new<float>(R);
-    CHECK_OK(crossentropy(losses_only, d_logits, false, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
+    CHECK_OK(crossentropy(losses_only, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
     CHECK(memcmp(host_from(d_logits, n).data(), logits.data(), n * sizeof(real)) == 0, "the loss changed the logits");
     run_twice(
         "crossentropy", [&] { device_set(d_logits, logits); },
-        [&] { CHECK_OK(crossentropy(losses, d_logits, true, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
+        [&] { CHECK_OK(crossentropy(losses, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
         {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}});
     std::vector<double> want_losses(R), want(n, 0.0), tolerance(n, 0.0);
     for (int r = 0; r < R; r++) {
@@ -42,9 +43,9 @@ static void crossentropy_case(int B, int T, int V, int Vp) {
         for (int v = 0; v < V; v++) sum += exp(value(row[v]) - max);
         want_losses[r] = max + log(sum) - value(row[target]);
         for (int v = 0; v < V; v++) {
-            const double p = exp(value(row[v]) - max) / sum / T, d = p - (v == target) / (double)T;
+            const double p = exp(value(row[v]) - max) / sum * scale / T, d = p - (v == target) * scale / T;
             want[(size_t)r * Vp + v] = d;
-            const double onehot = v == target ? 0x1p-22 / T : 0.0; // 1 / T and the difference, rounded
+            const double onehot = v == target ? 0x1p-22 * scale / T : 0.0; // scale / T and the difference, rounded
             tolerance[(size_t)r * Vp + v] = ROUNDING * fabs(d) + ARITHMETIC * p + onehot + SMALLEST;
         }
     }
@@ -77,7 +78,7 @@ static void test_crossentropy_nan(void) {
     for (int v = 0; v < V; v++) logits[2 * (size_t)Vp + v] = (real)NAN;
     float *losses = device_new<float>(4);
     uint16_t *tokens = device_from(random_tokens(1, 4, V));
-    CHECK_OK(crossentropy(losses, device_from(logits), false, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
+    CHECK_OK(crossentropy(losses, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
     const std::vector<float> got = host_from(losses, 4);
     for (int i = 0; i < 3; i++) CHECK(!isfinite(got[i]), "loss %d is %g, though a logit is not finite", i, got[i]);
     CHECK(isfinite(got[3]), "the clean row's loss is %g", got[3]);

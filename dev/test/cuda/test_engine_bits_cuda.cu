@@ -137,7 +137,7 @@ static void test_inference(void) {
     }
 }
 
-// The same bits over memory full of NaN (0xff in bf16, fp32 and fp64) as over zeros, in every kind of step.
+// The same bits over memory full of NaN (0xff in every type) as over zeros, in every kind of step.
 // compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
     Error e = {};
@@ -285,10 +285,13 @@ static uint64_t hash_of(const float *param, size_t all, Range range) {
     uint64_t sum = 0;
     for (size_t i = range.begin; i < range.end; i++) {
         uint32_t bits, rounded;
-        float working = FP32 ? param[i] : round_bf16(param[i]);
+        float working = FP32 ? param[i] : round_real(param[i]);
+        __half half = __float2half_rn(param[i]);
+        uint16_t half_bits;
         memcpy(&bits, &param[i], sizeof bits);
         memcpy(&rounded, &working, sizeof rounded);
-        sum += hash_element(i, FP32 ? rounded : rounded >> 16);
+        memcpy(&half_bits, &half, sizeof half_bits);
+        sum += hash_element(i, FP32 ? rounded : FP16 ? half_bits : rounded >> 16);
         if (!FP32) sum += hash_element(all + i, bits);
     }
     return sum;
@@ -417,6 +420,34 @@ static void test_nonfinite(void) {
     world_close(&w);
 }
 
+// A gradient that overflows changes nothing, and leaves nothing behind: the next step is that of a fresh engine.
+static void test_overflow(void) {
+    if (!FP16) SKIP("only fp16 overflows");
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    UpdateConfig update = update_config(w.c, 1);
+    gpu.scale_loss(a, 0x1p30);
+    Outcome over = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+    double square = 0;
+    for (int k = 0; k < w.model.tensor_count; k++) square += over.grad_sq[k];
+    CHECK(isfinite(over.loss) && !isfinite(square), "loss %g, norm %g", over.loss, square);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    gpu.scale_loss(a, loss_scale(&w));
+    Outcome x = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+    Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
+    check_same_outcome(&w, &x, &y, "after an overflow");
+    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    CHECK_OK(gpu.update(b, all_of(&w.model), &update, &e), &e);
+    check_same_bits(&w, a, b, "after an overflow");
+    for (Outcome *o : {&over, &x, &y}) outcome_free(o);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
 static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
     MemoryPlan plan;
     EngineConfig config = {};
@@ -468,6 +499,7 @@ int main(int argc, char **argv) {
     RUN(test_hash);
     if (!small) RUN(test_store_beside_step); // the tools wait for every kernel
     RUN(test_nonfinite);
+    RUN(test_overflow);
     if (!small) RUN(test_memory); // asks for more than there is
     return test_summary();
 }

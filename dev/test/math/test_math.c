@@ -4,6 +4,7 @@
 #include "math/adamw.h"
 #include "math/dropout.h"
 #include "math/rng.h"
+#include "math/loss_scale.h"
 #include "math/schedule.h"
 
 // ---- rng ------------------------------------------------------------------------------------------------------------
@@ -259,6 +260,31 @@ static void test_schedule_landmarks(void) {
         }
 }
 
+// Steps until the scale is `to`; -1: it stops before.
+static int steps_to(LossScale *s, bool overflow, double to) {
+    for (int steps = 0; steps <= 10 * LOSS_SCALE_INTERVAL; steps++) {
+        if (s->scale == to) return steps;
+        if (!loss_scale_step(s, overflow)) return -1;
+    }
+    return -1;
+}
+
+static void test_loss_scale(void) {
+    LossScale s = {.scale = 65536};
+    CHECK(steps_to(&s, false, 131072) == 2000 && steps_to(&s, false, 524288) == 4000, "%g", s.scale);
+    for (int i = 0; i < 1999; i++) loss_scale_step(&s, false);
+    CHECK(s.scale == 524288 && s.clean == 1999 && s.overflows == 0, "%g", s.scale);
+    CHECK(loss_scale_step(&s, true) && s.scale == 262144 && s.clean == 0 && s.overflows == 1, "%g", s.scale);
+    CHECK(steps_to(&s, false, 524288) == 2000, "an overflow begins the interval anew");
+    CHECK(steps_to(&s, true, 1) == 19 && s.overflows == 20, "%g", s.scale);
+    CHECK(!loss_scale_step(&s, true) && s.scale == 1 && s.overflows == 21, "%g", s.scale);
+    s = (LossScale){.scale = LOSS_SCALE_MAX, .clean = 1999};
+    CHECK(loss_scale_step(&s, false) && s.scale == LOSS_SCALE_MAX && s.clean == 0, "%g", s.scale);
+    const double bad[] = {0, 0.5, 3, 65535, -4, 0x1p33, INFINITY, NAN};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) CHECK(!loss_scale_valid(bad[i]), "%g", bad[i]);
+    for (double x = 1; x <= 0x1p32; x *= 2) CHECK(loss_scale_valid(x), "%g", x);
+}
+
 int main(void) {
     RUN(test_philox_known_answers);
     RUN(test_known_draws);
@@ -269,5 +295,6 @@ int main(void) {
     RUN(test_adamw_landmarks);
     RUN(test_schedules);
     RUN(test_schedule_landmarks);
+    RUN(test_loss_scale);
     return test_summary();
 }

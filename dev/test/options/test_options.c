@@ -76,6 +76,7 @@ static const struct {
     {OPTION_reduce, "micro-step", REDUCE_MICRO_STEP},
     {OPTION_dtype, "fp32", DTYPE_FP32},
     {OPTION_dtype, "bf16", DTYPE_BF16},
+    {OPTION_dtype, "fp16", DTYPE_FP16},
     {OPTION_comm_dtype, "fp32", WIRE_FP32},
     {OPTION_comm_dtype, "bf16", WIRE_BF16},
 };

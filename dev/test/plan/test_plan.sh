@@ -104,6 +104,7 @@ plans_with_the_users_figures() { # of a GPU that is not in the table, or other f
     plan --device 'Radeon X' --device-flops 120 --device-bandwidth 960 --ranks 4 --link 10 --batch-tokens 65536 &&
         said '960 GB/s, memory unknown' && said '^> +4 +4 ' || return 1
     plan --device 4090 --device-memory 48 && said '^device +RTX 4090: 165 TFLOP/s bf16, .* 48 GiB' || return 1
+    plan --device 4090 --dtype fp16 --loss-scale 4 && said '^device +RTX 4090: 165 TFLOP/s fp16' || return 1
     "$train" --dry-run --device 40 > plan.txt 2>&1
     [ $? = 64 ] && said '^error: --device 40 may be one of A40, L40S, L40, RTX 4090, RTX 4080' || return 1
     "$train" --dry-run --device-flops 40 > plan.txt 2>&1

@@ -13,7 +13,8 @@ TAGS = {"progress/tokens": "tokens", "progress/batch_rows": "batch", "loss/train
         "optimizer/grad_norm": "grad_norm", "speed/tok_per_s": "tok_per_s", "speed/mfu": "mfu", "gns/ln": "gns_ln",
         "gns/ln_standard_error": "gns_ln_se", "gns/ln_lower_bound": "gns_ln_lower", "gns/total": "gns_total",
         "gns/total_standard_error": "gns_total_se", "gns/total_lower_bound": "gns_total_lower",
-        "gns/ratio_total_to_ln": "gns_ratio", "optimizer/clipped": "clipped"}
+        "gns/ratio_total_to_ln": "gns_ratio", "optimizer/clipped": "clipped",
+        "optimizer/loss_scale": "loss_scale", "optimizer/overflows": "overflows"}
 failures = failed_tests = 0
 
 

@@ -68,8 +68,9 @@ static void world_close(World *w) {
     free(w->weights);
 }
 
-// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log.
-static void make_step(World *w, int step, int first, int batch, const char *line) {
+// Makes step `step`, of `batch` rows from example `first` on, and compares it with its line of the log. updates: made so
+// far, with that of this step; 0: this step is skipped.
+static void make_step(World *w, int step, int updates, int first, int batch, const char *line) {
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
     const int tokens = (first + batch) * T;
@@ -82,7 +83,7 @@ static void make_step(World *w, int step, int first, int batch, const char *line
                            .eps = 1e-7,
                            .weight_decay = 0.3,
                            .grad_clip = grad_clip,
-                           .step = step,
+                           .step = updates,
                            .batch = batch};
     CHECK_OK(engine_begin_step(w->engine, &e), &e);
     for (int done = 0; done < batch; done += MICRO_BATCH) {
@@ -91,18 +92,21 @@ static void make_step(World *w, int step, int first, int batch, const char *line
         CHECK_OK(engine_micro_step(w->engine, rows, n, GNS_OFF, &e), &e);
     }
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
-    CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
+    if (updates) CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
     CHECK_OK(engine_result(w->engine, &result, &e), &e);
+    CHECK((strstr(line, "\"skipped\": true") != NULL) == !updates, "step %d: %s", step, line);
     for (int i = 0; i < w->model.tensor_count; i++) sq += w->grad_sq[i];
     CHECK(number_in(line, "step") == step && number_in(line, "tokens") == tokens, "step %d: %s", step, line);
     CHECK(number_in(line, "examples") == first + batch && number_in(line, "batch") == batch, "step %d: %s", step, line);
     CHECK(number_in(line, "loss") == result.loss_sum / batch, "step %d: %.17g: %s", step, result.loss_sum / batch,
           line);
     CHECK_CLOSE(number_in(line, "lr"), update.lr, 1e-14, 0);
-    CHECK_CLOSE(number_in(line, "grad_norm"), sqrt(sq) / batch, 1e-14, 0);
+    if (updates) CHECK_CLOSE(number_in(line, "grad_norm"), sqrt(sq) / batch, 1e-14, 0);
+    else CHECK(strstr(line, "\"grad_norm\": null"), "step %d: %s", step, line);
 }
 
-static void test_every_step(void) {
+// Runs, and makes every step once more, but for the first `overflows`. options: of the run, with its --out `out`.
+static void check_every_step(const char *out, const char *options, int overflows) {
     World w;
     Error e = {0};
     size_t bytes;
@@ -111,17 +115,20 @@ static void test_every_step(void) {
                       "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
                       "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
                       "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip %g "
-                      "--gns off --seed %d --out run",
-                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip,
-                      SEED) == 0,
+                      "--gns off --seed %d --out %s %s",
+                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip, SEED,
+                      out, options) == 0,
           "%s", log_tail());
-    char *log = read_text("run/metrics.jsonl", &bytes);
+    char *log = read_text(path_of("%s/metrics.jsonl", out), &bytes);
     world_open(&w);
     for (char *line = log ? strtok(log, "\n") : NULL; line && examples * T < TOKENS; line = strtok(NULL, "\n")) {
         int batch = wanted_batch(examples * T);
-        make_step(&w, ++step, examples, batch, line);
+        step++;
+        make_step(&w, step, step > overflows ? step - overflows : 0, examples, batch, line);
         examples += batch;
         bool says_clipped = strstr(line, "\"clipped\": true"), is_longer = number_in(line, "grad_norm") > grad_clip;
+        double scaled = number_in(line, "overflows");
+        CHECK(isnan(scaled) ? !overflows : scaled == (step < overflows ? step : overflows), "step %d: %s", step, line);
         CHECK(says_clipped == is_longer, "step %d: clipped %d, grad_norm %g", step, says_clipped,
               number_in(line, "grad_norm"));
         clipped += is_longer;
@@ -131,12 +138,158 @@ static void test_every_step(void) {
     size_t flat = w.model.flat_count;
     float *saved = calloc(flat, sizeof *saved);
     CHECK_OK(engine_store(w.engine, STATE_PARAM, (Range){0, flat}, w.weights, &e), &e);
-    CHECK_OK(checkpoint_load_model(path_of("run/step_%08d", step), &w.model, copy_in, saved, &e), &e);
+    CHECK_OK(checkpoint_load_model(path_of("%s/step_%08d", out, step), &w.model, copy_in, saved, &e), &e);
     CHECK(memcmp(saved, w.weights, flat * sizeof *saved) == 0, "other weights at the end");
     free(saved);
     memory_free(log);
     world_close(&w);
 }
+
+static void test_every_step(void) { check_every_step("run", "", 0); }
+
+// ---- The loss scale -------------------------------------------------------------------------------------------------
+
+// An engine whose gradients overflow: at loss scales above `above`, and in the steps whose bits are set; and a loss that is
+// not a number. With several ranks only the last one's do.
+static struct {
+    double above, scale;
+    unsigned in_steps;
+    bool loss;
+    int step;
+} overflow = {.above = INFINITY};
+
+static void overflowing_scale(Engine *engine, double scale) {
+    overflow.scale = scale;
+    cpu_engine.scale_loss(engine, scale);
+}
+
+static int overflowing_begin(Engine *engine, Error *e) {
+    overflow.step++;
+    return cpu_engine.begin_step(engine, e);
+}
+
+static int overflowing_norms(Engine *engine, Range range, Error *e) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *ranks = getenv("OMPI_COMM_WORLD_SIZE");
+    bool last = !rank || atoi(rank) == atoi(ranks) - 1;
+    if (last && (overflow.scale > overflow.above || overflow.in_steps >> overflow.step & 1))
+        *(float *)engine_buffer(engine, BUFFER_GRAD, range.begin) = INFINITY;
+    return cpu_engine.norms(engine, range, e);
+}
+
+static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
+    TRY(cpu_engine.result(engine, result, e));
+    if (overflow.loss) result->loss_sum = NAN;
+    return 0;
+}
+
+static EngineApi overflowing_engine(void) {
+    EngineApi engine = cpu_engine;
+    engine.features |= FEATURE_LOSS_SCALE;
+    engine.scale_loss = overflowing_scale;
+    engine.begin_step = overflowing_begin;
+    engine.norms = overflowing_norms;
+    engine.result = overflowing_result;
+    return engine;
+}
+
+// Scaled by a power of two, fp32 gives the same bits. A step that overflows makes no update, and AdamW does not count it;
+// its rows are consumed. A resumed run continues with its scale.
+static void test_loss_scale(void) {
+    trainer.engine = overflowing_engine();
+    check_every_step("scaled", "", 0);
+    CHECK(file_mentions("scaled/metrics.jsonl", "\"loss_scale\": 65536, \"overflows\": 0}"), "the default");
+    overflow.above = 0x1p27;
+    check_every_step("over", "--loss-scale 1073741824 --checkpoint-every 2 --keep 0", 3);
+    CHECK(log_mentions("step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n"), "%s",
+          log_tail());
+    CHECK(log_mentions("  3 skipped"), "%s", log_tail());
+    CHECK(file_mentions(path_of("over/step_%08ld/state.json", newest_step("over")), "\"loss_scale\":\t134217728,"),
+          "state.json");
+    copy_tree("over/step_00000002", "part/step_00000002");
+    copy_file("over/metrics.jsonl", "part/metrics.jsonl");
+    check_every_step("part", "--loss-scale 1073741824 --checkpoint-every 2 --keep 0", 3);
+    CHECK(log_mentions("step 3: the gradient overflows") && !log_mentions("step 2: the gradient"), "%s", log_tail());
+    check_same_end("over", "part", "resumed");
+    trainer.engine = cpu_engine;
+    overflow.above = INFINITY;
+}
+
+// A run with every step measured exactly, by one engine: the text of its log. memory_free it.
+static char *run_exact(const char *out, EngineApi engine) {
+    size_t bytes;
+    trainer.engine = engine;
+    CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                      "--seq-len %d --threads 1 --micro-batch %d --steps 32 --gns exact --skip-grad-z 1e6 --out %s",
+                      V, T, MICRO_BATCH, out) == 0,
+          "%s", log_tail());
+    trainer.engine = cpu_engine;
+    return read_text(path_of("%s/metrics.jsonl", out), &bytes);
+}
+
+// Norms are those of the gradient without its scale. Averages and windows learn nothing from a step that overflows.
+static void test_overflow_measures_nothing(void) {
+    int step = 0;
+    double before = NAN;
+    overflow.in_steps = 1 << 5 | 1 << 6 | 1 << 30;
+    char *log = run_exact("noise", overflowing_engine()), *plain = run_exact("plain", cpu_engine);
+    CHECK(number_in(log, "gns_total_s") == number_in(plain, "gns_total_s"), "%.500s", log);
+    for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        bool over = overflow.in_steps >> ++step & 1;
+        CHECK((number_in(line, "gns_ln_s") == before) == over, "step %d: %s", step, line);
+        CHECK((strstr(line, "gns_total") == NULL) == over, "step %d: %s", step, line);
+        CHECK(number_in(line, "loss_scale") == 65536 / (step > 30  ? 8
+                                                        : step > 6 ? 4
+                                                        : step > 5 ? 2
+                                                                   : 1),
+              "step %d: %s", step, line);
+        before = number_in(line, "gns_ln_s");
+    }
+    CHECK(step == 32, "%d steps", step);
+    CHECK(file_mentions("noise/step_00000032/state.json", "\"count\":\t29"), "the windows of outliers");
+    memory_free(log);
+    memory_free(plain);
+    overflow.in_steps = 0;
+}
+
+// The smallest scale overflows; the loss is not a number, which no scale mends; scales that are none; another engine.
+static void test_loss_scale_errors(void) {
+    trainer.engine = overflowing_engine();
+    overflow.above = 0.5;
+    int code = trainer_run("--train-tokens 900 --out bad --loss-scale 2");
+    CHECK(code == ERR_NONFINITE && log_mentions("not finite at loss scale 1: gradient of ") &&
+              log_mentions("step 1: the gradient overflows at loss scale 2"),
+          "%d: %s", code, log_tail());
+    overflow.loss = true; // and its gradient
+    code = trainer_run("--train-tokens 900 --out bad --fresh");
+    CHECK(code == ERR_NONFINITE && log_mentions("error: step 1, ") && log_mentions("loss nan"), "%d: %s", code,
+          log_tail());
+    overflow.loss = false;
+    overflow.above = INFINITY;
+    CHECK(trainer_run("--train-tokens 900 --out bad --fresh --loss-scale 3") == ERR_USAGE, "%s", log_tail());
+    trainer.engine = cpu_engine;
+    code = trainer_run("--train-tokens 900 --out bad --fresh --loss-scale 4");
+    CHECK(code == ERR_USAGE && log_mentions("error: --loss-scale: gradients of fp32 need none"), "%d: %s", code,
+          log_tail());
+    code = trainer_run("--train-tokens 900 --out bad --fresh --dtype fp16");
+    CHECK(code == ERR_USAGE && log_mentions("error: --dtype fp16: only the CUDA trainer has it"), "%d: %s", code,
+          log_tail());
+}
+
+// Where the gradient of one rank alone overflows, all skip the step.
+static void test_overflow_of_one_rank(void) {
+    if (system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI");
+    trainer.ranks = trainer.batch_min = 2;
+    for (int zero = 0; zero < 3; zero++)
+        CHECK(trainer_run("--train-tokens 900 --out ranks%d --zero %d --compare-every 1", zero, zero) == 0, "%s",
+              log_tail());
+    CHECK(log_mentions("step 2: the gradient overflows at loss scale 65536"), "%s", log_tail());
+    CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
+    check_same_end("ranks0", "ranks1", "--zero 1");
+    check_same_end("ranks0", "ranks2", "--zero 2");
+    trainer.ranks = 1;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
 
 // A gradient that is not finite changes neither weights nor moments.
 static void test_nonfinite_gradient(void) {
@@ -219,9 +372,18 @@ static void test_ramp_of_the_whole_model(void) {
     check_ramp("given/metrics.jsonl", 1, false);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 2 && strcmp(argv[1], "rank") == 0) {
+        EngineApi engine = overflowing_engine();
+        overflow.in_steps = 1 << 2;
+        return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
+    }
     trainer_setup();
     RUN(test_every_step);
+    RUN(test_loss_scale);
+    RUN(test_overflow_measures_nothing);
+    RUN(test_loss_scale_errors);
+    RUN(test_overflow_of_one_rank);
     RUN(test_nonfinite_gradient);
     RUN(test_ramp_target);
     RUN(test_ramp_of_the_whole_model);

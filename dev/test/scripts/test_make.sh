@@ -163,21 +163,24 @@ end other_flags
 
 # The GPUs that nvidia-smi lists.
 begin
-finds() { # COMPUTE_CAPABILITIES ARCHITECTURES
+finds() { # COMPUTE_CAPABILITIES ARCHITECTURES [VARIABLE=VALUE]
     gpus "$1"
     rm -rf build
-    returns 0 build_gpu
+    returns 0 build_gpu "${@:3}"
     check "$1: $(compiled)" [ "$(compiled)" = "kernel.cu $2 train_gpt2.cu" ]
     check "whole commands: $(cat "$work/log")" [ "$(grep -c gencode "$work/log")" = 0 -a "$(grep -cx 'NVCC train_gpt2.cu' "$work/log")" = 1 ]
 }
 finds '9.0\n9.0' sm_90a
 finds '7.5\n8.0' sm_80
+finds '7.0\n7.5\n8.0' "sm_75 sm_80" PRECISION=FP16
 finds '8.9\n12.0\n6.1' "sm_120 sm_89"
 finds 'No devices were found' "sm_80 sm_90a"
 finds 'NVIDIA-SMI has failed (error 9)\n[N/A]' "sm_80 sm_90a"
-too_old() { # CAPABILITY [VARIABLE=VALUE]
+too_old() { # CAPABILITY [VARIABLE=VALUE...]
+    local oldest="8.0 (A100) or newer; CUDA_ARCH=80"
+    [[ "$*" != *FP16* ]] || oldest="7.5 (T4) or newer; CUDA_ARCH=75"
     returns 2 build_gpu "${@:2}"
-    check "$1: $(cat "$work/log")" says "$work/log" "compute capability $1: the CUDA trainer needs 8.0 (A100) or newer; CUDA_ARCH=80 builds for another machine"
+    check "$1: $(cat "$work/log")" says "$work/log" "compute capability $1: the CUDA trainer needs $oldest builds for another machine"
     check "$1: more than a line: $(cat "$work/log")" one_line "$work/log"
 }
 if [ ! -e /dev/nvidia0 ]; then # before anything is compiled
@@ -191,6 +194,9 @@ gpus '7.5\n7.5'
 too_old 7.5
 gpus 9.0
 too_old 7.0 CUDA_ARCH="70 90a"
+too_old 7.0 CUDA_ARCH="70 90a" PRECISION=FP16
+returns 2 build_gpu PRECISION=FP61
+check "FP61: $(cat "$work/log")" says "$work/log" "PRECISION=FP61: it may be BF16, FP16 or FP32"
 end gpus_found
 
 # Register spills fail a build for GPUs that kernels are tuned for; for others they are warnings.

@@ -1,0 +1,35 @@
+// loss_scale: what the loss is multiplied by, so that fp16 holds its gradients (Micikevicius et al. 2018, arXiv 1710.03740,
+// section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient overflows, which
+// makes an infinity or a NaN of its norm, is skipped, and halves the scale. The first scale, the interval and the factors
+// are those of PyTorch's GradScaler, the smallest scale is Megatron-LM's.
+#pragma once
+
+#include "base/common.h"
+#include <math.h>
+
+enum { LOSS_SCALE_START = 1 << 16, LOSS_SCALE_MIN = 1, LOSS_SCALE_INTERVAL = 2000 };
+static const double LOSS_SCALE_MAX = 0x1p32;
+
+// A checkpoint holds it.
+typedef struct {
+    double scale;      // of the next step; 0: the engine needs none
+    int64_t clean;     // steps since the scale changed
+    int64_t overflows; // steps skipped so far
+} LossScale;
+
+// A power of two within the limits?
+static inline bool loss_scale_valid(double scale) {
+    return scale >= LOSS_SCALE_MIN && scale <= LOSS_SCALE_MAX && (double)(1ull << ilogb(scale)) == scale;
+}
+
+// After a step. False where the scale would fall below LOSS_SCALE_MIN: it stays.
+static inline bool loss_scale_step(LossScale *s, bool overflowed) {
+    s->clean = overflowed ? 0 : s->clean + 1;
+    s->overflows += overflowed;
+    if (overflowed && s->scale == LOSS_SCALE_MIN) return false;
+    if (overflowed) s->scale /= 2;
+    if (s->clean < LOSS_SCALE_INTERVAL) return true;
+    s->clean = 0;
+    if (s->scale < LOSS_SCALE_MAX) s->scale *= 2;
+    return true;
+}
