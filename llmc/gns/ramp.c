@@ -227,13 +227,12 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
-static double ramp_rows(const RampConfig *c, double scale) { return c->kappa * sqrt((double)c->batch_ref * scale); }
-
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
+    c.value *= r->config.kappa;
     return (RampTarget){
-        .target = ramp_rows(&r->config, c.value * gns_estimate(tracker).scale),
-        .aim = ramp_rows(&r->config, gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0)),
-        .lower = ramp_rows(&r->config, gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES)),
+        .target = c.value * gns_estimate(tracker).scale,
+        .aim = gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0),
+        .lower = gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES),
     };
 }
 

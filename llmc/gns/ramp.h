@@ -10,11 +10,10 @@
 //                batch_max is reached the rate falls with the schedule again.
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; after its last step, in a run whose
 //                steps were cut by an earlier horizon, the tokens that are left
-//   gns          follows the target kappa x sqrt(batch_ref x GNS), up and down, within [batch_min, batch_max]: the batch
-//                that wastes the fewest examples for its number of steps is sqrt(r x GNS), with a constant r (McCandlish et
-//                al. 2018, arXiv 1812.06162, appendix D); here r = kappa^2 batch_ref. GNS is c x GNS_ln, or GNS_total
-//                where every step measures it. It aims at the target's lower bound with one standard error, that of c
-//                included, and moves by at most a factor of 2 in a half-life of the average
+//   gns          follows the target kappa x c x GNS_ln, up and down, within [batch_min, batch_max]. It aims at the
+//                target's lower bound with one standard error, that of c included, and moves by at most a factor of 2
+//                in a half-life of the average. Where every step measures the whole model's GNS_total, the target is
+//                kappa x GNS_total
 //
 // A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
 #pragma once
@@ -39,7 +38,7 @@ typedef struct {
     int64_t batch_min, batch_max; // rows
     int64_t batch_ref;            // rows: the batch the learning rate was meant for
     int64_t seq_len;              // tokens a row
-    double kappa;                 // target batch, over the geometric mean of batch_ref and the noise scale
+    double kappa;                 // target batch, in noise scales
     double lr_power;              // p of lr x (B / batch_ref)^p
     double half_life_tokens;      // of the noise scale's average
     double train_tokens;          // the horizon
@@ -53,7 +52,7 @@ typedef struct {
 
 // What gns mode follows, in rows. NaN: unknown; infinite: the noise hides the gradient.
 typedef struct {
-    double target; // kappa x sqrt(batch_ref x the noise scale)
+    double target; // kappa x the noise scale
     double aim;    // the bound with one standard error: where the batch goes
     double lower;  // the target lies above it with 95% confidence or more
 } RampTarget;

@@ -16,7 +16,7 @@
 // factor for gns_ln: in those lines the ratio measured so far (unused where the ramp follows gns_total), or in every line
 // --gns-ratio (the measured one is then gns_total / gns_type_ln, once the two are equally long).
 //
-// Under --ramp gns ramp_target is what the batch follows, in rows: kappa x sqrt(B_ref x the noise scale); ramp_aim lies one standard error
+// Under --ramp gns ramp_target is what the batch follows, in rows: kappa x the noise scale; ramp_aim lies one standard error
 // below it, and is where the batch goes; ramp_target_lower is its 95% bound. All three count the error of the ratio.
 // beta1 is there under --ramp gns and replay, where it follows the batch. `clipped`: the step's gradient was scaled down to --grad-clip.
 //

@@ -47,7 +47,7 @@ close() {
 
 exact_run="--gns exact --steps 50"
 # Such a kappa, because c stays 1: so short a run does not get to know it.
-ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 16 --ramp-lr-power 0"
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128"
 
 agree() { # A B
     close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&

@@ -317,8 +317,7 @@ static void test_nonfinite_gradient(void) {
 }
 
 // The batches of a run follow from its log: towards ramp_aim by at most a factor of 2 in a half-life. The target is kappa
-// times the geometric mean of the reference batch, RAMP_LOW, and gns_ratio times the LayerNorms' scale, or the scale of the whole
-// model (`total`), and the aim is below it.
+// times gns_ratio times the LayerNorms' scale, or kappa times that of the whole model (`total`), and the aim is below it.
 static void check_ramp(const char *path, double kappa, bool total) {
     const char *name = total ? "gns_total" : "gns_ln";
     size_t bytes;
@@ -331,10 +330,9 @@ static void check_ramp(const char *path, double kappa, bool total) {
         CHECK(last || batch == round(rows), "%g rows, want %g: %.40s", batch, rows, line);
         double aim = strstr(line, "\"ramp_aim\": null") ? NAN : number_in(line, "ramp_aim");
         if (!strstr(line, "\"ramp_target\": null")) {
-            double scale = (total ? 1 : number_in(line, "gns_ratio")) * number_in(line, name);
-            double target = kappa * sqrt(RAMP_LOW * scale);
-            CHECK_CLOSE(number_in(line, "ramp_target"), target, 1e-12, 0);
-            CHECK(isnan(aim) || (aim <= target && number_in(line, "ramp_target_lower") <= aim), "%.400s", line);
+            double scale = kappa * (total ? 1 : number_in(line, "gns_ratio")) * number_in(line, name);
+            CHECK_CLOSE(number_in(line, "ramp_target"), scale, 1e-12, 0);
+            CHECK(isnan(aim) || (aim <= scale && number_in(line, "ramp_target_lower") <= aim), "%.400s", line);
             targets++;
         }
         sizes += batch > most;
@@ -347,7 +345,7 @@ static void check_ramp(const char *path, double kappa, bool total) {
     memory_free(log);
 }
 
-// The target is kappa x sqrt(ratio x ...): runs with the same kappa^2 x ratio are the same.
+// The target is kappa x ratio x scale: runs with the same product are the same.
 static int run_ramp(double kappa, const char *options) {
     return trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
                        "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
@@ -356,22 +354,22 @@ static int run_ramp(double kappa, const char *options) {
 }
 
 static void test_ramp_target(void) {
-    static const double factors[][2] = {{8, 0.5}, {4, 2}}; // kappa, ratio
+    static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
     for (int i = 0; i < 2; i++)
         CHECK(run_ramp(factors[i][0], path_of("--gns ln --gns-ratio %g --out target%d", factors[i][1], i)) == 0, "%s",
               log_tail());
     for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0], false);
     long step = newest_step("target0");
-    CHECK(newest_step("target1") == step, "kappa 8, ratio 0.5 is not 4, 2");
-    check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8, 0.5; 4, 2");
+    CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");
+    check_same_files(path_of("target0/step_%08ld", step), path_of("target1/step_%08ld", step), "8 x 0.5, 1 x 4");
 }
 
-// With exact at every step it follows the whole model's scale; a --gns-ratio that is given counts all the same.
+// With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
 static void test_ramp_of_the_whole_model(void) {
-    CHECK(run_ramp(20, "--gns exact --out total") == 0, "%s", log_tail());
-    check_ramp("total/metrics.jsonl", 20, true);
-    CHECK(run_ramp(4, "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
-    check_ramp("given/metrics.jsonl", 4, false);
+    CHECK(run_ramp(6, "--gns exact --out total") == 0, "%s", log_tail());
+    check_ramp("total/metrics.jsonl", 6, true);
+    CHECK(run_ramp(1, "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
+    check_ramp("given/metrics.jsonl", 1, false);
 }
 
 int main(int argc, char **argv) {
