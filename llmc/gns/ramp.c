@@ -259,7 +259,3 @@ void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]) {
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {
     return schedule_lr * pow((double)batch / (double)r->config.batch_ref, r->config.lr_power);
 }
-
-double ramp_beta1(const Ramp *r, double beta1, int64_t batch) {
-    return ramp_follows(r->config.mode) ? pow(beta1, (double)batch / (double)r->config.batch_ref) : beta1;
-}

@@ -30,9 +30,6 @@ extern const char *const ramp_mode_names[RAMP_MODES];
 // so sqrt(B) makes steps a little too short as B nears the noise scale.
 #define RAMP_LR_POWER 0.6 // of gns, and of a replay
 
-// Of gns, and of its replay: the rate takes that power, and beta1 follows the batch.
-static inline bool ramp_follows(RampMode mode) { return mode == RAMP_GNS || mode == RAMP_REPLAY; }
-
 typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // rows
@@ -99,7 +96,3 @@ void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 // schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
 // step that the horizon cuts short
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);
-
-// beta1^(batch / batch_ref) in gns mode and its replay: the first moment has one half-life in tokens. With a constant beta1 it
-// would lag behind by ever more tokens. AdamW corrects the bias with today's beta1; once the batch has moved, that factor is 1.
-double ramp_beta1(const Ramp *r, double beta1, int64_t batch);

@@ -282,7 +282,6 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "loss", s->loss);
     if (s->smoothed) put_number(f, "loss_nll", s->nll);
     put_number(f, "lr", s->lr);
-    if (s->beta1 > 0) put_number(f, "beta1", s->beta1);
     put_number(f, "grad_norm", isfinite(s->grad_norm) ? s->grad_norm : NAN);
     put_number(f, "tok_per_s", s->tok_per_s);
     put_number(f, "mfu", s->mfu);

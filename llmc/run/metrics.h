@@ -18,7 +18,7 @@
 //
 // Under --ramp gns ramp_target is what the batch follows, in rows: kappa x the noise scale; ramp_aim lies one standard error
 // below it, and is where the batch goes; ramp_target_lower is its 95% bound. All three count the error of the ratio.
-// beta1 is there under --ramp gns and replay, where it follows the batch. `clipped`: the step's gradient was scaled down to --grad-clip.
+// `clipped`: the step's gradient was scaled down to --grad-clip.
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
@@ -37,7 +37,6 @@ typedef struct {
     double loss;                    // nats a token, mean over the batch, before the update
     double nll;                     // the same without label smoothing
     double lr;
-    double beta1;     // of a ramp that it follows; 0: the run's
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // of this step, until its numbers are known: a GPU's update counts with the next step
     double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown

@@ -86,7 +86,7 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
     double after = (double)(position->at.tokens + B * setup->shape.seq_len);
     return (UpdateConfig){
         .lr = ramp_lr(&position->ramp, schedule_lr(&position->schedule, after), B),
-        .beta1 = ramp_beta1(&position->ramp, o->beta1, B),
+        .beta1 = o->beta1,
         .beta2 = o->beta2,
         .eps = o->eps,
         .weight_decay = o->weight_decay,
@@ -266,7 +266,6 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .nll = position->result.nll_sum / (double)B,
         .smoothed = setup->shape.label_smoothing > 0,
         .lr = update.lr,
-        .beta1 = ramp_follows(setup->options.run.ramp_mode) ? update.beta1 : 0,
         .grad_norm = grad_norm(setup, position, B),
         .tok_per_s = tok_per_s,
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,

@@ -385,18 +385,6 @@ static void test_lr(void) {
     CHECK_CLOSE(ramp_lr(&r, 0.003, 2), 0.0015, 1e-15, 0);
 }
 
-// 0.9 at 8 rows: the half-life in rows stays, in gns mode and its replay.
-static void test_beta1(void) {
-    for (int mode = 0; mode < RAMP_MODES; mode++) {
-        Ramp r = {.config = config_make((RampMode)mode)};
-        bool follows = mode == RAMP_GNS || mode == RAMP_REPLAY;
-        CHECK(ramp_beta1(&r, 0.9, 8) == 0.9, "the reference batch has beta1 itself");
-        CHECK_CLOSE(ramp_beta1(&r, 0.9, 32), follows ? 0.9 * 0.9 * 0.9 * 0.9 : 0.9, 1e-15, 0);
-        CHECK_CLOSE(ramp_beta1(&r, 0.9, 4), follows ? sqrt(0.9) : 0.9, 1e-15, 0);
-        CHECK(ramp_beta1(&r, 0, 4) == 0, "no first moment");
-    }
-}
-
 static void test_parse(void) {
     RampMode mode;
     const char *path;
@@ -656,7 +644,6 @@ int main(void) {
     RUN(test_seesaw);
     RUN(test_seesaw_without_a_rate);
     RUN(test_lr);
-    RUN(test_beta1);
     RUN(test_parse);
     RUN(test_bad_config);
     RUN(test_settle);
