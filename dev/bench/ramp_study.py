@@ -70,7 +70,8 @@ class Study:
         return os.environ[name + self.suffix]
 
     def choices(self, kind, size, **fixed):
-        """Every combination for a constant batch of `size` rows, or for a ramp with kappa `size` from `first` rows."""
+        """Every combination for a constant batch of `size` rows, or for a ramp from `first` rows with kappa `size`, or
+        with kappa and most rows `size`, "0.65:64"."""
         lists = [fixed.get(name, self.get(name)).split() for name in ("LRS", "BETA2S", "DECAYS", "FINALS")]
         return [(kind, size, *rest) for rest in itertools.product(*lists)]
 
@@ -86,7 +87,8 @@ class Study:
             --warmup-tokens {warmup} --seq-len {self.seq_len} --micro-batch {self.get("MICRO_BATCH")}
             --val-tokens {self.get("VAL_TOKENS")} --val-every 1000000000 --checkpoint-every 0 {self.get("SHAPE")}"""
         if kind == "ramp":
-            out += f" --ramp gns --batch-min {rows} --batch-max {os.environ['BATCH_MAX']} --ramp-kappa {size}"
+            kappa, most = (*size.split(":"), os.environ["BATCH_MAX"])[:2]
+            out += f" --ramp gns --batch-min {rows} --batch-max {most} --ramp-kappa {kappa}"
         return out.split()
 
     def train(self, run, first, worker, gpu):
