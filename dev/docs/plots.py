@@ -107,11 +107,12 @@ def draw_loss(plots, runs):
                        label=run.label)
     right.axhline(0, color=plots.FAINT, **plots.DASHED)
     left.set(xscale="log", yscale="log", xlabel="steps", ylabel="training loss (nats a token)",
-             xlim=(min(len(run.rows) for run in runs) / 5, None), ylim=(0.97 * lowest, 1.1 * max(last)))
+             xlim=(min(len(run.rows) for run in runs) / 5, None), ylim=(0.97 * lowest, 1.5 * max(last)))
     right.set(xscale="log", xlabel="steps", title=f"loss of the last tenth, above {reference.label}")
-    for axis in (left.yaxis, right.xaxis):
+    for axis in (left.yaxis, left.xaxis, right.xaxis):
+        axis.set_major_locator(plots.LogLocator(subs=(1, 2, 5) if axis != left.yaxis else range(1, 10)))
         axis.set_major_formatter(plots.StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(plots.StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(plots.NullLocator())
     left.legend()
     right.legend()
     return figure
