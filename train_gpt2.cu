@@ -16,10 +16,12 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
+#include "model/arena.h"
 #include "model/cuda_sizes.h"
 #include "model/shard.h"
 
@@ -78,6 +80,7 @@ static int engine_open(Engine *engine, Error *e) {
     }
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -143,19 +146,33 @@ static void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { /
 typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
-    GnsMode mode; // of the backward
+    GnsMode mode;    // of the backward
+    Dropout dropout; // of the first row; of no layer
+    bool documents;
 } Pass;
 
 static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
-    return {B, T, B * T, C, {B, T, NH, C / NH}, mode};
+    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, engine->config.document_mask};
+}
+
+// Dropout of the rows of a tensor (B, T, C), in both passes.
+static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
+    return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
+}
+
+static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l) {
+    const bool documents = p->documents;
+    return {documents ? engine->document_first : NULL, documents ? engine->document_last : NULL,
+            dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
 // The bias of a weight, and beta of a gamma: the next tensor of a layer.
 static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
-    return engine->weight + model_tensor(engine->config.model, kind, layer)->offset;
+    size_t offset = model_tensor(engine->config.model, kind, layer)->offset;
+    return engine->weight + shard_weight_place(&engine->config, offset);
 }
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, model_tensor(engine->config.model, kind, layer)->offset);
@@ -190,6 +207,39 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
 }
 
+static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
+                        int N) {
+    const Tensor *t = model_tensor(engine->config.model, w, layer);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
+    l.ticket = engine->ticket;
+    return l;
+}
+
+// y = x W + b, gelu = GELU(y)
+static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
+    Linear l = linear_of(engine, LINEAR_GELU, y, x, w, layer, N);
+    l.gelu = gelu;
+    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
+    TRY(linear_forward(engine, y, x, w, layer, N, e));
+    return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
+}
+
+// Does the product at the end of a branch add the residual? Dropout comes between them.
+static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
+
+// The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
+// and ln_residual, which must follow, adds it.
+static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
+                           int layer, Error *e) {
+    Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
+    l.extra = residual;
+    if (adds_residual(engine, p)) return linear_sm90(l, engine->stream, e);
+    return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
+}
+
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -222,15 +272,21 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// The bias of these has its gradient from nowhere else.
-static bool has_own_bias(TensorKind w) { return w == FC_W || w == QKV_W; }
+// Does the product that makes dfc sum its columns, fc's bias gradient, too?
+static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
+
+// The bias of w has its gradient from nowhere else.
+static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
+    return w == QKV_W || (w == FC_W && !fc_is_summed(engine, p));
+}
 
 // Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
 // and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
 // times our time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
-    return engine_fuses(engine) && (p->mode == GNS_EXACT || (has_own_bias(w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
+    return engine_fuses(engine) &&
+           (p->mode == GNS_EXACT || (has_own_bias(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
 static int dweight_fused(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
@@ -240,7 +296,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
     g.dw = grad(engine, w, layer);
     g.first = engine->first;
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
-    if (has_own_bias(w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    if (has_own_bias(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
     return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->clusters, engine->scratch,
                            engine->stream, e);
 }
@@ -261,11 +317,14 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 // (model_bucket).
 //
 // A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
-// their next tile when they are free loses only those: our attention, and cuBLASLt's persistent products. One whose tiles
-// are dealt out at launch takes half as long again: the dGELU product and, on Hopper, the gradients of weights. So:
+// their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
+// whose tiles are dealt out at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
+// weights. So:
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. The weights of a block are sent for right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
+// 4. With shard_weights the backward pass sends for the weights of block l - 1 after the gradients of block l + 1 (1): then
+//    the last kernel that reads weights of block l + 1, whose place they take, is queued.
 // (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
 // 314.0; with weights sent before attention 309.1 to 310.2.)
 
@@ -273,9 +332,10 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
+// No block has the buckets 0 and below, and those after the last.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
-    if (bucket >= model_bucket_count(model)) return 0;
+    if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
@@ -286,48 +346,61 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, sum = a + b.
+// out = LN(x), x = a or, where b is not NULL, sum = a + what dropout leaves of b, the branch at `place` of block b_layer.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
-                      const real *b, TensorKind w, int l, Error *e) {
-    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l), p->N,
-                             p->C, engine->stream, e);
+                      const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
+    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
+                             dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
+}
+
+// out = LN(sum), the sum of linear_residual, which ended the branch at `place` of block b_layer.
+static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
+                       const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
+    if (adds_residual(engine, p))
+        return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, place, b_layer, w, l, e);
+    return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, place, b_layer, w, l, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, LN1_W, l, e);
+    return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
 
-// From k->x and k->ln1 to k->gelu.
-static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
+// From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: it is not sent for here.
+static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, engine->stream, e));
-    TRY(weights_soon(engine, l + 2, e)); // the next block's
-    TRY(linear_forward(engine, engine->delta, k->attention, PROJ_W, l, p->N, e));
-    TRY(ln_forward(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, engine->delta, LN2_W, l, e));
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
+                          engine->stream, e));
+    TRY(weights_soon(engine, soon, e));
+    TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
+    TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
+    return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C). A branch leaves its output in delta; the next LayerNorm adds it to the
-// residual stream.
+// engine->tokens (B, T + 1) -> lnf (B, T, C).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     TRY(weights_await(engine, 0, e));
-    TRY(embedding_forward(engine->block[0].x, engine->tokens, weight(engine, WTE, 0), weight(engine, WPE, 0), p->B,
-                          p->T, p->C, engine->stream, e));
+    if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
+    if (p->documents)
+        TRY(embedding_documents(engine->document_first, engine->document_last, engine->tokens, engine->config.separator,
+                                p->B, p->T, engine->stream, e));
+    TRY(embedding_forward(engine->block[0].x, engine->tokens, p->documents ? engine->document_first : NULL,
+                          weight(engine, WTE, 0), weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0),
+                          p->B, p->C, engine->stream, e));
     TRY(weights_await(engine, 1, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
-        TRY(block_forward(engine, p, k, l, e));
-        TRY(linear_forward(engine, engine->delta, k->gelu, FCPROJ_W, l, p->N, e));
+        real *sum = l == L - 1 ? engine->x_final : next->x;
+        TRY(block_forward(engine, p, k, l, l + 2, e));
+        TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
         TRY(weights_await(engine, l + 2, e)); // the next block's
-        TRY(ln_forward(engine, p, next->x, next->ln1, next->mean1, next->rstd1, k->x_mid, engine->delta, LN1_W, l + 1,
-                       e));
+        TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l, LN1_W, l + 1,
+                        e));
     }
-    return ln_forward(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf, engine->block[L - 1].x_mid,
-                      engine->delta, LNF_W, 0, e);
+    return ln_residual(engine, p, engine->x_final, engine->lnf, engine->meanf, engine->rstdf,
+                       engine->block[L - 1].x_mid, DROPOUT_MLP, L - 1, LNF_W, 0, e);
 }
 
 // ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
@@ -376,8 +449,10 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
         TRY(head_logits(engine, first, rows, false, e));
-        TRY(crossentropy(engine->loss + first, engine->logits, train ? engine->loss_scale : 0.0f, engine->tokens,
-                         (int)first, rows, p->T, model->config.vocab, Vp, engine->stream, e));
+        float *smoothed = train && engine->smoothed ? engine->smoothed + first : NULL;
+        TRY(crossentropy(engine->loss + first, smoothed, engine->config.label_smoothing, engine->logits,
+                         train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, p->T, model->config.vocab,
+                         Vp, engine->stream, e));
         if (!train) continue;
         TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
                        weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
@@ -390,34 +465,50 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
+// With dropout the gradient of what was added to the residual stream last is in dy, until it is needed: the branch of the
+// matrix whose bias ln_backward took the gradient of, or the embeddings. Otherwise it is dx, all of it.
+static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
+
 // dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
-// projection's bias, the column sums of the new dx, comes from the same pass. bias_layer < 0: there is none.
+// projection's bias, the column sums of branch_gradient, comes from the same pass. bias_layer < 0: after the embeddings.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
-    if (bias_layer >= 0) before = column_gradient(engine, bias, bias_layer, p->mode);
+    RowDropout drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
+    if (bias_layer >= 0) {
+        before = column_gradient(engine, bias, bias_layer, p->mode);
+        drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
+    }
     return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
-                              column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, x, mean, rstd,
-                              weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
+                              column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, drop, engine->dy, x,
+                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
 }
 
-// The gradient of the bias of w, unless that of w brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
+// The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
 // first.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
-    if (fuses(engine, p, w)) return 0;
+    if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, engine->scratch, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = dx fcproj^T x gelu'(fc). Where cuBLASLt can multiply by
-// gelu' as it stores the product, this saves two passes over dwide.
+// The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where the product can be multiplied by gelu'
+// before it is stored, this saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
+    const real *branch = branch_gradient(engine, p);
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    if (!fused) TRY(linear_dinput(engine, engine->dwide, engine->dx, FCPROJ_W, l, p->N, e));
-    else
+    const real *w = weight(engine, FCPROJ_W, l);
+    if (engine->fused_linear) {
+        Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
+        d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
+        if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
+        d.T = p->T, d.workspace = engine->scratch;
+        TRY(linear_sm90(d, engine->stream, e));
+    } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       engine->dwide, engine->dx, weight(engine, FCPROJ_W, l), k->fc, e));
+                       engine->dwide, branch, w, k->fc, e));
+    else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
@@ -427,25 +518,28 @@ static int block_recompute(Engine *engine, const Pass *p, const Block *k, int l,
     if (recompute == RECOMPUTE_NONE || l == engine->config.model->config.layers - 1) return 0;
     if (recompute == RECOMPUTE_GELU) return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
     TRY(block_ln1(engine, p, k, l, e));
-    return block_forward(engine, p, k, l, e);
+    return block_forward(engine, p, k, l, 0, e);
 }
 
 // dx: gradient of the block's output on entry, of its input on return.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    real *dx = engine->dx, *dy = engine->dy, *dwide = engine->dwide;
+    real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
+    // of attention's output: where dy is in use, after dqkv (N, 3C)
+    real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
-    TRY(linear_dweight(engine, p, k->gelu, dx, FCPROJ_W, l, e));
+    TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
     TRY(gelu_backward_wide(engine, p, k, l, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
     TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
     // attention
-    TRY(linear_dweight(engine, p, k->attention, dx, PROJ_W, l, e));
-    TRY(linear_dinput(engine, dy, dx, PROJ_W, l, p->N, e));
+    TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
+    TRY(linear_dinput(engine, dattention, branch, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    TRY(attention_backward(dwide, dy, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket, p->attention,
-                           engine->stream, e));
+    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
+    TRY(attention_backward(dwide, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
+                           p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
@@ -454,28 +548,44 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
+// The gradient of wpe with documents: as that of a matrix whose rows positions choose.
+static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
+    cudaStream_t stream = engine->stream;
+    EmbeddingOrder order;
+    TRY(embedding_sort(&order, engine->tokens, engine->document_first, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, WPE, 0), NULL, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
+    if (p->mode != GNS_EXACT) return 0;
+    TRY(embedding_sort(&order, engine->tokens, engine->document_first, true, p->B, p->T, engine->sorted, stream, e));
+    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, order, p->B, p->T, p->C,
+                                     engine->scratch, stream, e);
+}
+
+// branch_gradient (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has added U and |U|^2, and engine_result doubles the cross term.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
+    const real *dx = branch_gradient(engine, p);
+    float *dwpe = p->documents ? NULL : grad(engine, WPE, 0);
+    double *position_sq = p->documents ? NULL : example_sq(engine, WPE, 0);
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    TRY(embedding_sort(&order, engine->tokens, false, p->B, p->T, engine->sorted, stream, e));
-    TRY(embedding_backward(grad(engine, WTE, 0), grad(engine, WPE, 0), engine->dx, order, p->B, p->T, p->C,
-                           engine->scratch, stream, e));
+    TRY(embedding_sort(&order, engine->tokens, NULL, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, WTE, 0), dwpe, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
+    if (p->documents) TRY(positions_backward(engine, p, dx, e));
     if (p->mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, example_sq(engine, WPE, 0),
-                                     engine->dx, engine->head_at_token, order, p->B, p->T, p->C, engine->scratch,
-                                     stream, e);
+    TRY(embedding_sort(&order, engine->tokens, NULL, true, p->B, p->T, engine->sorted, stream, e));
+    return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, position_sq, dx,
+                                     engine->head_at_token, order, p->B, p->T, p->C, engine->scratch, stream, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
+    TRY(weights_await(engine, L, e)); // ln_f's
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     for (int l = L - 1; l >= 0; l--) {
+        TRY(weights_await(engine, 1 + l, e));
         TRY(block_recompute(engine, p, &engine->block[l], l, e));
         TRY(block_backward(engine, p, &engine->block[l], l, e));
         if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
@@ -495,12 +605,15 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
+static void cuda_examples(Engine *engine, uint64_t first) { engine->example = first; }
+
 static void cuda_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 
 static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
-    const Pass p = pass_of(engine, n, engine->config.seq_len, mode);
+    Pass p = pass_of(engine, n, engine->config.seq_len, mode);
+    p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), e));
     TRY(forward(engine, &p, e));
@@ -509,6 +622,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, p.N, engine->stream, e));
+    if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, p.N, engine->stream, e));
+    engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
     engine->first = engine->config.shard_grads;
     engine->watch = {};
@@ -528,12 +643,22 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     return cuda_begin_step(engine, e);
 }
 
+// With shard_weights there are no blocks yet: the embeddings take their place, since products of zeros leave a GPU cool.
+static int tuning_weights(Engine *engine, Error *e) {
+    size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
+    if (!engine->config.shard_weights) return 0;
+    return CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
+                                     cudaMemcpyDeviceToDevice, engine->stream),
+                     e);
+}
+
 static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    int code = tuning_steps(engine, tokens, e);
+    int code = tuning_weights(engine, e);
+    if (!code) code = tuning_steps(engine, tokens, e);
     matmul_tune(engine->matmul, false);
     memory_free(tokens);
     return code;
@@ -550,7 +675,8 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     double *stats = engine->stats_host;
     TRY(engine_send_stats(engine, e));
     CUDA_TRY(cudaEventSynchronize(engine->stats_there), e);
-    result->loss_sum = result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
+    result->nll_sum = stats[STAT_LOSS] / engine->config.seq_len;
+    result->loss_sum = engine->smoothed ? stats[STAT_SMOOTHED] / engine->config.seq_len : result->nll_sum;
     memcpy(result->grad_sq, stats_row(stats, model, STATS_GRAD_SQ), model->tensor_count * sizeof(double));
     if (result->rank_sq)
         memcpy(result->rank_sq, stats_row(stats, model, STATS_RANK_SQ), model->tensor_count * sizeof(double));
@@ -574,11 +700,21 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
+// Where documents are kept apart, the tokens before the last one of the n are no concern of the next.
+static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
+    int first = engine->config.document_mask ? n - 1 : 0;
+    while (first > 0 && tokens[first] != engine->config.separator) first--;
+    return first;
+}
+
 // The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     const size_t tile = 64;
-    const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
+    const int before = tokens_before_document(engine, tokens, n);
     assert(n > 0 && n <= engine->config.seq_len);
+    tokens += before, n -= before;
+    Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
+    p.documents = false;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
@@ -609,7 +745,7 @@ const EngineApi cuda_engine = {
     .unpin = cuda_unpin,
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
-    .examples = NULL,
+    .examples = cuda_examples,
     .scale_loss = cuda_scale_loss,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
@@ -621,7 +757,7 @@ const EngineApi cuda_engine = {
     .watch = cuda_watch,
     .watch_weights = cuda_watch_weights,
     .collect = cuda_collect,
-    .own_weights = NULL, // no --zero 3: every rank has all weights
+    .own_weights = cuda_own_weights,
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,

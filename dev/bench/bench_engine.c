@@ -7,6 +7,7 @@
 //
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
+//             dropout (0.1), smoothing (0.1), documents (of 300 tokens on average): and an engine with it, of its own memory;
 //             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
 #include "plan/devices.h"
@@ -15,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 6 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 8, MASKED = 3, DOCUMENT_TOKENS = 300 };
 
 // One of the compared variants.
 typedef struct {
@@ -30,6 +31,7 @@ typedef struct {
 typedef struct {
     EngineConfig config;
     Engine *engine, *before; // before: NULL, or of an earlier build
+    Engine *masked[MASKED];  // NULL, or one for each word
     double peak;             // of the device, FLOP/s; 0: unknown
     uint16_t *tokens;        // (B, T + 1)
     StepResult result;
@@ -49,16 +51,23 @@ extern const EngineApi GNS_BEFORE;
 static int load_initial(const Bench *b, Engine *engine, Error *e) {
     const Model *model = b->config.model;
     float *values;
-    TRY(memory_alloc_zero((void **)&values, model->flat_count * sizeof *values, "parameters", e));
-    for (int k = 0; k < model->tensor_count; k++) {
-        const Tensor *t = &model->tensors[k], *first = model_tensor(model, t->kind, 0);
-        if (t->layer > 0) memcpy(values + t->offset, values + first->offset, t->count * sizeof *values);
-        else model_init_values(model, t, 1, 0, t->count, values + t->offset);
+    int code = 0;
+    TRY(memory_alloc((void **)&values, model_tensor_largest(model) * sizeof *values, "a tensor", e));
+    for (int k = 0; k < model->tensor_count && !code; k++) {
+        const Tensor *first = &model->tensors[k];
+        if (first->layer > 0) continue;
+        model_init_values(model, first, 1, 0, first->count, values);
+        for (int i = k; i < model->tensor_count && !code; i++) {
+            const Tensor *t = &model->tensors[i];
+            if (t->kind != first->kind) continue;
+            code = engine_load(engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
+        }
     }
-    int code = engine_load(engine, STATE_PARAM, (Range){0, model->flat_count}, values, e);
     memory_free(values);
     return code;
 }
+
+static int separator(const Model *model) { return model->config.vocab - 1; }
 
 static int bench_create(Bench *b, Error *e) {
     const Model *model = b->config.model;
@@ -67,8 +76,10 @@ static int bench_create(Bench *b, Error *e) {
     TRY(memory_alloc((void **)&b->result.grad_sq, tensors * sizeof(double), "results", e));
     TRY(memory_alloc((void **)&b->result.example_sq, tensors * sizeof(double), "results", e));
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
-    for (size_t i = 0; i < count; i++) // Zipf's law, as text has it
-        b->tokens[i] = (uint16_t)(pow((double)model->config.vocab, rng_uniform(1, 1, i)) - 1);
+    for (size_t i = 0; i < count; i++) { // Zipf's law, as text has it
+        bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
+        b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
+    }
     TRY(engine_create(&GNS_ENGINE, &b->engine, &b->config, e));
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
@@ -86,7 +97,19 @@ static int before_create(Bench *b, Error *e) {
 #endif
 }
 
+static const char *const masked_names[MASKED] = {"dropout", "smoothing", "documents"};
+
+static int masked_create(Bench *b, int which, Error *e) {
+    EngineConfig config = b->config;
+    if (which == 0) config.dropout = dropout_of(0.1, 1);
+    if (which == 1) config.label_smoothing = 0.1f;
+    if (which == 2) config.document_mask = true, config.separator = (uint16_t)separator(config.model);
+    TRY(engine_create(&GNS_ENGINE, &b->masked[which], &config, e));
+    return load_initial(b, b->masked[which], e);
+}
+
 static void bench_destroy(Bench *b) {
+    for (int i = 0; i < MASKED; i++) engine_destroy(b->masked[i]);
     engine_destroy(b->before);
     engine_destroy(b->engine);
     memory_free(b->tokens);
@@ -209,8 +232,15 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before;
+    bool tune, before, masked[MASKED];
 } Words;
+
+// Is it one of the masks'?
+static bool read_masked(const char *word, Words *words) {
+    for (int i = 0; i < MASKED; i++)
+        if (strcmp(word, masked_names[i]) == 0) return words->masked[i] = true;
+    return false;
+}
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
@@ -220,7 +250,9 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
         else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
         else if (strcmp(argv[i], "tune") == 0) words->tune = true;
         else if (strcmp(argv[i], "before") == 0) words->before = true;
-        else return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, before", "no word is called %s", argv[i]);
+        else if (!read_masked(argv[i], words))
+            return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, dropout, smoothing, documents, before",
+                        "no word is called %s", argv[i]);
     }
     return 0;
 }
@@ -252,6 +284,11 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     if (words.before && words.tune) {
         TRY(tuned(b->before, b->tuning[1], e));
         add_arm(b, "before, tuned", b->before, GNS_LN, b->tuning[1], "before");
+    }
+    for (int i = 0; i < MASKED; i++) {
+        if (!words.masked[i]) continue;
+        TRY(masked_create(b, i, e));
+        add_arm(b, masked_names[i], b->masked[i], GNS_LN, "", "gns ln");
     }
     TRY(measure(b, e));
     tell(b);

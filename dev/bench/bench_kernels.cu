@@ -17,6 +17,7 @@
 #include "cuda/embedding.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -36,6 +37,7 @@ typedef struct {
     double seconds;          // a kernel
     double bandwidth, flops; // the ceilings, a second
     bool held;
+    bool fused; // the model's forward products are linear_sm90's: what these replace is shown, but not in the sum
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
 } Bench;
@@ -140,6 +142,22 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
              [&](int i) { bench_check(matmul_run(b->mm, s, out, left + i % SETS * a, right, more, &e), &e); });
 }
 
+static void fused_product(Bench *b, const char *name, int times, LinearEpilogue epilogue, int rows, int in, int out) {
+    if (!b->fused || !wanted(b, name)) return;
+    const size_t n = (size_t)rows * out, x = (size_t)rows * in, w = (size_t)in * out;
+    real *left = randoms<real>(SETS * x), *residual = randoms<real>(n);
+    Linear l;
+    l.epilogue = epilogue;
+    l.rows = rows, l.in = in, l.out = out;
+    l.weight = randoms<real>(w, 0, 0.05f), l.bias = randoms<real>(out), l.extra = residual;
+    l.y = zeros<real>(n), l.gelu = zeros<real>(n), l.ticket = zeros<unsigned>(1);
+    Error e = {};
+    run_case(b, name, times, 2.0 * rows * in * out, (x + w + 2.0 * n) * sizeof(real), [&](int i) {
+        l.x = left + i % SETS * x;
+        bench_check(linear_sm90(l, 0, &e), &e);
+    });
+}
+
 // x (rows, in), W (in, out)
 static MatmulShape forward(int rows, int in, int out, MatmulEpilogue epilogue) {
     return {.m = rows, .n = out, .k = in, .epilogue = epilogue};
@@ -152,15 +170,19 @@ static MatmulShape dweight(int rows, int in, int out) {
 }
 
 static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int chunks, int Vp) {
-    const int C = m->channels, L = m->layers, N = B * T;
+    const int C = m->channels, L = m->layers, N = B * T, alone = b->fused ? 0 : L;
     product(b, "qkv forward", L, forward(N, C, 3 * C, MATMUL_BIAS));
-    product(b, "proj forward", L, forward(N, C, C, MATMUL_BIAS));
-    product(b, "fc forward", L, forward(N, C, 4 * C, MATMUL_BIAS));
-    product(b, "fcproj forward", L, forward(N, 4 * C, C, MATMUL_BIAS));
+    product(b, "proj forward", alone, forward(N, C, C, MATMUL_BIAS));
+    product(b, "fc forward", alone, forward(N, C, 4 * C, MATMUL_BIAS));
+    product(b, "fcproj forward", alone, forward(N, 4 * C, C, MATMUL_BIAS));
+    fused_product(b, "proj forward and residual", L, LINEAR_RESIDUAL, N, C, C);
+    fused_product(b, "fc forward and gelu", L, LINEAR_GELU, N, C, 4 * C);
+    fused_product(b, "fcproj forward and residual", L, LINEAR_RESIDUAL, N, 4 * C, C);
     product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
     product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
-    product(b, "fcproj dinput and dgelu", L, dinput(N, 4 * C, C, MATMUL_DGELU));
+    product(b, "fcproj dinput and dgelu", alone, dinput(N, 4 * C, C, MATMUL_DGELU));
+    fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
     product(b, "qkv dweight", L, dweight(N, C, 3 * C));
     product(b, "proj dweight", L, dweight(N, C, C));
     product(b, "fc dweight", L, dweight(N, C, 4 * C));
@@ -178,7 +200,8 @@ static void layernorms(Bench *b, int B, int C, int L) {
     const int N = B * T;
     const size_t n = (size_t)N * C;
     const double tensor = (double)n * sizeof(real);
-    for (int backward = 0; backward < 2; backward++) {
+    for (const char *name : {"layernorm forward, of a sum", "layernorm forward", "layernorm backward"}) {
+        const bool sum = strchr(name, ','), backward = strstr(name, "backward");
         real *x = randoms<real>(SETS * n), *y = randoms<real>(SETS * n), *dr = randoms<real>(SETS * n);
         real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
@@ -187,15 +210,16 @@ static void layernorms(Bench *b, int B, int C, int L) {
         const ColumnGradient dgamma = {sums, squares, true}, dbeta = {sums + C, squares + 1, true};
         const ColumnGradient dbias = {sums + 2 * C, squares + 2, true};
         if (!backward)
-            run_case(b, "layernorm forward", 2 * L, 0, 4 * tensor, [&](int i) {
+            run_case(b, name, sum != b->fused ? 2 * L : 0, 0, (sum ? 4 : 2) * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, y + s, gamma, beta, N, C, 0, &e), &e);
+                const real *other = sum ? y + s : NULL;
+                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C, 0, &e), &e);
             });
         else
-            run_case(b, "layernorm backward", 2 * L + 1, 0, 4 * tensor, [&](int i) {
+            run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, y + s, x + s, mean, rstd, gamma, B,
-                                               T, C, workspace, 0, &e),
+                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, NULL, {}, y + s, x + s, mean, rstd,
+                                               gamma, B, T, C, workspace, 0, &e),
                             &e);
             });
     }
@@ -206,7 +230,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     const size_t n = (size_t)B * T * 4 * C;
     if (wanted(b, "gelu forward")) {
         real *x = randoms<real>(SETS * n), *y = zeros<real>(n);
-        run_case(b, "gelu forward", L, 0, 2.0 * n * sizeof(real),
+        run_case(b, "gelu forward", b->fused ? 0 : L, 0, 2.0 * n * sizeof(real),
                  [&](int i) { bench_check(gelu_forward(y, x + i % SETS * n, n, 0, &e), &e); });
     }
     for (int columns : {4 * C, 3 * C}) {
@@ -222,7 +246,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     }
 }
 
-static void attention_case(Bench *b, AttentionShape s, int times, const char *what) {
+static void attention_case(Bench *b, AttentionShape s, int times, const char *what, const AttentionMasks &masks = {}) {
     Error e = {};
     const size_t n = (size_t)s.B * T * s.C();
     const double pairs = 0.5 * s.T * s.T * s.heads(), product_flops = 2 * pairs * s.D; // half: the causal mask
@@ -238,11 +262,26 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, 0, &e)
-                                 : attention_forward(out, lse, from, ticket, s, 0, &e),
+            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, masks, 0, &e)
+                                 : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
                         &e);
         });
     }
+}
+
+// With dropout; with documents of this mean length.
+static void masked_attention(Bench *b, AttentionShape s, int length, const char *suffix) {
+    Error e = {};
+    const size_t n = (size_t)s.B * s.T;
+    AttentionMasks masks = {zeros<uint16_t>(n), zeros<uint16_t>(n), {}, {}};
+    std::vector<uint16_t> tokens(n + s.B);
+    for (size_t i = 0; i < tokens.size(); i++) tokens[i] = rng_uniform(1, 2, i) * length < 1;
+    uint16_t *to = zeros<uint16_t>(tokens.size());
+    cudaMemcpy(to, tokens.data(), tokens.size() * sizeof(uint16_t), cudaMemcpyHostToDevice);
+    bench_check(embedding_documents((uint16_t *)masks.first, (uint16_t *)masks.last, to, 1, s.B, s.T, 0, &e), &e);
+    attention_case(b, s, 0, (std::string(", documents") + suffix).c_str(), masks);
+    attention_case(b, s, 0, (std::string(", dropout") + suffix).c_str(),
+                   {NULL, NULL, dropout_of(0.1, 1), dropout_constants(dropout_of(0.1, 1))});
 }
 
 static void embeddings(Bench *b, int B, int C, int V, int Vp) {
@@ -263,13 +302,15 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
         void *workspace = zeros<char>(embedding_backward_workspace_bytes(B, T, C));
         if (!backward)
             run_case(b, "embedding forward", 1, 0, tensor + (double)distinct * C * sizeof(real), [&](int i) {
-                bench_check(embedding_forward(dx + i % SETS * n, tokens, wte, wpe, B, T, C, 0, &e), &e);
+                bench_check(embedding_forward(dx + i % SETS * n, tokens, NULL, wte, wpe,
+                                              row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
+                            &e);
             });
         else
             run_case(b, "embedding sort and backward", 1, 0, tensor + 8.0 * C * (distinct + T), [&](int i) {
                 EmbeddingOrder order;
                 const real *from = dx + i % SETS * n;
-                bench_check(embedding_sort(&order, tokens, false, B, T, sorted, 0, &e), &e);
+                bench_check(embedding_sort(&order, tokens, NULL, false, B, T, sorted, 0, &e), &e);
                 bench_check(embedding_backward(dwte, dwpe, from, order, B, T, C, workspace, 0, &e), &e);
             });
     }
@@ -282,9 +323,11 @@ static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
     if (!wanted(b, "cross-entropy")) return;
     real *logits = randoms<real>(n, 0.0f, 2.0f);
     uint16_t *tokens = zipf_tokens(rows / T, V, 3);
-    float *losses = zeros<float>(rows);
-    run_case(b, "cross-entropy", chunks, 0, 2.0 * n * sizeof(real),
-             [&](int) { bench_check(crossentropy(losses, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+    float *losses = zeros<float>(rows), *smoothed = zeros<float>(rows);
+    for (float *to : {(float *)NULL, smoothed})
+        run_case(
+            b, to ? "cross-entropy, smoothing" : "cross-entropy", to ? 0 : chunks, 0, 2.0 * n * sizeof(real),
+            [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
 }
 
 static void updates(Bench *b, const Model *model) {
@@ -336,10 +379,13 @@ static void bench_model(Bench *b, const char *name) {
     const int examples = head_examples(B, model.vocab_padded), chunks = (B + examples - 1) / examples;
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
+    bench_check(linear_sm90_usable(&b->fused, m.channels, m.channels, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B, examples * T, chunks, model.vocab_padded);
     attention_case(b, s, m.layers, "");
     attention_case(b, {s.B / 2, T, s.NH, 128}, 0, ", heads of 128");
+    masked_attention(b, s, 300, "");
+    masked_attention(b, {s.B / 2, T, s.NH, 128}, 300, ", heads of 128");
     layernorms(b, B, m.channels, m.layers);
     gelu_and_biases(b, B, m.channels, m.layers);
     crossentropies(b, examples * T, chunks, m.vocab, model.vocab_padded);
@@ -380,8 +426,8 @@ static void bench_create(Bench *b) {
     bench_check(hold_create(&b->hold, &e), &e);
     b->nvml = nvml_open();
     b->seconds = 1.0;
-    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount,
-           REAL_NAME, b->nvml.device ? "" : "; no NVML: energy is not measured");
+    printf("%s, %d multiprocessors, %s%s\n", device.name, device.multiProcessorCount, REAL_NAME,
+           b->nvml.device ? "" : "; no NVML: energy is not measured");
 }
 
 int main(int argc, char **argv) {

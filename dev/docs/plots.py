@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
 
-Writes DIR/gns-{ramp,loss,layers}.svg and prints the page's table. Where the study ran several tunings whole,
+Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table. Where the study ran several tunings whole,
 every batch is shown at the one with most seeds, of these at the one with the lowest mean loss. Curves are of the first
 seed.
 """
@@ -118,6 +118,28 @@ def draw_loss(plots, runs):
     return figure
 
 
+def draw_exact(plots, run):
+    """Left: the whole model's noise scale, exact at every step, and c times the LayerNorms'. Right: their ratio."""
+    rows = [row for row in run.rows if row.get("gns_total") and row.get("gns_ln") and row.get("gns_ratio")]
+    at, exact, se, ln, ratio = plots.thin(*([row.get(name) or math.nan for row in rows] for name in (
+        "tokens", "gns_total", "gns_total_se", "gns_ln", "gns_ratio")))
+    calibrated = [a * c for a, c in zip(ln, ratio)]
+    figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.2), width_ratios=(3, 2))
+    left.fill_between(at, *([max(x + sign * d, 0.01) for x, d in zip(exact, se)] for sign in (-1, 1)), alpha=0.25, lw=0)
+    left.plot(at, exact, lw=1.2, label="exact, with a standard error")
+    left.plot(at, calibrated, lw=1.0, label="LayerNorms x c")
+    plots.limit_gns(left, exact, [1])
+    left.set(title="noise scale of the whole model", ylabel="rows")
+    right.plot(at, [x / y for x, y in zip(calibrated, exact)], lw=1.0)
+    right.axhline(1, color=plots.FAINT, **plots.DASHED)
+    right.set(title="LayerNorms x c, in parts of exact", ylim=(0.5, 1.5))
+    left.set_yscale("log")
+    left.legend()
+    for axes in (left, right):
+        plots.token_axis(axes)
+    return figure
+
+
 def compact(svg):
     """A tenth of a point is fine enough, and half the size; so is one font's name."""
     svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
@@ -145,7 +167,8 @@ def main():
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
             ("loss", "Loss against steps, and every seed's difference", draw_loss(plots, runs)),
-            ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp]))):
+            ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp])),
+            ("exact", "Noise scale, exact and by the LayerNorms", draw_exact(plots, ramp))):
         write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)
     print_table(runs)
 

@@ -61,7 +61,7 @@ CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*
 
 define CUDA_COMPILE
 @mkdir -p $(@D)
-$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -c -o $@ $<
+$(CC) $(ALL_CFLAGS) -DGNS_ENGINE=cuda_engine -DGNS_CUDA -I$(CUDA_HOME)/include -c -o $@ $<
 endef
 $(CUDA_BUILD)/%.o: %.c $(CUDA_BUILD)/cflags | $(BUILD)/headers
 	$(CUDA_COMPILE)

@@ -75,10 +75,10 @@ def logits(params, head, tokens, heads, factors=None, separator=None):
     return norm("ln_f", x) @ head.T
 
 
-def philox(counter, key):
-    """Philox4x32-10: words (..., 4) of counters (..., 4) and a key of two words, all of 32 bits, in uint64 arrays."""
+def philox(counter, key, rounds=10):
+    """Philox4x32: words (..., 4) of counters (..., 4) and a key of two words, all of 32 bits, in uint64 arrays."""
     c, low = np.asarray(counter, dtype=np.uint64), np.uint64(0xFFFFFFFF)
-    for i in range(10):
+    for i in range(rounds):
         k = [np.uint64((word + i * weyl) % 2**32) for word, weyl in zip(key, (0x9E3779B9, 0xBB67AE85))]
         a, b = np.uint64(0xD2511F53) * c[..., 0], np.uint64(0xCD9E8D57) * c[..., 2]
         high = lambda p: p >> np.uint64(32)
@@ -88,22 +88,24 @@ def philox(counter, key):
 
 def keep_factors(p, seed, example, place, layer, heads, rows, columns):
     """0 where an element drops, else 1 / (1 - p): (heads, rows, columns), by the definition in llmc/math/dropout.h. p is a
-    multiple of 2^-16."""
+    multiple of 2^-15."""
     h, r, c = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
     counter = np.zeros(h.shape + (4,), dtype=np.uint64)
-    counter[..., 0] = r * 2**16 + c // 128 * 16 + c % 16
+    pair = place == 1  # a row and a column of tokens
+    block_row, block_column = (r // 16 * 8 + r % 8, c // 16 * 4 + c % 8 // 2) if pair else (r, c // 8)
+    word = c // 8 % 2 * 2 + r // 8 % 2 if pair else c % 8 // 2
+    counter[..., 0] = block_row * 2**16 + block_column
     counter[..., 1] = place * 2**20 + layer * 2**10 + h
     counter[..., 2] = example % 2**32
     counter[..., 3] = 2**31 + example // 2**32
-    words = philox(counter, (seed % 2**32, seed // 2**32))
-    half = c // 16 % 8
-    bits = np.take_along_axis(words, (half // 2)[..., None], axis=-1)[..., 0] >> (16 * (half % 2)).astype(np.uint64)
-    return np.where(bits % np.uint64(2**16) < p * 2**16, 0.0, 1 / (1 - p))
+    words = philox(counter, (seed % 2**32, seed // 2**32), 7)
+    bits = np.take_along_axis(words, word[..., None], axis=-1)[..., 0] >> (16 * (c % 2)).astype(np.uint64)
+    return np.where(bits % np.uint64(2**15) < p * 2**15, 0.0, 1 / (1 - p))
 
 
 def mask_factors(p, seed, first, B, T, C, layers, heads):
     """The factors of examples first, first + 1, ..., by place: arrays (B, ...)."""
-    p = round(p * 2**16) / 2**16
+    p = round(p * 2**15) / 2**15
     examples = range(first, first + B)
     of = lambda *shape: np.stack([keep_factors(p, seed, e, *shape) for e in examples])
     factors = {"embedding": of(0, 0, 1, T, C)[:, 0]}

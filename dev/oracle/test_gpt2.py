@@ -150,6 +150,7 @@ def test_masks():
     pi = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], (0xA4093822, 0x299F31D0)
     for (counter, key), first in ((([0] * 4, (0, 0)), 0x6627E8D5), (pi, 0xD16CFE09)):
         assert gpt2.philox(counter, key)[0] == first, "another Philox"
+    assert gpt2.philox([0] * 4, (0, 0), 7)[0] == 0x5F6FB709, "another Philox of 7 rounds"
     factors = gpt2.mask_factors(0.25, 5, 100, 3, 200, 300, 1, 2)
     for place, f in factors.items():
         assert set(np.unique(f)) == {0.0, 4 / 3}, f"{place}: other factors"

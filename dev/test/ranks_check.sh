@@ -10,8 +10,9 @@
 #     MACHINES number of machines, all played by this one (1): each has all GPUs here, and NCCL goes through sockets
 #              between them. Slow, since ranks take turns on a GPU, but the numbers are those of real machines.
 #     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
+#     ZERO     --zero of the runs that are resumed, killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
-#     LIMIT    seconds for everything (665 x MACHINES)
+#     LIMIT    seconds for everything (740 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
@@ -21,7 +22,7 @@ stages="agree resume faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
-BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} MACHINES=${MACHINES:-1} SMALL=${SMALL:-}
+BUILD=${BUILD:-build} OUT=${OUT:-build/ranks_check} MACHINES=${MACHINES:-1} SMALL=${SMALL:-} ZERO=${ZERO:-1}
 TRAINER=${TRAINER:-$BUILD/cuda-BF16/train_gpt2cu}
 gpu_count=$(count_gpus)
 
@@ -30,7 +31,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((665 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((740 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -53,9 +54,10 @@ elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all G
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
-# Shapes: for GPUs, or small enough for a CPU.
+# Shapes: for GPUs, or small enough for a CPU. d7's blocks have an odd number of parts' units: not even two ranks' parts are
+# of equal length.
 if [ -z "$SMALL" ]; then
-    agree_T=512 agree_shape=(--model d6 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
+    agree_T=512 agree_shape=(--model d7 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
     resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 cadence_tolerance=1e-3
     small_model=(d12 64) large_model=(d48 16) strong_model=d12 strong_rows=64 strong_batch=512 speed_T=1024
     memory_model=d24 memory_rows=8 loss_tolerance=1e-3 gns_tolerance=0.02
@@ -227,6 +229,7 @@ agree_fp32() {
 agree_by_micro_step() {
     local name=$1-r$RANKS-micro-step loss_tolerance=$cadence_tolerance agree_rows=$((agree_rows / 4))
     agree_run "$name" "$RANKS" --zero 2 --reduce micro-step && same_run "$name" "$1-r1"
+    agree_run "$name-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$name-z3" "$name"
 }
 
 # Rounding every gradient to bf16 for the transfer moves a loss less than a bf16 engine's own rounding may.
@@ -238,7 +241,7 @@ agree_in_bf16() {
 agree() {
     local name=b$agree_batch all=b$agree_batch-r$RANKS zero
     agree_ranks "$name"
-    for zero in 0 2; do # besides the default
+    for zero in 0 2 3; do # besides the default
         agree_run "$all-z$zero" "$RANKS" --zero "$zero" && same_bits "$all-z$zero" "$all"
     done
     agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
@@ -253,7 +256,7 @@ agree() {
 deadline=5 # seconds
 fault_begin() { # NAME OPTIONS...
     begin "$1" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
-        --steps 100000000 --deadline-step $deadline "${@:2}"
+        --steps 100000000 --zero "$ZERO" --deadline-step $deadline "${@:2}"
 }
 
 strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
@@ -302,7 +305,7 @@ faults() {
 resume_begin() { # NAME RANKS
     local tokens=$((resume_batch * agree_T))
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
-        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --deadline-setup 60 --deadline-step 20
+        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline-setup 60 --deadline-step 20
 }
 
 resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps
@@ -389,7 +392,7 @@ weak_scaling() { # STEPS FLOOR RANK_COUNTS MODEL ROWS
     tell_alone "$4, $5 rows" "$base" "; the slowest one's step $ms1 ms"
     for n in $3; do
         tokens=$((n * $5 * speed_T))
-        for mode in 0 1 2 "1 bf16"; do # bf16: gradients are transferred in it, as llm.c's are
+        for mode in 0 1 2 3 "1 bf16"; do # bf16: gradients are transferred in it, as llm.c's are
             read -r zero wire <<< "$mode"
             [ "$n" = "$RANKS" ] || [ "$mode" = 1 ] || continue
             name=$4-r$n-z$zero$wire
@@ -426,9 +429,9 @@ planned() { # NAME PATTERN
 # ZeRO changes only the state. What all modes take besides (the driver, NCCL, activations) follows from ZeRO-0, where each
 # rank has all of the state; what another mode takes above it is state.
 memory() {
-    local zero name used parameters rest state bytes want close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
+    local zero name used parameters rest state bytes want all close=FIGURE options=(--model "$memory_model" --micro-batch "$memory_rows")
     options+=(--batch-tokens $((RANKS * memory_rows * speed_T)))
-    for zero in 0 1 2; do
+    for zero in 0 1 2 3; do
         name=memory-z$zero
         "$TRAINER" --dry-run --vocab-size "$vocabulary" --seq-len $speed_T --checkpoint-every 0 "${options[@]}" --zero "$zero" --ranks "$RANKS" \
             > "$work/$name.plan" 2> "$work/$name.error" || { row SKIP "ZeRO-$zero" "$(cat "$work/$name.error")"; return; }
@@ -439,9 +442,10 @@ memory() {
         [ "$zero" != 0 ] || rest=$(calculate "$used - $state" %.1f)
         bytes=$(calculate "($used - $rest) * 1048576 / $parameters" %.2f)
         want=$(calculate "$state * 1048576 / $parameters" %.2f)
-        [ -z "$gpus" ] || close=$(verdict "$bytes <= 1.05 * $want && $bytes >= 0.95 * $want")
+        all=$(planned "$name" "memory in all")
+        [ -z "$gpus" ] || close=$(verdict "$bytes <= 1.05 * $want && $bytes >= 0.95 * $want && $used <= 1.05 * $all && $used >= 0.95 * $all")
         row "$close" "$memory_model, $RANKS ranks, ZeRO-$zero" \
-            "$bytes bytes of state a parameter, predicted $want; $used MiB in all, predicted $(planned "$name" "memory in all")"
+            "$bytes bytes of state a parameter, predicted $want; $used MiB in all, predicted $all"
     done
 }
 
@@ -457,7 +461,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=130 [resume]=90 [faults]=90 [scaling]=280 [memory]=75) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=145 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"

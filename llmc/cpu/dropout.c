@@ -27,10 +27,10 @@ VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
 #endif
 }
 
-// rng_philox (math/rng.h) on VEC / 2 counters at once; the upper halves of the words are arbitrary.
+// rng_rounds (math/rng.h) on VEC / 2 counters at once; the upper halves of the words are arbitrary.
 VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < DROPOUT_ROUNDS; round++) {
         Wide p0 = multiply_low(word[0], 0xD2511F53u), p1 = multiply_low(word[2], 0xCD9E8D57u);
         word[0] = p1 >> 32 ^ word[1] ^ key0;
         word[1] = p1;
@@ -41,26 +41,46 @@ VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
     }
 }
 
-void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first) {
-    const uint64_t stream = dropout_stream(d);
-    const Vec scale = vec_set(dropout_scale(d));
-    for (int lane = 0; lane < DROPOUT_LANES; lane += VEC) {
-        uint64_t block = dropout_block(d, place, (uint32_t)head, (uint32_t)row, (uint32_t)first) + (uint64_t)lane;
-        Wide place0 = {0}, words[2][4]; // of even and of odd lanes
-        for (int i = 0; i < VEC / 2; i++) place0[i] = block + 2 * (uint64_t)i;
-        for (int odd = 0; odd < 2; odd++) {
-            Wide *w = words[odd];
-            w[0] = place0 + (uint64_t)odd;
-            w[1] = (Wide){0} + (block >> 32);
-            w[2] = (Wide){0} + stream;
-            w[3] = (Wide){0} + (stream >> 32);
+enum { LANES = 16 };
+
+// Blocks (r, k), (r, k + 1), ...
+static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
+    const uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
+    for (uint32_t lane = 0; lane < LANES; lane += VEC) {
+        Wide first = {0}, of[2][4]; // of even and of odd lanes
+        for (uint32_t i = 0; i < VEC / 2; i++) first[i] = (r << 16 | k) + lane + 2 * i;
+        for (uint32_t odd = 0; odd < 2; odd++) {
+            Wide *w = of[odd];
+            w[0] = first + odd;
+            w[1] = (Wide){0} + where;
+            w[2] = (Wide){0} + d.example;
+            w[3] = (Wide){0} + (d.example >> 32 | (uint64_t)1 << 31);
             philox(w, d.seed);
         }
-        for (int h = 0; h < DROPOUT_HALVES; h++) {
-            VecBits bits = (VecBits)((words[0][h / 2] & 0xffffffff) | words[1][h / 2] << 32);
-            bits = bits >> 16 * (h % 2) & 0xffff;
-            vec_store(factor + h * DROPOUT_LANES + lane, vec_select((VecInt)bits < (int32_t)d.below, (Vec){0}, scale));
+        for (int w = 0; w < 4; w++) {
+            Wide both = (of[0][w] & 0xffffffff) | of[1][w] << 32;
+            memcpy(words[w] + lane, &both, sizeof both);
         }
+    }
+}
+
+void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first) {
+    const float scale = dropout_scale(d);
+    uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // of two columns each
+    if (place == DROPOUT_PROBABILITY) {
+        for (size_t part = 0; part < 2; part++) { // of 4 tiles, each 2 x 8 columns
+            blocks_of(words, d, place, (uint32_t)head, (uint32_t)(row / 16 * 8 + row % 8),
+                      (uint32_t)(first / 4 + part * LANES));
+            for (size_t i = 0; i < 8; i++)
+                memcpy(pairs + part * 32 + 4 * i, words[i % 2 * 2 + row / 8 % 2] + i / 2 * 4, 4 * sizeof *pairs);
+        }
+    } else {
+        blocks_of(words, d, place, (uint32_t)head, (uint32_t)row, (uint32_t)(first / 8));
+        for (size_t i = 0; i < DROPOUT_SPAN / 2; i++) pairs[i] = words[i % 4][i / 4];
+    }
+    for (size_t i = 0; i < DROPOUT_SPAN / 2; i++) {
+        factor[2 * i] = (pairs[i] & DROPOUT_BITS) < d.below ? 0 : scale;
+        factor[2 * i + 1] = (pairs[i] >> 16 & DROPOUT_BITS) < d.below ? 0 : scale;
     }
 }
 

@@ -7,5 +7,7 @@
 // to (B, T, C) = x, each element times its factor; to may be x. d is that of the first example.
 void dropout_apply(void *to, const void *x, Dropout d, DropoutPlace place, int B, int T, int C, Dtype type);
 
+enum { DROPOUT_SPAN = 128 }; // columns
+
 // factor (DROPOUT_SPAN) = the factors of columns [first, first + DROPOUT_SPAN). first: a multiple of DROPOUT_SPAN.
 void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first);

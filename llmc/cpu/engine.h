@@ -90,7 +90,7 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e)
 int cpu_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cpu_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cpu_collect(Engine *engine, Range range, bool first, Error *e);
-int cpu_own_weights(Engine *engine, Range range, Error *e);
+const void *cpu_own_weights(Engine *engine, Range range);
 int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);

@@ -76,11 +76,12 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
 
-int cpu_own_weights(Engine *engine, Range range, Error *e) {
-    (void)e;
+const void *cpu_own_weights(Engine *engine, Range range) {
+    const float *masters = engine->param + shard_place(&engine->config, range);
     assert(engine->config.shard_weights);
-    set_weights(engine, range, engine->param + shard_place(&engine->config, range));
-    return 0;
+    if (engine->config.dtype == DTYPE_FP32) return masters;
+    set_weights(engine, range, masters);
+    return weight_at(engine, range.begin);
 }
 
 int cpu_clear(Engine *engine, Range range, Error *e) {

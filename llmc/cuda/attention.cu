@@ -20,18 +20,19 @@ static int path_choose(Path *path, AttentionShape s, Error *e) {
     return 0;
 }
 
-int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s, cudaStream_t stream,
-                      Error *e) {
+int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
+                      const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     Path path;
     TRY(path_choose(&path, s, e));
-    return path.forward(out, lse, qkv, ticket, s, stream, e);
+    return path.forward(out, lse, qkv, ticket, s, masks, stream, e);
 }
 
 int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e) {
+                       void *workspace, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
+                       cudaStream_t stream, Error *e) {
     float *lse2 = (float *)workspace;
     Path path;
     TRY(path_choose(&path, s, e));
-    return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T()}, ticket, s, stream,
-                         e);
+    return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T()}, ticket, s, masks,
+                         stream, e);
 }

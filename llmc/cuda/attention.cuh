@@ -7,11 +7,16 @@
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
+// Dropout multiplies P by factors M (math/dropout.h), which every pass draws again: O = (P * M) V, dV = (P * M)^T dO,
+// dS = P * (M * dO V^T - delta). With documents a query sees no key before its document's first; tiles without any pair of
+// a document are left out.
+//
 // One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from a
 // counter, `ticket`: a number of device memory that is 0, and 0 again after the call. Calls that may overlap need one each.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+#include "cuda/dropout.cuh"
 
 // Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64 and 128 are fast.
 struct AttentionShape {
@@ -23,14 +28,22 @@ struct AttentionShape {
     __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
 };
 
+// What is left out besides later keys.
+struct AttentionMasks {
+    const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
+    Dropout dropout;              // of the layer and of the first example
+    DropoutConstants constants;   // of dropout
+};
+
 // All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each
 // (NH, D).
-int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s, cudaStream_t stream,
-                      Error *e);
+int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
+                      const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
 // Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
 int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e);
+                       void *workspace, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
+                       cudaStream_t stream, Error *e);
 
 // Backward only: 8 bytes a query and head, T rounded up to 128.
 size_t attention_workspace_bytes(AttentionShape s);

@@ -36,8 +36,9 @@ namespace {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class F>
-__device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, unsigned *ticket, AttentionShape s) {
+template <class F, Masks M>
+__device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, unsigned *ticket, AttentionShape s,
+                             const AttentionMasks &masks) {
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
     for (;;) {
@@ -54,8 +55,9 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
         for (int g = 0; g < F::GROUPS; g++)
             tile_in<64, F::D>(shared.q[q_ring.stage][g], qkv, q_full, work.column, row + 64 * g, work.b);
         q_ring.advance();
+        int first = M == CAUSAL ? 0 : first_key(masks, s, work.b, row) / F::KEYS;
 #        pragma unroll 1
-        for (int n = key_tiles<F::KEYS>(row + F::QUERIES - 1, s.T) - 1; n >= 0; n--) {
+        for (int n = key_tiles<F::KEYS>(row + F::QUERIES - 1, s.T) - 1; n >= first; n--) {
             int stage = ring.stage;
             barrier_wait(&shared.k_empty[stage], ring.parity ^ 1);
             barrier_expect(&shared.k_full[stage], F::KV_BYTES);
@@ -103,10 +105,19 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
     }
 }
 
-// One warpgroup's 64 queries against the keys they see, from the diagonal back to key 0.
-template <class F>
+// Of packed probabilities (16, 2 N) of a warp, clears those that drop.
+template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const WarpMasks<M, false> &masks, int key0) {
+    UNROLL_FOR (int k = 0; k < N / 4 && M == DROPPED; k++) {
+        const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
+        UNROLL_FOR (int w = 0; w < 4; w++) p[4 * k + w] &= dropout_kept(masks.dropout.blocks.c, block.word[w]);
+    }
+}
+
+// One warpgroup's 64 queries against the keys they see, from the diagonal back to the first tile.
+template <class F, Masks M>
 __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
-                       LeftShared q, int last_tile, int row, float scale2) {
+                       LeftShared q, int last_tile, int first_tile, int row, float scale2,
+                       const WarpMasks<M, false> &masks) {
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
@@ -118,12 +129,14 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
     wgmma_wait<0>();
     registers_settle(c);
     warp_arrive(&shared.k_empty[ring.stage]);
+    masks.hide(c, last_tile * F::KEYS, -INFINITY);
     softmax_step<true>(c, state, shrink, scale2, row, last_tile * F::KEYS);
     pack_rows(p, c);
+    drop_packed(p, masks, last_tile * F::KEYS);
     barrier_wait(&shared.v_full[ring.stage], ring.parity);
     ring.advance();
 
-    for (int n = last_tile - 1; n >= 0; n--) {
+    for (int n = last_tile - 1; n >= first_tile; n--) {
         barrier_wait(&shared.k_full[ring.stage], ring.parity);
         registers_settle(c);
         registers_settle(o);
@@ -133,6 +146,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         wgmma_wait<1>();
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
+        masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
         // The compiler would move the softmax below the wait for the product that it should overlap; this makes the
         // wait depend on it. No sum is negative.
@@ -144,6 +158,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         v_stage = ring.stage;
         ring.advance();
         pack_rows(p, c);
+        drop_packed(p, masks, n * F::KEYS);
         if (__any_sync(~0u, shrink[0] != 1.0f || shrink[1] != 1.0f)) {
             UNROLL_FOR (int i = 0; i < F::D / 2; i++) o[i] *= shrink[i / 2 % 2];
         }
@@ -157,9 +172,21 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
     warp_arrive(&shared.v_empty[v_stage]);
 }
 
-template <class F>
+// Waits for tiles that hold nothing for this warpgroup, and releases them.
+template <class F> __device__ void tiles_skip(typename F::Team &shared, Ring<F::STAGES> &ring, int count) {
+#        pragma unroll 1
+    for (int i = 0; i < count; i++) {
+        barrier_wait(&shared.k_full[ring.stage], ring.parity);
+        warp_arrive(&shared.k_empty[ring.stage]);
+        barrier_wait(&shared.v_full[ring.stage], ring.parity);
+        warp_arrive(&shared.v_empty[ring.stage]);
+        ring.advance();
+    }
+}
+
+template <class F, Masks M>
 __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, float *lse, AttentionShape s,
-                             float scale) {
+                             const AttentionMasks &all_masks, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP % F::GROUPS), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
@@ -170,16 +197,10 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         if (tile < 0) break;
         int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;
         int tiles = key_tiles<F::KEYS>(block_row + F::QUERIES - 1, s.T);
-        int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : 0;
-#        pragma unroll 1
-        for (int n = tiles; n > own_tiles; n--) { // keys after all of this warpgroup's queries
-            barrier_wait(&shared.k_full[ring.stage], ring.parity);
-            warp_arrive(&shared.k_empty[ring.stage]);
-            barrier_wait(&shared.v_full[ring.stage], ring.parity);
-            warp_arrive(&shared.v_empty[ring.stage]);
-            ring.advance();
-        }
-        if (own_tiles == 0) {
+        int first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, block_row) / F::KEYS;
+        int own_tiles = group_row < s.T ? key_tiles<F::KEYS>(group_row + 63, s.T) : first;
+        tiles_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
+        if (group_row >= s.T) {
             barrier_arrive(&shared.q_empty[q_ring.stage]);
             q_ring.advance();
             continue;
@@ -187,11 +208,15 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         float o[F::D / 2];
         Softmax state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
-        attend<F>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, row, scale * LOG2E);
+        int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::KEYS;
+        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
+        attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row, scale * LOG2E,
+                     masks);
+        if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before all of their documents
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
         char *stage = shared.out[g] + warp * TILE_BYTES<16, F::D>;
-        warp_rows_out<F::D>(out, stage, o, 1.0f / sum0, 1.0f / sum1, work.column, warp_row, work.b);
+        warp_rows_out<F::D>(out, stage, o, masks.factor / sum0, masks.factor / sum1, work.column, warp_row, work.b);
         float *lse_head = lse + (size_t)work.head * s.T;
         if (lane % 4 == 0 && row < s.T) lse_head[row] = state.top[0] * scale + logf(sum0);
         if (lane % 4 == 0 && row + 8 < s.T) lse_head[row + 8] = state.top[1] * scale + logf(sum1);
@@ -203,10 +228,10 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
 
 #    endif
 
-template <class F>
+template <class F, Masks M>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
-                   unsigned *ticket, AttentionShape s, float scale) {
+                   unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
@@ -227,39 +252,46 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
     if (threadIdx.x >= F::FEEDERS) {
         registers_give<F::FEEDER_REGISTERS>();
         int team = (threadIdx.x - F::FEEDERS) / 32;
-        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F>(shared.team[team], &qkv, ticket, s);
+        if (team < F::TEAMS && threadIdx.x % 32 == 0) forward_feed<F, M>(shared.team[team], &qkv, ticket, s, masks);
     } else {
         registers_take<F::WORKER_REGISTERS>();
         int team = uniform(threadIdx.x / (WARPGROUP * F::GROUPS));
-        forward_work<F>(shared.team[team], &out, lse, s, scale);
+        forward_work<F, M>(shared.team[team], &out, lse, s, masks, scale);
     }
 #    endif
 }
 
 } // namespace
 
+template <class F, Masks M>
+static int launch(const CUtensorMap &qkv, const CUtensorMap &out, float *lse, unsigned *ticket, AttentionShape s,
+                  const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+    const size_t bytes = sizeof(typename F::Shared);
+    int blocks;
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(shared_memory_allow(forward_kernel<F, M>, bytes, e));
+    forward_kernel<F, M><<<blocks, F::THREADS, bytes, stream>>>(qkv, out, lse, ticket, s, attention_scale(s), masks);
+    return CUDA_LAUNCHED(e);
+}
+
 int attention_sm90_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                           cudaStream_t stream, Error *e) {
+                           const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     typedef ForwardLayout<64> Narrow;
     typedef ForwardLayout<128> Wide;
-    const auto kernel = s.D == 64 ? forward_kernel<Narrow> : forward_kernel<Wide>;
-    const int threads = s.D == 64 ? Narrow::THREADS : Wide::THREADS;
-    const size_t bytes = s.D == 64 ? sizeof(Narrow::Shared) : sizeof(Wide::Shared);
+    static constexpr decltype(&launch<Narrow, CAUSAL>) of_masks[2][3] = {
+        {launch<Narrow, CAUSAL>, launch<Narrow, DOCUMENTS>, launch<Narrow, DROPPED>},
+        {launch<Wide, CAUSAL>, launch<Wide, DOCUMENTS>, launch<Wide, DROPPED>}};
     CUtensorMap qkv_map, out_map;
-    int blocks;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<blocks, threads, bytes, stream>>>(qkv_map, out_map, lse, ticket, s, attention_scale(s));
-    return CUDA_LAUNCHED(e);
+    return of_masks[s.D == 128][masks_of(masks)](qkv_map, out_map, lse, ticket, s, masks, stream, e);
 }
 
 int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     *yes = false;
     if (s.D != 64 && s.D != 128) return 0;
     cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<ForwardLayout<64>>), e);
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<ForwardLayout<64>, CAUSAL>), e);
     *yes = attributes.maxThreadsPerBlock >= ForwardLayout<64>::THREADS;
     return 0;
 }

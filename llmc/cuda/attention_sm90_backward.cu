@@ -98,9 +98,9 @@ __device__ void statistics_in(typename F::Shared &shared, int stage, AttentionRo
     copy_run_in(shared.delta[stage], rows.delta + first, F::STATISTICS_BYTES, full);
 }
 
-template <class F>
+template <class F, Masks M>
 __device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows rows, unsigned *ticket,
-                     AttentionShape s) {
+                     AttentionShape s, const AttentionMasks &masks) {
     constexpr int own_bytes = F::OWN * GROUPS * F::OWN_BYTES, other_bytes = 2 * F::TILE + 2 * F::STATISTICS_BYTES;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
@@ -126,8 +126,12 @@ __device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows
         size_t first = (size_t)work.head * s.padded_T();
         own.advance();
         int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // tile of keys, or first query
+        int end = F::DQ ? 0 : s.T;                                           // the last tile, or after the last query
+        if (M != CAUSAL)
+            end =
+                F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS : last_query(masks, s, work.b, row + ROWS - 1) + 1;
 #        pragma unroll 1
-        for (; F::DQ ? n >= 0 : n < s.T; n += F::DQ ? -1 : F::OTHERS) {
+        for (; F::DQ ? n >= end : n < end; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, other_bytes);
@@ -140,10 +144,10 @@ __device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows
 }
 
 // dq += dS K over one tile of keys; on return that product is in flight, those of earlier tiles are done.
-template <bool DIAGONAL, class F>
+template <bool DIAGONAL, class F, Masks M>
 __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, LeftShared q,
                         LeftShared dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row,
-                        int key0, bool last) {
+                        int key0, bool last, const WarpMasks<M, false> &masks) {
     int stage = ring.stage;
     ring.advance();
     unsigned packed[F::OTHERS / 4];
@@ -158,11 +162,18 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
         p[i] = exp2_fast(fmaf(p[i], scale2, -lse2[i / 2 % 2]));
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
+    masks.hide(p, key0, 0.0f);
     registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above the next wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
-    UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++) dp[i] = p[i] * (dp[i] - delta[i / 2 % 2]); // dS
+    UNROLL_FOR (int k = 0; k < F::OTHERS / 16 && M == DROPPED; k++) {
+        const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
+        UNROLL_FOR (int w = 0; w < 4; w++)
+            dropout_clear(masks.dropout.blocks.c, dp[8 * k + 2 * w], dp[8 * k + 2 * w + 1], block.word[w]);
+    }
+    UNROLL_FOR (int i = 0; i < F::OTHERS / 2; i++)
+        dp[i] = p[i] * (M == DROPPED ? fmaf(dp[i], masks.factor, -delta[i / 2 % 2]) : dp[i] - delta[i / 2 % 2]); // dS
     pack_rows(packed, dp);
     registers_settle(dq);
     wgmma_fence();
@@ -189,20 +200,21 @@ template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, c
 // lse2 and delta of the thread's rows, for this kernel and for the next.
 template <class F>
 __device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
-                                AttentionRows rows, const float *lse, int head, int row, AttentionShape s) {
+                                AttentionRows rows, const float *lse, int head, int row, float factor,
+                                AttentionShape s) {
     UNROLL_FOR (int i = 0; i < 2; i++)
         lse2[i] = row + 8 * i < s.T ? lse[(size_t)head * s.T + row + 8 * i] * LOG2E : INFINITY;
     rows_dot<F::D>(delta, dout, out);
     if (threadIdx.x % 4) return;
     UNROLL_FOR (int i = 0; i < 2; i++) {
         rows.lse2[(size_t)head * s.padded_T() + row + 8 * i] = lse2[i];
-        rows.delta[(size_t)head * s.padded_T() + row + 8 * i] = delta[i];
+        rows.delta[(size_t)head * s.padded_T() + row + 8 * i] = delta[i] / factor;
     }
 }
 
-template <class F>
+template <class F, Masks M>
 __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, const float *lse,
-                        AttentionShape s, float scale) {
+                        AttentionShape s, const AttentionMasks &all_masks, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
@@ -213,28 +225,35 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
         int row = warp_row + lane / 4, tiles = key_tiles<F::OTHERS>(block_row + ROWS - 1, s.T);
-        int own_tiles = group_row < s.T ? key_tiles<F::OTHERS>(group_row + 63, s.T) : 0;
+        int first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, block_row) / F::OTHERS;
+        int own_tiles = group_row < s.T ? key_tiles<F::OTHERS>(group_row + 63, s.T) : first;
         stages_skip<F>(shared, ring, tiles - own_tiles); // keys after all of this warpgroup's queries
-        if (own_tiles == 0) {
+        if (group_row >= s.T) {
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
+        const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         float dq[F::D / 2], lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
-        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row, s);
+        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
+                           masks.factor, s);
+        int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::OTHERS;
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
         int previous = ring.stage, n = own_tiles - 1;
-        dq_step<true, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::OTHERS, n == 0);
-        while (--n >= 0) {
+        dq_step<true, F, M>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::OTHERS, n == own_first,
+                            masks);
+        while (--n >= own_first) {
             int current = ring.stage;
-            dq_step<false, F>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, 0, n == 0);
+            dq_step<false, F, M>(shared, dq, ring, q, dout, lse2, delta, scale * LOG2E, row, n * F::OTHERS,
+                                 n == own_first, masks);
             stage_release<F>(&shared.empty[previous]);
             previous = current;
         }
         wgmma_wait<0>();
         registers_settle(dq);
         stage_release<F>(&shared.empty[previous]);
+        if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all of their documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
         barrier_arrive(&shared.own_empty[own.stage]);
@@ -243,11 +262,14 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
 }
 
 // dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is in flight, all earlier ones are done.
+// With dropout delta is divided by the factor of what is kept, by which dk and dv are multiplied in the end.
 // At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's rounded P.
-template <bool DIAGONAL, class F>
+template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
-                          const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0) {
+                          const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0,
+                          const WarpMasks<M, true> &masks) {
     constexpr bool EARLY = F::D == 64;
+    unsigned kept = ~0u;
     unsigned packed[F::OTHERS / 4];
     float p[F::OTHERS / 2], dp[F::OTHERS / 2];
     unsigned packed_p[F::OTHERS / 4];
@@ -265,17 +287,25 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
             if (DIAGONAL && key + fragment_row(i) > query0 + fragment_column(i)) p[i] = 0.0f;
         }
     }
+    masks.hide(p, query0, 0.0f);
     pack_rows(packed_p, p);
+    unsigned packed_kept[F::OTHERS / 4]; // without what drops
+    if constexpr (M == DROPPED) {
+        kept = lane_kept_transposed<F::OTHERS / 2>(masks.dropout, query0, masks.warp_row);
+        UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++) packed_kept[i] = packed_p[i] & kept_pair(kept, i);
+    }
     registers_settle(dv);
     wgmma_fence();
     if (!EARLY) multiply_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
-    multiply_pb<F::D, F::OTHERS>(dv, packed_p, shared.other[1][stage]);
+    if constexpr (M == DROPPED) multiply_pb<F::D, F::OTHERS>(dv, packed_kept, shared.other[1][stage]);
+    else multiply_pb<F::D, F::OTHERS>(dv, packed_p, shared.other[1][stage]);
     wgmma_wait<1>();
     registers_settle(dp);
     UNROLL_FOR (int n = 0; n < F::OTHERS / 8; n++) {
         float2 column = *(const float2 *)(delta + 8 * n);
         UNROLL_FOR (int i = 4 * n; i < 4 * n + 4; i++) {
             float probability = EARLY ? p[i] : unpack(packed_p[i / 2], i % 2);
+            if (M == DROPPED && i % 2 == 0) mask_clear(dp[i], dp[i + 1], kept_pair(kept, i / 2));
             dp[i] = probability * (dp[i] - (i % 2 ? column.y : column.x)); // dS
         }
     }
@@ -285,8 +315,9 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     multiply_pb<F::D, F::OTHERS>(dk, packed, shared.other[0][stage]);
 }
 
-template <class F>
-__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s, float scale) {
+template <class F, Masks M>
+__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s,
+                          const AttentionMasks &all_masks, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
@@ -297,12 +328,18 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         if (tile < 0) break;
         int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
-        int tiles = (s.T - block_row + F::OTHERS - 1) / F::OTHERS, own_tiles = tiles - g;
+        int last = M == CAUSAL ? s.T - 1 : last_query(all_masks, s, work.b, block_row + ROWS - 1);
+        int tiles = (last - block_row) / F::OTHERS + 1, own_tiles = tiles - g;
         stages_skip<F>(shared, ring, min(g, tiles)); // queries before all of this warpgroup's keys
         if (own_tiles <= 0) {
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
+        int later = 0; // tiles of queries after all of their documents
+        if (M != CAUSAL)
+            later = own_tiles - 1 - (last_query(all_masks, s, work.b, group_row + 63) - group_row) / F::OTHERS;
+        own_tiles -= later;
+        const WarpMasks<M, true> masks(all_masks, s, work, warp_row);
         typename F::Left k, v;
         k.load(shared.own[0][own.stage][g]);
         v.load(shared.own[1][own.stage][g]);
@@ -310,12 +347,13 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         clear(dk);
         clear(dv);
         barrier_wait(&shared.full[ring.stage], ring.parity);
-        dkdv_step<true, F>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, group_row);
+        dkdv_step<true, F, M>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, group_row, masks);
         int previous = ring.stage;
         ring.advance();
         for (int n = 1; n < own_tiles; n++) {
             barrier_wait(&shared.full[ring.stage], ring.parity);
-            dkdv_step<false, F>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, 0);
+            dkdv_step<false, F, M>(shared, dk, dv, ring.stage, k, v, scale * LOG2E, row, group_row + n * F::OTHERS,
+                                   masks);
             stage_release<F>(&shared.empty[previous]);
             previous = ring.stage;
             ring.advance();
@@ -324,9 +362,11 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         registers_settle(dk);
         registers_settle(dv);
         stage_release<F>(&shared.empty[previous]);
+        if (M != CAUSAL) stages_skip<F>(shared, ring, later);
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
-        warp_rows_out<F::D>(dqkv, stage, dv, 1.0f, 1.0f, 2 * s.C() + work.column, warp_row, work.b);
-        warp_rows_out<F::D>(dqkv, stage, dk, scale, scale, s.C() + work.column, warp_row, work.b);
+        float dk_scale = M == DROPPED ? scale * masks.factor : scale;
+        warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
+        warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -334,49 +374,56 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 
 #    endif
 
-template <class F>
+template <class F, Masks M>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     backward_kernel(const __grid_constant__ Maps maps, AttentionRows rows, const float *lse, unsigned *ticket,
-                    AttentionShape s, float scale) {
+                    AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x == FEEDER) feed<F>(shared, maps, rows, ticket, s);
+        if (threadIdx.x == FEEDER) feed<F, M>(shared, maps, rows, ticket, s, masks);
     } else {
         registers_take<WORKER_REGISTERS>();
-        if constexpr (F::DQ) dq_work<F>(shared, &maps.dqkv, rows, lse, s, scale);
-        else dkdv_work<F>(shared, &maps.dqkv, s, scale);
+        if constexpr (F::DQ) dq_work<F, M>(shared, &maps.dqkv, rows, lse, s, masks, scale);
+        else dkdv_work<F, M>(shared, &maps.dqkv, s, masks, scale);
     }
 #    endif
 }
 
 } // namespace
 
-template <bool DQ>
-static int launch(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
-                  cudaStream_t stream, Error *e) {
-    typedef BackwardLayout<64, DQ> Narrow;
-    typedef BackwardLayout<128, DQ> Wide;
-    const auto kernel = s.D == 64 ? backward_kernel<Narrow> : backward_kernel<Wide>;
-    const size_t bytes = s.D == 64 ? sizeof(typename Narrow::Shared) : sizeof(typename Wide::Shared);
+template <class F, Masks M>
+static int launch_one(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
+                      const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+    const size_t bytes = sizeof(typename F::Shared);
     int blocks;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s));
+    TRY(shared_memory_allow(backward_kernel<F, M>, bytes, e));
+    backward_kernel<F, M><<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s), masks);
     return CUDA_LAUNCHED(e);
 }
 
+template <int D, Masks M>
+static int launch(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
+                  const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+    TRY((launch_one<BackwardLayout<D, true>, M>(maps, rows, lse, ticket, s, masks, stream, e)));
+    return launch_one<BackwardLayout<D, false>, M>(maps, rows, lse, ticket, s, masks, stream, e);
+}
+
 int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                            AttentionRows rows, unsigned *ticket, AttentionShape s, cudaStream_t stream, Error *e) {
+                            AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
+                            cudaStream_t stream, Error *e) {
+    static constexpr decltype(&launch<64, CAUSAL>) of_masks[2][3] = {
+        {launch<64, CAUSAL>, launch<64, DOCUMENTS>, launch<64, DROPPED>},
+        {launch<128, CAUSAL>, launch<128, DOCUMENTS>, launch<128, DROPPED>}};
     Maps maps;
     TRY(attention_sm90_map(&maps.dqkv, dqkv, 3 * s.C(), STORE_ROWS, s, e));
     TRY(attention_sm90_map(&maps.qkv, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&maps.dout, dout, s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&maps.out, out, s.C(), BOX_ROWS, s, e));
-    TRY(launch<true>(maps, rows, lse, ticket, s, stream, e));
-    return launch<false>(maps, rows, lse, ticket, s, stream, e);
+    return of_masks[s.D == 128][masks_of(masks)](maps, rows, lse, ticket, s, masks, stream, e);
 }
 
 #endif

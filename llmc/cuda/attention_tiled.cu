@@ -30,6 +30,7 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 enum { ROWS = 64, WARP_ROWS = 16 };
 
 template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of the other side
+template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
 // Row length of a tile in shared memory: 16 bytes of padding spread the 8 rows that ldmatrix reads over all banks.
 template <int DP> constexpr int STRIDE = DP + 8;
@@ -41,6 +42,11 @@ __device__ static int own_row() { return threadIdx.x % 32 / 4; }
 __device__ static int element(int i, int k) { return fragment_element(i, k); }
 __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
+
+// Which of a warp's elements are kept, rows from `row` on and columns from `column` on; TRANSPOSED: rows are keys.
+template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
+    return TRANSPOSED ? lane_kept_transposed<E>(h, column, row) : lane_kept<E>(h, row, column);
+}
 
 __device__ static void copy_async_16(void *to, const void *from, bool valid) {
 #    if __CUDA_ARCH__ < 800
@@ -138,6 +144,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 enum { ROWS = 32, WARP_ROWS = 8, LANES = 8 };
 
 template <int DP> constexpr int OTHER_BACKWARD = 32;
+template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = 32;
 template <int DP> constexpr int STRIDE = DP + 1;
 template <int N> constexpr int ELEMENTS = N / LANES * 2;
 
@@ -145,6 +152,16 @@ __device__ static int own_row() { return threadIdx.x % 32 / LANES * 2; }
 __device__ static int element(int i, int k) { return 2 * k + i; }
 __device__ static int element_row(int i) { return i % 2; }
 __device__ static int element_column(int i) { return threadIdx.x % LANES + i / 2 * LANES; }
+
+template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
+    unsigned kept = 0;
+    UNROLL_FOR (int i = 0; i < E; i++) {
+        int a = row + own_row() + element_row(i), b = column + element_column(i);
+        int query = TRANSPOSED ? b : a, key = TRANSPOSED ? a : b;
+        if (dropout_factor(h.dropout, DROPOUT_PROBABILITY, h.head, query, key) > 0.0f) kept |= kept_bit(i);
+    }
+    return kept;
+}
 
 __device__ static void tile_wait() { __syncthreads(); }
 
@@ -249,21 +266,51 @@ __device__ static Place place_of(const real *qkv, AttentionShape s, bool backwar
     return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
 }
 
+// With masks: what a warp leaves out. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
+template <bool TRANSPOSED> struct WarpMasks {
+    int limit[2]; // the first key of a query; the last query of a key
+    HeadDropout dropout;
+    const float &scale; // of what is kept
+    int warp_row;
+
+    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const Place &at)
+        : dropout(masks, at.head / s.NH, at.head % s.NH), scale(masks.constants.scale),
+          warp_row(at.row0 + at.warp_row) {
+        UNROLL_FOR (int i = 0; i < 2; i++) {
+            int row = at.row + element_row(element(i, 0)), b = at.head / s.NH;
+            limit[i] = TRANSPOSED ? last_query(masks, s, b, row) : first_key(masks, s, b, row);
+        }
+    }
+    // Of element j of a tile from `column` on.
+    __device__ bool hides(int j, int column) const {
+        int i = element_row(j) > 0, other = column + element_column(j);
+        return TRANSPOSED ? other > limit[i] : other < limit[i];
+    }
+    // All bits where nothing drops.
+    template <int E> __device__ unsigned kept(int column) const {
+        return dropout.dropout.below ? warp_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
+    }
+};
+
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-template <int DP>
+// MASKED: with documents or dropout, or both.
+template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale) {
+    forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale,
+                   const __grid_constant__ AttentionMasks masks) {
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
     Place at = place_of(qkv, s, true); // the longest rows first
+    const WarpMasks<false> hidden(masks, s, at);
     float scale2 = scale * LOG2E;
+    int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
 
     float o[ELEMENTS<DP>], m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};
     clear(o);
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
-    for (int key0 = 0; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
+    for (; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
         float p[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
@@ -273,19 +320,27 @@ __global__ void __launch_bounds__(THREADS, 2)
                 int j = element(i, k);
                 int key = key0 + element_column(j);
                 p[j] = key > at.row + element_row(j) ? -INFINITY : p[j] * scale2;
+                if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
             }
-            top = row_max(top); // finite: the first tile holds key 0, which every row sees
+            top = row_max(top); // finite: the first tile holds key 0, which every row sees without documents
+            if (MASKED) top = fmaxf(top, -FLT_MAX); // the row sees nothing yet: p and shrink are 0
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
             UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
             l[i] = l[i] * shrink + row_sum(sum);
             UNROLL_FOR (int k = 0; k < ELEMENTS<DP> / 2; k++) o[element(i, k)] *= shrink;
         }
+        if (MASKED) {
+            unsigned kept = hidden.template kept<E>(key0);
+            UNROLL_FOR (int j = 0; j < E; j++)
+                if (!(kept & kept_bit(j))) p[j] = 0.0f;
+        }
         multiply_pb<DP>(o, p, v_tile);
     }
 
-    store_rows(slice_of(out, s, at.head, 1, 0), o, 1.0f / l[0], 1.0f / l[1], at.row, s);
+    float factor = MASKED ? hidden.scale : 1.0f;
+    store_rows(slice_of(out, s, at.head, 1, 0), o, factor / l[0], factor / l[1], at.row, s);
     UNROLL_FOR (int i = 0; i < 2; i++) {
         int t = at.row + element_row(element(i, 0));
         if (element_column(0) == 0 && t < s.T) lse[(size_t)at.head * s.T + t] = m[i] * LN2 + logf(l[i]);
@@ -342,15 +397,18 @@ static int rows_fill(AttentionRows rows, const float *lse, const real *dout, con
 }
 
 // A block owns ROWS queries and walks over the keys they see.
-template <int DP>
+template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale) {
+    dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
+              const __grid_constant__ AttentionMasks masks) {
     constexpr int KEYS = OTHER_BACKWARD<DP>, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
     real *v_tile = k_tile + KEYS * STRIDE<DP>;
     Place at = place_of(qkv, s, true);
+    const WarpMasks<false> hidden(masks, s, at);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
+    int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
     UNROLL_FOR (int i = 0; i < 2; i++) {
         size_t row = (size_t)at.head * s.padded_T() + at.row + element_row(element(i, 0));
         lse2[i] = rows.lse2[row];
@@ -361,15 +419,18 @@ __global__ void __launch_bounds__(THREADS, 2)
     clear(dq);
     tile_load<ROWS, DP>(q_tile, at.q, at.row0, s);
     tile_load<ROWS, DP>(do_tile, slice_of(dout, s, at.head, 1, 0), at.row0, s);
-    for (int key0 = 0; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
+    for (; key0 < at.row0 + ROWS && key0 < s.T; key0 += KEYS) {
         tiles_next<KEYS, DP>(k_tile, at.k, v_tile, at.v, key0, s);
         float p[E], dp[E];
         multiply_abt<DP>(p, q_tile + at.warp_row * STRIDE<DP>, k_tile);
         multiply_abt<DP>(dp, do_tile + at.warp_row * STRIDE<DP>, v_tile);
+        unsigned kept = MASKED ? hidden.template kept<E>(key0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
             int i = element_row(j) > 0;
             int key = key0 + element_column(j), query = at.row + element_row(j);
             float x = key > query ? 0.0f : exp2f(p[j] * scale2 - lse2[i]);
+            if (MASKED && hidden.hides(j, key0)) x = 0.0f;
+            if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
             p[j] = x * (dp[j] - delta[i]); // dS
         }
         multiply_pb<DP>(dq, p, k_tile);
@@ -378,14 +439,17 @@ __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // A block owns ROWS keys and walks over the queries that see them. Everything is transposed: rows are keys.
-template <int DP>
+template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
-    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale) {
-    constexpr int QUERIES = OTHER_BACKWARD<DP>, E = ELEMENTS<QUERIES>;
+    dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
+                const __grid_constant__ AttentionMasks masks) {
+    constexpr int QUERIES = QUERIES_BACKWARD<DP, MASKED>, E = ELEMENTS<QUERIES>;
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
     real *do_tile = q_tile + QUERIES * STRIDE<DP>;
     Place at = place_of(qkv, s, false);
+    const WarpMasks<true> hidden(masks, s, at);
+    const int end = MASKED ? last_query(masks, s, at.head / s.NH, at.row0 + ROWS - 1) + 1 : s.T;
     Slice dout_slice = slice_of(dout, s, at.head, 1, 0);
     const float *lse2 = rows.lse2 + (size_t)at.head * s.padded_T(),
                 *delta = rows.delta + (size_t)at.head * s.padded_T();
@@ -396,40 +460,58 @@ __global__ void __launch_bounds__(THREADS, 2)
     clear(dv);
     tile_load<ROWS, DP>(k_tile, at.k, at.row0, s);
     tile_load<ROWS, DP>(v_tile, at.v, at.row0, s);
-    for (int query0 = at.row0; query0 < s.T; query0 += QUERIES) {
+    for (int query0 = at.row0; query0 < end; query0 += QUERIES) {
         tiles_next<QUERIES, DP>(q_tile, at.q, do_tile, dout_slice, query0, s);
         float p[E], dp[E];
         multiply_abt<DP>(p, k_tile + at.warp_row * STRIDE<DP>, q_tile);
+        unsigned kept = MASKED ? hidden.template kept<E>(query0) : ~0u;
         UNROLL_FOR (int j = 0; j < E; j++) {
             int query = query0 + element_column(j);
             p[j] = at.row + element_row(j) > query ? 0.0f : exp2f(p[j] * scale2 - lse2[query]);
+            if (MASKED && hidden.hides(j, query0)) p[j] = 0.0f;
+            dp[j] = kept & kept_bit(j) ? p[j] : 0.0f;
         }
-        multiply_pb<DP>(dv, p, do_tile);
+        multiply_pb<DP>(dv, MASKED ? dp : p, do_tile);
         multiply_abt<DP>(dp, v_tile + at.warp_row * STRIDE<DP>, do_tile);
-        UNROLL_FOR (int j = 0; j < E; j++) p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
+        UNROLL_FOR (int j = 0; j < E; j++) {
+            if (MASKED) dp[j] = kept & kept_bit(j) ? dp[j] * hidden.scale : 0.0f;
+            p[j] *= dp[j] - delta[query0 + element_column(j)]; // dS
+        }
         multiply_pb<DP>(dk, p, q_tile);
     }
     store_rows(slice_of(dqkv, s, at.head, 3, 1), dk, scale, scale, at.row, s);
-    store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, 1.0f, 1.0f, at.row, s);
+    float factor = MASKED ? hidden.scale : 1.0f;
+    store_rows(slice_of(dqkv, s, at.head, 3, 2), dv, factor, factor, at.row, s);
 }
 
-int attention_tiled_forward(real *out, float *lse, const real *qkv, unsigned *, AttentionShape s, cudaStream_t stream,
-                            Error *e) {
-    const auto kernel = s.D <= 64 ? forward_kernel<64> : forward_kernel<128>;
-    const size_t bytes = 3 * ROWS * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+static bool is_masked(const AttentionMasks &masks) { return masks.first || masks.dropout.below; }
+
+int attention_tiled_forward(real *out, float *lse, const real *qkv, unsigned *, AttentionShape s,
+                            const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+    const bool narrow = s.D <= 64, masked = is_masked(masks);
+    const auto kernel = narrow ? (masked ? forward_kernel<64, true> : forward_kernel<64, false>)
+                               : (masked ? forward_kernel<128, true> : forward_kernel<128, false>);
+    const size_t bytes = 3 * ROWS * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
     TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s));
+    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s), masks);
     return CUDA_LAUNCHED(e);
 }
 
 int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                             AttentionRows rows, unsigned *, AttentionShape s, cudaStream_t stream, Error *e) {
-    const int own = 2 * ROWS, other = 2 * (s.D <= 64 ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
-    const size_t bytes = (own + other) * (s.D <= 64 ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+                             AttentionRows rows, unsigned *, AttentionShape s, const AttentionMasks &masks,
+                             cudaStream_t stream, Error *e) {
+    const bool narrow = s.D <= 64, masked = is_masked(masks);
+    const int own = 2 * ROWS, other = 2 * (narrow ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
+    const size_t bytes = (own + other) * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
+    const auto dkdv = narrow ? (masked ? dkdv_kernel<64, true> : dkdv_kernel<64, false>)
+                             : (masked ? dkdv_kernel<128, true> : dkdv_kernel<128, false>);
+    const auto dq = narrow ? (masked ? dq_kernel<64, true> : dq_kernel<64, false>)
+                           : (masked ? dq_kernel<128, true> : dq_kernel<128, false>);
     TRY(rows_fill(rows, lse, dout, out, s, stream, e));
-    for (auto kernel : {s.D <= 64 ? dkdv_kernel<64> : dkdv_kernel<128>, s.D <= 64 ? dq_kernel<64> : dq_kernel<128>}) {
+    for (auto kernel : {dkdv, dq}) {
         TRY(shared_memory_allow(kernel, bytes, e));
-        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s));
+        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s),
+                                                                      masks);
         TRY(CUDA_LAUNCHED(e));
     }
     return 0;

@@ -25,8 +25,9 @@ __device__ static inline float exp_minus(float x, float shift) {
 }
 
 typedef struct {
-    float *losses;
-    real *logits; // overwritten by the gradient
+    float *losses, *smoothed;
+    float smoothing, onehot, everywhere; // the last two: of the gradient
+    real *logits;                        // overwritten by the gradient
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
     float scale; // of the loss whose gradient this is
@@ -50,12 +51,16 @@ __device__ static inline Partial partial_join_warp(Partial p) {
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
-// The softmax of the whole row, in every thread.
-__device__ static inline Partial partial_join_block(Partial mine, Partial *shared) {
+// The softmax of the whole row, in every thread. SMOOTH: and *sum, the thread's sum of logits, becomes the row's.
+template <bool SMOOTH>
+__device__ static inline Partial partial_join_block(Partial mine, Partial *shared, float *sum, float *shared_sums) {
     const int lane = threadIdx.x % WARP;
     mine = partial_join_warp(mine);
     if (lane == 0) shared[threadIdx.x / WARP] = mine;
+    if (SMOOTH) *sum = warp_sum(*sum);
+    if (SMOOTH && lane == 0) shared_sums[threadIdx.x / WARP] = *sum;
     __syncthreads();
+    if (SMOOTH) *sum = warp_sum(lane < ROW_WARPS ? shared_sums[lane] : 0.0f);
     const Partial nothing = {-CUDART_INF_F, 0.0f};
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
@@ -102,11 +107,12 @@ __device__ static inline void fetch_wait_turn(int turn) {
     else fetch_wait<2>();
 }
 
-// The thread's part of the row. FETCHED: row is in shared memory.
-template <bool FETCHED> __device__ inline Partial row_partial(const real *row, int V) {
+// The thread's part of the row. FETCHED: row is in shared memory. SMOOTH: *logits is the sum of its logits.
+template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const real *row, int V, float *logits) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
     int turn = 0;
+    *logits = 0.0f;
     for (int c0 = threadIdx.x * VEC; c0 < V; c0 += TURN) {
         Pack<VEC> packs[ROW_PACKS];
         float max = mine.max;
@@ -122,8 +128,13 @@ template <bool FETCHED> __device__ inline Partial row_partial(const real *row, i
             float x[VEC];
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
+            if (SMOOTH && c0 + p * stride + VEC <= V)
+                UNROLL_FOR (int j = 0; j < VEC; j++) *logits += x[j];
         }
     }
+    const int tail = V / VEC * VEC; // the last pack, if part of it is padding
+    if (SMOOTH && tail / VEC % ROW_THREADS == (int)threadIdx.x)
+        for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
 
@@ -133,19 +144,30 @@ typedef struct {
     float shift, onehot;
 } RowEnd;
 
-// Writes the loss of row r, from the logits at `row`, in the thread that has the target's column.
-__device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partial all, const real *row) {
+// Writes the losses of row r, from the logits at `row`, in the thread that has the target's column. logits: their sum.
+template <bool SMOOTH>
+__device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partial all, float logits, const real *row) {
     const float logsumexp = loss_logsumexp(all.max, all.sum);
-    if (target / VEC % ROW_THREADS == (int)threadIdx.x) k.losses[r] = loss_at(logsumexp, real_to_float(row[target]));
-    return {target, logsumexp + logf((float)k.T / k.scale), k.scale / k.T};
+    if (target / VEC % ROW_THREADS == (int)threadIdx.x) {
+        const float logit = real_to_float(row[target]), loss = loss_at(logsumexp, logit);
+        k.losses[r] = loss;
+        if (SMOOTH) k.smoothed[r] = loss_smoothed(loss, logit, logits / k.V, k.smoothing);
+    }
+    return {target, logsumexp + logf((float)k.T / k.scale), SMOOTH ? k.onehot : k.scale / k.T};
 }
 
 // Columns c.. of the gradient, from logits at `from`.
-__device__ static inline void gradient_write(real *row, const RowEnd &e, const real *from, int c, int V) {
+template <bool SMOOTH>
+__device__ static inline void gradient_write(const Rows &k, real *row, const RowEnd &e, const real *from, int c) {
     float x[VEC] = {};
-    if (c < V) pack_get(x, pack_load<VEC>(from + c));
-    mask_padding(x, c, V); // exp(-inf) = 0
+    if (c < k.V) pack_get(x, pack_load<VEC>(from + c));
+    mask_padding(x, c, k.V); // exp(-inf) = 0
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
+    if (SMOOTH)
+        UNROLL_FOR (int j = 0; j < VEC; j++) x[j] -= k.everywhere;
+    if (SMOOTH && c + VEC > k.V)
+        UNROLL_FOR (int j = 0; j < VEC; j++)
+            if (c + j >= k.V) x[j] = 0.0f;
     if (e.target / VEC == c / VEC)
         UNROLL_FOR (int j = 0; j < VEC; j++)
             if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
@@ -153,19 +175,26 @@ __device__ static inline void gradient_write(real *row, const RowEnd &e, const r
 }
 
 // A block a row, of any length.
-template <bool GRADIENT> __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
+template <bool GRADIENT, bool SMOOTH>
+__global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
     __shared__ Partial shared[ROW_WARPS];
+    __shared__ float shared_sums[SMOOTH ? ROW_WARPS : 1];
     const int r = blockIdx.x;
     real *row = k.logits + (size_t)r * k.Vp;
-    const RowEnd end = row_end(k, r, row_target(k, r), partial_join_block(row_partial<false>(row, k.V), shared), row);
+    float logits;
+    Partial all = row_partial<false, SMOOTH>(row, k.V, &logits);
+    all = partial_join_block<SMOOTH>(all, shared, &logits, shared_sums);
+    const RowEnd end = row_end<SMOOTH>(k, r, row_target(k, r), all, logits, row);
 #pragma unroll 4
-    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC) gradient_write(row, end, row, c, k.V);
+    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC)
+        gradient_write<SMOOTH>(k, row, end, row, c);
 }
 
 // Block i takes rows i, i + blocks, ... through its cache (Vp), of which a thread reads only what it has fetched.
-__global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_constant__ Rows k) {
+template <bool SMOOTH> __global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_constant__ Rows k) {
     extern __shared__ __align__(16) unsigned char cache_bytes[];
     __shared__ Partial shared[2][ROW_WARPS]; // by turns: one barrier a row is enough
+    __shared__ float shared_sums[2][SMOOTH ? ROW_WARPS : 1];
     real *cache = reinterpret_cast<real *>(cache_bytes), *row = k.logits + (size_t)blockIdx.x * k.Vp;
     const size_t step = (size_t)gridDim.x * k.Vp;
     for (int i = 0, c = threadIdx.x * VEC; i < TURNS_MAX * ROW_PACKS; i++, c += ROW_THREADS * VEC) {
@@ -174,29 +203,39 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_const
     }
     for (int r = blockIdx.x, buffer = 0; r < k.R; r += gridDim.x, buffer ^= 1, row += step) {
         const int target = row_target(k, r), fetched = r + (int)gridDim.x < k.R ? k.V : 0;
-        const RowEnd end =
-            row_end(k, r, target, partial_join_block(row_partial<true>(cache, k.V), shared[buffer]), cache);
+        float logits;
+        Partial all = row_partial<true, SMOOTH>(cache, k.V, &logits);
+        all = partial_join_block<SMOOTH>(all, shared[buffer], &logits, shared_sums[buffer]);
+        const RowEnd end = row_end<SMOOTH>(k, r, target, all, logits, cache);
 #pragma unroll 2
         for (int i = 0, c = threadIdx.x * VEC; i < TURNS_MAX * ROW_PACKS; i++, c += ROW_THREADS * VEC) {
-            if (c < k.Vp) gradient_write(row, end, cache, c, k.V);
+            if (c < k.Vp) gradient_write<SMOOTH>(k, row, end, cache, c);
             if (c < fetched) pack_fetch((Pack<VEC> *)(cache + c), row + step + c, true);
             if (i % ROW_PACKS == ROW_PACKS - 1) fetch_commit();
         }
     }
 }
 
-int crossentropy(float *losses, real *logits, float scale, const uint16_t *tokens, int row0, int R, int T, int V,
-                 int Vp, cudaStream_t stream, Error *e) {
-    const size_t row_bytes = Vp * sizeof(real);
-    const Rows rows = {losses, logits, tokens, R, row0, T, V, Vp, scale};
+template <bool SMOOTH> static int launch(const Rows &rows, cudaStream_t stream, Error *e) {
+    const size_t row_bytes = rows.Vp * sizeof(real), sums = 2 * ROW_WARPS * (sizeof(Partial) + sizeof(float));
     int most, processors;
-    assert(Vp % VEC == 0); // as the model pads it
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
-    if (scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + 2 * ROW_WARPS * sizeof(Partial) <= (size_t)most) {
-        const int blocks = R < 2 * processors ? R : 2 * processors;
-        TRY(shared_memory_allow(rows_kernel, row_bytes, e));
-        rows_kernel<<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
-    } else (scale > 0 ? row_kernel<true> : row_kernel<false>)<<<R, ROW_THREADS, 0, stream>>>(rows);
+    if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most) {
+        const int blocks = rows.R < 2 * processors ? rows.R : 2 * processors;
+        TRY(shared_memory_allow(rows_kernel<SMOOTH>, row_bytes, e));
+        rows_kernel<SMOOTH><<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
+    } else
+        (rows.scale > 0 ? row_kernel<true, SMOOTH>
+                        : row_kernel<false, SMOOTH>)<<<rows.R, ROW_THREADS, 0, stream>>>(rows);
     return CUDA_LAUNCHED(e);
+}
+
+int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
+                 int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e) {
+    Rows rows = {losses, smoothed, smoothing, 0, 0, logits, tokens, R, row0, T, V, Vp, scale};
+    rows.onehot = (1.0f - smoothing) * scale / T;
+    rows.everywhere = loss_gradient_everywhere(scale / T, smoothing, V);
+    assert(Vp % VEC == 0); // as the model pads it
+    return (smoothed ? launch<true> : launch<false>)(rows, stream, e);
 }

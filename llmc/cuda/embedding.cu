@@ -4,6 +4,7 @@
 #include "cuda/vec.cuh"
 #include "math/accumulate.h"
 
+#include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
 
 enum { THREADS = 256 };
@@ -15,34 +16,85 @@ __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
 
-template <int W>
-__global__ void forward_kernel(real *out, const uint16_t *tokens, const real *wte, const real *wpe, size_t packs_total,
-                               int T, int C) {
+// The position of flat row n in its document, or in its example.
+__device__ static inline int position_of(const uint16_t *first, int n, int T) { return n % T - (first ? first[n] : 0); }
+
+// MASKS: with documents or dropout, or both.
+template <int W, bool MASKS>
+__global__ void forward_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte,
+                               const real *wpe, const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
-    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W; // packs of one row
+    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs of one row
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
-    pack_get(p, pack_load<W>(wpe + (size_t)(n % T) * C + c));
+    pack_get(p, pack_load<W>(wpe + (size_t)position_of(MASKS ? first : NULL, n, T) * C + c));
     floats_add(x, p);
+    if (MASKS && drop.dropout.below) dropout_multiply(x, drop, n / T, n % T, c);
     pack_store(out + (size_t)n * C + c, pack_of<W>(x));
 }
 
-int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
-                      cudaStream_t stream, Error *e) {
-    const size_t packs = (size_t)B * T * (C % VEC ? C : C / VEC);
-    const auto kernel = C % VEC ? forward_kernel<1> : forward_kernel<VEC>;
-    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(out, tokens, wte, wpe, packs, T, C);
+int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
+                      const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e) {
+    const size_t packs = (size_t)B * drop.T * (C % VEC ? C : C / VEC);
+    const bool masks = first || drop.dropout.below;
+    const auto kernel = C % VEC ? (masks ? forward_kernel<1, true> : forward_kernel<1, false>)
+                                : (masks ? forward_kernel<VEC, true> : forward_kernel<VEC, false>);
+    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(out, tokens, first, wte, wpe, drop, packs, C);
+    return CUDA_LAUNCHED(e);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Documents: a block an example, whose threads take runs of equal length. A run's own openings are spread over it, and what
+// the runs before it (or after it) have is found by a scan.
+
+enum { SCAN_THREADS = 256 };
+
+__global__ void __launch_bounds__(SCAN_THREADS)
+    documents_kernel(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int T) {
+    typedef cub::BlockScan<int, SCAN_THREADS> Scan;
+    __shared__ typename Scan::TempStorage scratch[2];
+    const uint16_t *row = tokens + (size_t)blockIdx.x * (T + 1);
+    const int run = (T + SCAN_THREADS - 1) / SCAN_THREADS, begin = min((int)threadIdx.x * run, T);
+    const int end = min(begin + run, T);
+    int opened = 0, opens = T; // the run's last opening, and its first
+    for (int t = begin; t < end; t++)
+        if (row[t] == separator) opened = t, opens = min(opens, t);
+    int before, after; // the last opening before the run; T minus the first one after it
+    const auto maximum = [](int a, int b) { return a > b ? a : b; };
+    Scan(scratch[0]).ExclusiveScan(opened, before, 0, maximum);
+    __shared__ int reversed[SCAN_THREADS];
+    reversed[SCAN_THREADS - 1 - threadIdx.x] = T - opens;
+    __syncthreads();
+    Scan(scratch[1]).ExclusiveScan(reversed[threadIdx.x], after, 0, maximum);
+    __syncthreads();
+    reversed[SCAN_THREADS - 1 - threadIdx.x] = after;
+    __syncthreads();
+    const size_t start = (size_t)blockIdx.x * T;
+    for (int t = begin; t < end; t++) first[start + t] = (uint16_t)(before = row[t] == separator ? t : before);
+    int next = T - reversed[threadIdx.x];
+    for (int t = end - 1; t >= begin; t--) {
+        last[start + t] = (uint16_t)(next - 1);
+        if (row[t] == separator) next = t;
+    }
+}
+
+int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
+                        cudaStream_t stream, Error *e) {
+    documents_kernel<<<B, SCAN_THREADS, 0, stream>>>(first, last, tokens, separator, T);
     return CUDA_LAUNCHED(e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // The sort. Radix sort is stable, so equal keys keep the order of their rows: sums over a run have one order.
 
-__global__ void keys_kernel(uint32_t *keys, uint32_t *rows, const uint16_t *tokens, bool by_example, int N, int T) {
+// first not NULL: the position in the document is the key, not the token.
+__global__ void keys_kernel(uint32_t *keys, uint32_t *rows, const uint16_t *tokens, const uint16_t *first,
+                            bool by_example, int N, int T) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n >= N) return;
-    keys[n] = (by_example ? (uint32_t)(n / T) << 16 : 0u) | token_at(tokens, n, T);
+    keys[n] = (by_example ? (uint32_t)(n / T) << 16 : 0u) |
+              (uint32_t)(first ? position_of(first, n, T) : token_at(tokens, n, T));
     rows[n] = n;
 }
 
@@ -62,15 +114,15 @@ static size_t radix_bytes(int N) {
 // Layout: keys and rows sorted, keys and rows unsorted, the sort's scratch.
 size_t embedding_sort_workspace_bytes(int B, int T) { return 4 * order_bytes(B * T) + radix_bytes(B * T); }
 
-int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_example, int B, int T, void *workspace,
-                   cudaStream_t stream, Error *e) {
+int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
+                   void *workspace, cudaStream_t stream, Error *e) {
     const int N = B * T;
     const size_t step = order_bytes(N);
     char *at = (char *)workspace;
     order->key = (uint32_t *)at;
     order->row = (uint32_t *)(at + step);
     uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
-    keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, by_example, N, T);
+    keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, first, by_example, N, T);
     TRY(CUDA_LAUNCHED(e));
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
@@ -199,7 +251,7 @@ static int backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder ord
     const int packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
-    position_kernel<W><<<blocks_for((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
+    if (dwpe) position_kernel<W><<<blocks_for((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
     TRY(CUDA_LAUNCHED(e));
     token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, B * T, C);
     TRY(CUDA_LAUNCHED(e));

@@ -5,24 +5,33 @@
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+#include "cuda/dropout.cuh"
 
-// out (B, T, C) = wte[token] + wpe[t]. wte (V, C), wpe (T or more, C).
-int embedding_forward(real *out, const uint16_t *tokens, const real *wte, const real *wpe, int B, int T, int C,
-                      cudaStream_t stream, Error *e);
+// out (B, T, C) = what dropout leaves of wte[token] + wpe[position]; T is that of drop. wte (V, C), wpe (T or more, C).
+// first: of embedding_documents; NULL: the position is t.
+int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
+                      const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// Positions in the order of their token.
+// first, last (B, T): the first and the last token of each token's document in its row. The separator opens a document, and
+// so does a row.
+int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
+                        cudaStream_t stream, Error *e);
+
+// Flat positions in the order of their token, or of their position in the document.
 typedef struct {
-    uint32_t *key; // (B T) ascending: the token, or example << 16 | token
+    uint32_t *key; // (B T) ascending: the token or position, or example << 16 | it
     uint32_t *row; // (B T) b T + t; ascending among equal keys
 } EmbeddingOrder;
 
-// Sorts on the device. *order points into workspace. by_example: for embedding_example_squares.
+// Sorts on the device, by position where first is not NULL. *order points into workspace. by_example: for
+// embedding_example_squares.
 size_t embedding_sort_workspace_bytes(int B, int T);
-int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, bool by_example, int B, int T, void *workspace,
-                   cudaStream_t stream, Error *e);
+int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
+                   void *workspace, cudaStream_t stream, Error *e);
 
 // dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C).
-// order is the one with by_example = false.
+// order is the one with by_example = false. Of documents: a call for each tensor, dwpe as dwte in the order of positions,
+// dwpe NULL.
 size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
@@ -33,8 +42,9 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather), read where a token occurs for the last time;
-// NULL: no cross term.
-// order is the one with by_example = true.
+// NULL: no cross term. A sum that is NULL is not wanted.
+// order is the one with by_example = true. Of documents: a call for each tensor, with the sum of positions as `token` in the
+// order of positions.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,

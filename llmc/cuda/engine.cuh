@@ -32,13 +32,15 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    int clusters; // weight_gradient_clusters
-    void *memory; // the one device allocation
+    bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
+    int clusters;      // weight_gradient_clusters
+    void *memory;      // the one device allocation
 
-    real *weight;    // what the kernels read: flat, in the layout of the tensor table
-    float *param;    // master weights: of the owned ranges (model/shard.h); the same as weight where that is fp32
-    float *grad;     // of the step so far, with shard_grads of this micro-step: see shard_grad_place
-    float *grad_sum; // of the step: grad, or with shard_grads of the owned ranges
+    real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
+    real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
+    float *param; // master weights: of the owned ranges (model/shard.h); the same as weight if these are fp32 and whole
+    float *grad;  // of the step so far, with shard_grads of this micro-step: see shard_grad_place
+    float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
     uint8_t *decay;              // see OptimizerArrays
     ReduceSegment *segment;      // (tensors) the place of each, for norms
@@ -50,20 +52,22 @@ struct Engine {
     bool scaled;                 // grad_scale is this step's
     float loss_scale;            // scale_loss
 
-    Block *block;         // (L)
-    Block base;           // activations of all blocks; each has a slice
-    real *x_final;        // (B, T, C)  output of the last block
-    real *lnf;            // (B, T, C)
-    float *meanf, *rstdf; // (B, T)
-    real *delta;          // (B, T, C)  a branch's output, not yet added to the residual stream
-    uint16_t *tokens;     // (B, T + 1)
-    unsigned *ticket;     // (1) of attention's work, 0 between its kernels
-    float *loss;          // (B, T)
-    real *logits;         // (head_rows, Vp)  a chunk of the head
-    real *dx, *dy;        // (B, T, C)  gradient of the residual stream; of a branch
-    real *dwide;          // (B, T, 4C) gradient of qkv, fc
-    void *sorted;         // workspace of embedding_sort
-    void *scratch;        // of whichever kernel runs
+    Block *block;                             // (L)
+    Block base;                               // activations of all blocks; each has a slice
+    real *x_final;                            // (B, T, C)  output of the last block
+    real *lnf;                                // (B, T, C)
+    float *meanf, *rstdf;                     // (B, T)
+    real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
+    uint16_t *tokens;                         // (B, T + 1)
+    uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
+    unsigned *ticket;                         // (1) of the work of attention and of linear_sm90, 0 between
+    float *loss;                              // (B, T)
+    float *smoothed;                          // (B, T) the same with label smoothing, or NULL
+    real *logits;                             // (head_rows, Vp)  a chunk of the head
+    real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
+    real *dwide;                              // (B, T, 4C) gradient of qkv, fc
+    void *sorted;                             // workspace of embedding_sort
+    void *scratch;                            // of whichever kernel runs
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
@@ -75,13 +79,14 @@ struct Engine {
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
+    uint64_t example;        // of the run, the first of the next micro-step
     GnsMode mode;            // the least that a micro-step of this step has measured
     bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
-// Numbers of a step, summed on the device: loss, <E, U>, then rows of one number a tensor: |g|^2, sum_b |g_b|^2, |g|^2 of
-// this rank's own gradients, and scratch for the last.
-enum { STAT_LOSS, STAT_CROSS, STAT_TENSORS };
+// Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor:
+// |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
+enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
@@ -123,6 +128,7 @@ int cuda_norms(Engine *engine, Range range, Error *e);
 int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);
+const void *cuda_own_weights(Engine *engine, Range range);
 int cuda_clear(Engine *engine, Range range, Error *e);
 int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);

@@ -7,6 +7,7 @@
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
@@ -53,6 +54,7 @@ static size_t scratch_bytes(const Engine *engine) {
         most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
         most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
+        most = size_max(most, linear_sm90_workspace_bytes(B * T, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;
@@ -68,10 +70,13 @@ static size_t scratch_bytes(const Engine *engine) {
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
+    const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
+    const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
-    if (!rounded) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
-    else ADD("working weights, " REAL_NAME, engine->weight, n, FORWARD, BACKWARD);
-    if (rounded && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
+    if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
+    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, BACKWARD);
+    if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
+    if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, BACKWARD);
     ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
     ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);
     ADD("small tables", engine->ticket, 1, FORWARD, BACKWARD);
@@ -121,7 +126,10 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
     ADD(what, engine->tokens, N + c->micro_batch, FORWARD, BACKWARD);
+    if (c->document_mask) ADD(what, engine->document_first, N, FORWARD, BACKWARD);
+    if (c->document_mask) ADD(what, engine->document_last, N, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
+    if (c->label_smoothing > 0 && !c->inference) ADD(what, engine->smoothed, N, HEAD, BACKWARD);
 }
 
 static void layout_scratch(Engine *engine, Arena *a) {
@@ -134,7 +142,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
-    ADD(what, engine->dwide, N * 4 * C, BACKWARD, BACKWARD);
+    ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->gns != GNS_EXACT) return;

@@ -18,9 +18,12 @@
 
 static bool weights_rounded() { return sizeof(real) < sizeof(float); }
 
+// Are the master weights apart from those that the kernels read, and of the owned ranges alone?
+static bool masters_apart(const Engine *engine) { return weights_rounded() || engine->config.shard_weights; }
+
 // Does the array cover all parameters, or the owned ranges alone?
 static bool is_whole(const Engine *engine, StateKind kind) {
-    if (kind == STATE_PARAM) return !weights_rounded();
+    if (kind == STATE_PARAM) return !masters_apart(engine);
     return kind == STATE_GRAD && !engine->config.shard_grads;
 }
 
@@ -37,7 +40,9 @@ int engine_state_clear(Engine *engine, Error *e) {
         size_t n = is_whole(engine, kind) ? all : owned;
         if (array) CUDA_TRY(cudaMemsetAsync(array, 0, n * sizeof(float), engine->stream), e);
     }
-    return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, all * sizeof(real), engine->stream), e);
+    if (engine->own_weight) CUDA_TRY(cudaMemsetAsync(engine->own_weight, 0, owned * sizeof(real), engine->stream), e);
+    size_t kept = shard_weight_elements(&engine->config);
+    return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
 // Drains the stream of a call that has queued copies from or to its caller's memory and ends with `code` (4).
@@ -47,8 +52,9 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// The working weights, rounded here: the device has no room for the master weights of other ranks.
-static int load_rounded(Engine *engine, Range range, const float *values, Error *e) {
+// The working weights of blocks that do not take turns, rounded here: the device has no room for the master weights of
+// other ranks.
+static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = 1 << 20; // elements
     real *rounded;
     int code = 0;
@@ -65,10 +71,17 @@ static int load_rounded(Engine *engine, Range range, const float *values, Error 
 
 static int load_pieces(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     float *array = state_array(engine, kind);
+    const Model *model = engine->config.model;
     Piece p;
-    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
-    return kind == STATE_PARAM && weights_rounded() ? load_rounded(engine, range, values, e) : 0;
+        if (kind == STATE_PARAM && engine->own_weight)
+            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, range_length(p.range), engine->stream,
+                                e));
+    }
+    if (kind != STATE_PARAM || !masters_apart(engine)) return 0;
+    Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};
+    return load_working(engine, range_overlap(range, all), values, e);
 }
 
 int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
@@ -81,9 +94,9 @@ void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
 }
 
 static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
-    TRY(watch_await(&engine->weights_watch, range, e));
-    if (kind == STATE_GRAD || engine->weights_watch.await)
-        CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
+    const bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
+    if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
+    if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
     return CUDA_CALL(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
 }
 
@@ -198,8 +211,9 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
         size_t begin = p.range.begin;
         assert(begin % DECAY_GRANULE == 0);
-        float *param = engine->param + (weights_rounded() ? p.place : begin);
+        float *param = engine->param + (masters_apart(engine) ? p.place : begin);
         real *weight = weights_rounded() ? engine->weight + begin : NULL;
+        if (engine->config.shard_weights) weight = engine->own_weight ? engine->own_weight + p.place : NULL;
         const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
         OptimizerArrays arrays = {param,
                                   weight,
@@ -216,9 +230,15 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
-    if (buffer == BUFFER_WEIGHT) return engine->weight + element;
+    if (buffer == BUFFER_WEIGHT) return engine->weight + shard_weight_place(&engine->config, element);
     engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes them
     return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
+}
+
+const void *cuda_own_weights(Engine *engine, Range range) {
+    size_t place = shard_place(&engine->config, range);
+    if (engine->own_weight) return engine->own_weight + place;
+    return engine->param + place;
 }
 
 size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }
@@ -228,12 +248,17 @@ void *cuda_stream(Engine *engine) { return engine->stream; }
 int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
              *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
-    size_t n = range_length(range), all = engine->config.model->flat_count;
-    bool masters = engine->param && (void *)engine->weight != engine->param && engine->config.owned_count == 0;
-    TRY(watch_await(&engine->weights_watch, range, e));
+    const Model *model = engine->config.model;
+    bool masters = engine->param && masters_apart(engine) && engine->config.owned_count == 0;
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
-    TRY(reduce_hash(sum, engine->weight + range.begin, n, range.begin, engine->stream, e));
-    if (masters) TRY(reduce_hash(sum, engine->param + range.begin, n, all + range.begin, engine->stream, e));
+    for (int i = 0; i < model_bucket_count(model); i++) {
+        Range part = range_overlap(range, model_bucket(model, i));
+        size_t n = range_length(part), at = part.begin;
+        if (n == 0) continue;
+        TRY(watch_await(&engine->weights_watch, part, e));
+        TRY(reduce_hash(sum, engine->weight + shard_weight_place(&engine->config, at), n, at, engine->stream, e));
+        if (masters) TRY(reduce_hash(sum, engine->param + at, n, model->flat_count + at, engine->stream, e));
+    }
     TRY(copy_out(engine, answer, sum, sizeof *sum, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     *hash = *answer;

@@ -1,25 +1,6 @@
 // gelu: see gelu.cuh.
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
-#include "math/gelu.h"
-
-// sigmoid(2u); the fast exponential is good enough for 16 bits
-__device__ static inline float gelu_sigmoid(float x) {
-    const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
-#ifdef GNS_FP32
-    return 1.0f / (1.0f + expf(minus_2u));
-#else
-    return __fdividef(1.0f, 1.0f + __expf(minus_2u));
-#endif
-}
-
-__device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
-
-__device__ static inline float gelu_derivative(float x) {
-    const float s = gelu_sigmoid(x);
-    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
-    return s + x * s * (1.0f - s) * twice_du;
-}
 
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
 

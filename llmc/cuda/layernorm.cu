@@ -3,14 +3,19 @@
 #include "cuda/vec.cuh"
 #include "math/layernorm.h"
 
-// The row that is normalised: a, or a + b as stored.
-template <bool RESIDUAL, int W> __device__ inline Pack<W> row_load(const real *a, const real *b, size_t i) {
-    const Pack<W> x = pack_load<W>(a + i);
-    if constexpr (!RESIDUAL) return x;
-    const Pack<W> y = pack_load<W>(b + i);
+// What is normalised: a, a + b, or a + what dropout leaves of b.
+enum Input { ALONE, SUM, DROPPED };
+
+// Columns c.. of flat row n, as stored.
+template <Input INPUT, int W>
+__device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropout &drop, int n, int c, int C) {
+    const Pack<W> x = pack_load<W>(a + (size_t)n * C + c);
+    if constexpr (INPUT == ALONE) return x;
+    const Pack<W> y = pack_load<W>(b + (size_t)n * C + c);
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
+    if constexpr (INPUT == DROPPED) dropout_multiply(t, drop, n / drop.T, n % drop.T, c);
     floats_add(s, t);
     return pack_of<W>(s);
 }
@@ -28,22 +33,22 @@ __device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd,
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 
 // A warp a row, the row in registers: C <= PACKS * 256, C % 8 == 0. One read and one write of everything.
-template <bool RESIDUAL, int PACKS>
+template <Input INPUT, int PACKS>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                        const real *gamma, const real *beta, int N, int C) {
+                        const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int N, int C) {
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x;
     if (row >= N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        packs[p] = c < C ? row_load<RESIDUAL, VEC>(a, b, start + c) : Pack<VEC>{};
+        packs[p] = c < C ? row_load<INPUT, VEC>(a, b, drop, row, c, C) : Pack<VEC>{};
     }
     float x[PACKS][VEC], sum = 0.0f;
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (RESIDUAL && c < C) pack_store(residual + start + c, packs[p]);
+        if (INPUT != ALONE && c < C) pack_store(residual + start + c, packs[p]);
         pack_get(x[p], packs[p]);
         UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
@@ -63,20 +68,20 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
 enum { ROW_THREADS = 256 };
 
 // A block a row, any C; the row is read three times, the last two from the cache.
-template <bool RESIDUAL, int W>
+template <Input INPUT, int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     forward_block_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                         const real *gamma, const real *beta, int C) {
+                         const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int C) {
     __shared__ float shared[2][ROW_THREADS / WARP];
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = row_load<RESIDUAL, W>(a, b, start + c);
-        if (RESIDUAL) pack_store(residual + start + c, pack);
+        const Pack<W> pack = row_load<INPUT, W>(a, b, drop, blockIdx.x, c, C);
+        if (INPUT != ALONE) pack_store(residual + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (RESIDUAL ? residual : a) + start; // a thread reads back only its own columns
+    const real *row = (INPUT != ALONE ? residual : a) + start; // a thread reads back only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -90,25 +95,26 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
 }
 
-template <bool RESIDUAL>
+template <Input INPUT>
 static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
-                   const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    static constexpr decltype(&forward_warp_kernel<RESIDUAL, 1>) of_packs[ROW_PACKS_MAX] = {
-        forward_warp_kernel<RESIDUAL, 1>, forward_warp_kernel<RESIDUAL, 2>, forward_warp_kernel<RESIDUAL, 3>,
-        forward_warp_kernel<RESIDUAL, 4>, forward_warp_kernel<RESIDUAL, 5>, forward_warp_kernel<RESIDUAL, 6>,
-        forward_warp_kernel<RESIDUAL, 7>, forward_warp_kernel<RESIDUAL, 8>};
-    const auto block_kernel = C % VEC ? forward_block_kernel<RESIDUAL, 1> : forward_block_kernel<RESIDUAL, VEC>;
+                   const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e) {
+    static constexpr decltype(&forward_warp_kernel<INPUT, 1>) of_packs[ROW_PACKS_MAX] = {
+        forward_warp_kernel<INPUT, 1>, forward_warp_kernel<INPUT, 2>, forward_warp_kernel<INPUT, 3>,
+        forward_warp_kernel<INPUT, 4>, forward_warp_kernel<INPUT, 5>, forward_warp_kernel<INPUT, 6>,
+        forward_warp_kernel<INPUT, 7>, forward_warp_kernel<INPUT, 8>};
+    const auto block_kernel = C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
     const int packs = ceil_div(C, WARP * VEC);
     if (C % VEC == 0 && packs <= ROW_PACKS_MAX)
         of_packs[packs - 1]<<<ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream>>>(
-            residual, out, mean, rstd, a, b, gamma, beta, N, C);
-    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, C);
+            residual, out, mean, rstd, a, b, gamma, beta, drop, N, C);
+    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, drop, C);
     return CUDA_LAUNCHED(e);
 }
 
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
-                      const real *beta, int N, int C, cudaStream_t stream, Error *e) {
-    return (b ? forward<true> : forward<false>)(sum, out, mean, rstd, a, b, gamma, beta, N, C, stream, e);
+                      const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e) {
+    const auto of_input = !b ? forward<ALONE> : drop.dropout.below ? forward<DROPPED> : forward<SUM>;
+    return of_input(sum, out, mean, rstd, a, b, gamma, beta, drop, N, C, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -123,6 +129,8 @@ typedef struct {
     float *partials; // (slots, sets, C)
     ColumnSplit split;
     int C;
+    real *dbranch;
+    RowDropout drop;
 } Backward;
 
 // TILE rows are in flight at once: 192 bytes a thread, dresidual included, in up to 128 registers.
@@ -182,10 +190,10 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
         UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
 }
 
-// Second half: dresidual, and its columns' sums. means: the sums divided by C.
-template <bool ACCUMULATE, int SETS>
+// Second half: dresidual, what dropout leaves of it, and the latter's columns' sums. means: the sums divided by C.
+template <bool ACCUMULATE, bool DROP, int SETS>
 __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Pack<VEC> &gamma_pack, int row, int stop, int c) {
+                                  const Tile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
@@ -200,16 +208,22 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
         }
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
-        if constexpr (SETS == 3) {
-            pack_get(dx, written);
-            floats_add(grads[2], dx);
-        }
+        if constexpr (DROP) {
+            Pack<VEC> kept = written;
+            pack_forget(kept);
+            pack_get(dx, kept);
+            dropout_multiply(dx, k.drop, b, row + r - b * k.split.T, c);
+            const Pack<VEC> branch = pack_of<VEC>(dx);
+            pack_store(k.dbranch + (size_t)(row + r) * k.C + c, branch);
+            pack_get(dx, branch);
+        } else if constexpr (SETS == 3) pack_get(dx, written);
+        if constexpr (SETS == 3) floats_add(grads[2], dx);
     }
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
 // one write of dresidual. Threads beyond the row's end only take part in barriers.
-template <bool ACCUMULATE, bool DBIAS>
+template <bool ACCUMULATE, bool DBIAS, bool DROP>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
@@ -232,7 +246,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write<ACCUMULATE>(k, grads, sums, tile, gamma, row, stop, c);
+            tile_write<ACCUMULATE, DROP>(k, grads, sums, tile, gamma, b, row, stop, c);
         }
         row = stop; // the last tile may end beyond it
         if (c >= k.C) continue;
@@ -242,7 +256,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
 }
 
 // Any C: the block walks along the row, and the partial sums are kept in their slot.
-template <bool ACCUMULATE, bool DBIAS>
+template <bool ACCUMULATE, bool DBIAS, bool DROP>
 __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ Backward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
@@ -272,8 +286,13 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
             const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
             const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
             const float old = ACCUMULATE ? real_to_float(k.dresidual[start + c]) : 0.0f;
-            const real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
+            real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
             k.dresidual[start + c] = written;
+            if constexpr (DROP) {
+                float branch[1] = {real_to_float(written)};
+                dropout_multiply(branch, k.drop, b, row % k.split.T, c);
+                k.dbranch[start + c] = written = (real)branch[0];
+            }
             if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
         }
         __syncthreads(); // shared is written again
@@ -292,16 +311,23 @@ size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
     return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
+template <bool DROP> static int backward(const Backward &k, bool accumulate, bool bias, cudaStream_t stream, Error *e) {
+    const auto fast = accumulate ? (bias ? backward_kernel<true, true, DROP> : backward_kernel<true, false, DROP>)
+                                 : (bias ? backward_kernel<false, true, DROP> : backward_kernel<false, false, DROP>);
+    const auto any = accumulate
+                         ? (bias ? backward_any_kernel<true, true, DROP> : backward_any_kernel<true, false, DROP>)
+                         : (bias ? backward_any_kernel<false, true, DROP> : backward_any_kernel<false, false, DROP>);
+    return launch_after(backward_is_fast(k.C) ? fast : any, k.split.blocks, backward_threads(k.C), 0, stream, e, k);
+}
+
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
-                       ColumnGradient dbias, const real *dy, const real *x, const float *mean, const float *rstd,
-                       const real *gamma, int B, int T, int C, void *workspace, cudaStream_t stream, Error *e) {
-    const Backward k = {dresidual, dy, x, mean, rstd, gamma, (float *)workspace, backward_split(B, T, C), C};
+                       ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,
+                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, void *workspace,
+                       cudaStream_t stream, Error *e) {
+    const Backward k = {dresidual, dy,      x,   mean, rstd, gamma, (float *)workspace, backward_split(B, T, C),
+                        C,         dbranch, drop};
     const bool bias = dbias.sum != NULL;
-    const auto fast = accumulate ? (bias ? backward_kernel<true, true> : backward_kernel<true, false>)
-                                 : (bias ? backward_kernel<false, true> : backward_kernel<false, false>);
-    const auto any = accumulate ? (bias ? backward_any_kernel<true, true> : backward_any_kernel<true, false>)
-                                : (bias ? backward_any_kernel<false, true> : backward_any_kernel<false, false>);
-    TRY(launch_after(backward_is_fast(C) ? fast : any, k.split.blocks, backward_threads(C), 0, stream, e, k));
+    TRY((drop.dropout.below ? backward<true> : backward<false>)(k, accumulate, bias, stream, e));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
     return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
 }

@@ -21,6 +21,21 @@ struct alignas(4 * sizeof(real)) Real4 {
 
 __device__ static Real4 round4(float4 p) { return {(real)p.x, (real)p.y, (real)p.z, (real)p.w}; }
 
+__global__ static void round_kernel(Real4 *out, const float4 *x, size_t fours) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < fours) out[i] = round4(x[i]);
+}
+
+int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e) {
+    const unsigned threads = 256;
+    assert(n % DECAY_GRANULE == 0);
+    size_t fours = n / 4;
+    if (fours == 0) return 0;
+    round_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>((Real4 *)out, (const float4 *)x,
+                                                                                      fours);
+    return CUDA_LAUNCHED(e);
+}
+
 // A thread takes four elements of one tensor: 28 bytes an element read and written, 30 with the copy.
 __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;

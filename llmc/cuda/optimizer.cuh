@@ -13,6 +13,9 @@ enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of i
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
+// out = x, rounded to nearest even. n a multiple of 64.
+int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
+
 // Addresses of the first element to update, number 64 k of the flat arrays.
 typedef struct {
     float *param; // fp32 master weights

@@ -128,6 +128,21 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
+// attribute: or NULL.
+template <typename... Parameters, typename... Arguments>
+static int launch_with(const cudaLaunchAttribute *attribute, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
+                       size_t shared_bytes, cudaStream_t stream, Error *e, Arguments... arguments) {
+    cudaLaunchAttribute copy = attribute ? *attribute : cudaLaunchAttribute{};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    config.attrs = &copy;
+    config.numAttrs = attribute ? 1 : 0;
+    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
+}
+
 template <typename... Parameters, typename... Arguments>
 static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                         cudaStream_t stream, Error *e, Arguments... arguments) {
@@ -136,14 +151,17 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = major >= 9 ? 1 : 0;
-    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
+    return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
+}
+
+// A launch in clusters of `size` blocks, on the stream's turn.
+template <typename... Parameters, typename... Arguments>
+static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                           cudaStream_t stream, Error *e, Arguments... arguments) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    return launch_with(&attribute, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
 }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -590,14 +590,8 @@ template <class L, bool SQUARES>
 static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
     const auto kernel = product_kernel<L, SQUARES>;
     TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = PAIR, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(job.schedule.level[0].pairs * PAIR), config.blockDim = dim3(THREADS);
-    config.dynamicSmemBytes = sizeof(typename L::Shared), config.stream = stream;
-    config.attrs = &attribute, config.numAttrs = 1;
-    return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, map[0], map[1], map[2], map[3], job), e);
+    return launch_clusters(PAIR, kernel, dim3(job.schedule.level[0].pairs * PAIR), dim3(THREADS),
+                           sizeof(typename L::Shared), stream, e, map[0], map[1], map[2], map[3], job);
 }
 
 template <bool SQUARES>

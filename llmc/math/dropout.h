@@ -1,13 +1,15 @@
 // dropout: which elements drop (Srivastava et al. 2014, JMLR 15), as a pure function of seed, example, layer, place, head,
 // row and column. Any rank, thread or pass can ask again, so no mask is stored.
 //
-// An element drops where its 16 random bits are below 2^16 p; the others are multiplied by 1 / (1 - p), so p is a
-// multiple of 2^-16. A block of Philox has the bits of 8 elements of a row, 16 columns apart: neighbouring columns are
-// neighbouring lanes of a vector, and what a thread holds of a tensor core's tile is in one block.
+// An element drops where its 15 random bits are below 2^15 p; the others are multiplied by 1 / (1 - p), so p is a
+// multiple of 2^-15. Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block has the
+// bits of 8 elements, two in each of its words, the even column in the low half:
 //
 //     stream   2^63 + the example's number: no other draw has such a stream
-//     block    place 2^52 + layer 2^42 + head 2^32 + row 2^16 + c / 128 * 16 + c % 16   for column c
-//     bits     half h = c / 16 % 8 of the block's four words, of each the low one first
+//     block    place 2^52 + layer 2^42 + head 2^32 + r 2^16 + k
+//     (T, C)   r = row, k = c / 8, word c % 8 / 2: a block has 8 neighbouring columns
+//     (T, T)   r = row / 16 * 8 + row % 8, k = c / 16 * 4 + c % 8 / 2, word c / 8 % 2 * 2 + row / 8 % 2: a block has what
+//              one lane of a warp has of a 16 x 16 tile of a tensor core's result
 #pragma once
 
 #include "math/rng.h"
@@ -19,15 +21,16 @@ typedef enum { DROPOUT_EMBEDDING, DROPOUT_PROBABILITY, DROPOUT_ATTENTION, DROPOU
 // Of one layer and example.
 typedef struct {
     uint64_t seed, example;
-    uint32_t below; // 2^16 p; 0: nothing drops
+    uint32_t below; // 2^15 p; 0: nothing drops
     int layer;
 } Dropout;
 
-enum { DROPOUT_ONE = 1 << 16, DROPOUT_LANES = 16, DROPOUT_HALVES = 8, DROPOUT_SPAN = DROPOUT_LANES * DROPOUT_HALVES };
+// The most that `below` may be is the bits of infinity in fp16: the GPU compares bits as numbers of fp16.
+enum { DROPOUT_ONE = 1 << 15, DROPOUT_MOST = 0x7c00, DROPOUT_BITS = DROPOUT_ONE - 1, DROPOUT_ROUNDS = 7 };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {
-    uint32_t below = (uint32_t)(p * (double)DROPOUT_ONE + 0.5);
-    Dropout d = {seed, 0, below < DROPOUT_ONE ? below : DROPOUT_ONE - 1, 0};
+    const uint32_t below = (uint32_t)(p * (double)DROPOUT_ONE + 0.5), most = DROPOUT_MOST;
+    Dropout d = {seed, 0, below < most ? below : most, 0};
     return d;
 }
 
@@ -39,18 +42,20 @@ GNS_HD static inline Dropout dropout_at(Dropout d, uint64_t example, int layer) 
 
 GNS_HD static inline float dropout_scale(Dropout d) { return (float)DROPOUT_ONE / (float)(DROPOUT_ONE - d.below); }
 
-GNS_HD static inline uint64_t dropout_stream(Dropout d) { return (uint64_t)1 << 63 | d.example; }
-
-// The block of columns c, c + 16, ..., of those with one c / 128.
-GNS_HD static inline uint64_t dropout_block(Dropout d, DropoutPlace place, uint32_t head, uint32_t row, uint32_t c) {
-    uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
-    return (uint64_t)where << 32 | row << 16 | c / DROPOUT_SPAN * DROPOUT_LANES | c % DROPOUT_LANES;
+// Philox's counter of the block with (r, k).
+GNS_HD static inline RngBlock dropout_counter(Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
+    RngBlock counter = {{r << 16 | k, (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head, (uint32_t)d.example,
+                         (uint32_t)1 << 31 | (uint32_t)(d.example >> 32)}};
+    return counter;
 }
 
 // What an element is multiplied by.
 GNS_HD static inline float dropout_factor(Dropout d, DropoutPlace place, uint32_t head, uint32_t row, uint32_t c) {
-    RngBlock block = rng_block(d.seed, dropout_stream(d), dropout_block(d, place, head, row, c));
-    uint32_t half = c / DROPOUT_LANES % DROPOUT_HALVES;
-    uint32_t bits = block.word[half / 2] >> 16 * (half % 2) & 0xffff;
+    bool pair = place == DROPOUT_PROBABILITY; // a row and a column of tokens
+    uint32_t r = pair ? row / 16 * 8 + row % 8 : row, k = pair ? c / 16 * 4 + c % 8 / 2 : c / 8;
+    uint32_t word = pair ? c / 8 % 2 * 2 + row / 8 % 2 : c % 8 / 2;
+    RngBlock block =
+        rng_rounds(dropout_counter(d, place, head, r, k), (uint32_t)d.seed, (uint32_t)(d.seed >> 32), DROPOUT_ROUNDS);
+    uint32_t bits = block.word[word] >> 16 * (c % 2) & DROPOUT_BITS;
     return bits < d.below ? 0 : dropout_scale(d);
 }

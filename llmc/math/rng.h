@@ -22,13 +22,16 @@ GNS_HD static inline RngBlock rng_round(RngBlock c, uint32_t key0, uint32_t key1
 }
 
 // The bare bijection on 128-bit counters, as in the paper.
-GNS_HD static inline RngBlock rng_philox(RngBlock counter, uint32_t key0, uint32_t key1) {
-    for (int round = 0; round < 10; round++) {
+GNS_HD static inline RngBlock rng_rounds(RngBlock counter, uint32_t key0, uint32_t key1, int rounds) {
+    for (int round = 0; round < rounds; round++) {
         counter = rng_round(counter, key0, key1);
         key0 += 0x9E3779B9u; // Weyl sequence: the golden ratio
         key1 += 0xBB67AE85u; // and sqrt(3) - 1, in 32 bits
     }
     return counter;
+}
+GNS_HD static inline RngBlock rng_philox(RngBlock counter, uint32_t key0, uint32_t key1) {
+    return rng_rounds(counter, key0, key1, 10);
 }
 
 GNS_HD static inline RngBlock rng_block(uint64_t seed, uint64_t stream, uint64_t block) {

@@ -255,10 +255,10 @@ struct EngineApi {
     //     0 (the embeddings)   the next update
     //     1 + l (block l)      `soon` or `await` of another block in its slot
     //
-    // The masters of the owned ranges are apart from them. own_weights writes those of a range within a single owned one
-    // to their place in the bucket's memory, rounded if forward and backward read rounded weights; then the ranks gather
-    // the bucket. NULL: this engine has no shard_weights (--zero 3).
-    int (*own_weights)(Engine *engine, Range range, Error *e);
+    // The masters of the owned ranges are apart from them. own_weights gives the address of those of a range within a
+    // single owned one, as forward and backward read them (rounded, or not). From there the ranks gather the bucket: it is
+    // their place in the bucket's memory, or another, where they stay until the next update.
+    const void *(*own_weights)(Engine *engine, Range range);
 
     // Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
@@ -311,7 +311,7 @@ ENGINE_CALL(int, logits, (Engine * g, const uint16_t *tokens, int n, float *logi
 ENGINE_CALL(void, watch, (Engine * g, const GradientWatch *watch), g, watch)
 ENGINE_CALL(void, watch_weights, (Engine * g, const WeightsWatch *watch), g, watch)
 ENGINE_CALL(int, collect, (Engine * g, Range range, bool first, Error *e), g, range, first, e)
-ENGINE_CALL(int, own_weights, (Engine * g, Range range, Error *e), g, range, e)
+ENGINE_CALL(const void *, own_weights, (Engine * g, Range range), g, range)
 ENGINE_CALL(int, clear, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)

@@ -17,14 +17,16 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
 }
 
 // Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: mixed precision keeps 16 bytes a parameter besides gradients'
-// own, and the stages say which of them a rank keeps for its share only.
-PlanState plan_state(const EngineConfig *shape, double value) {
+// own, and the stages say which of them a rank keeps for its share only. With sharded weights a GPU keeps its share rounded,
+// too.
+PlanState plan_state(const EngineConfig *shape, const PlanDevice *device) {
     double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
+    double value = device->value, working = value * (double)shard_weight_elements(shape);
     bool rounded = value < fp32;
     if (shape->inference) return (PlanState){.weights = value * all};
+    if (rounded && shape->shard_weights && !device->measured) working += value * owned;
     return (PlanState){
-        .weights =
-            rounded || shape->shard_weights ? fp32 * owned + value * (double)shard_weight_elements(shape) : fp32 * all,
+        .weights = rounded || shape->shard_weights ? fp32 * owned + working : fp32 * all,
         .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
         .moments = 2 * fp32 * owned,
     };
@@ -49,7 +51,7 @@ static double head_examples(const EngineConfig *shape, const PlanDevice *device)
 
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
     double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
-    PlanState state = plan_state(shape, value);
+    PlanState state = plan_state(shape, device);
     memset(memory, 0, sizeof *memory);
     add_item(memory, "weights, estimated", state.weights);
     if (!shape->inference) {
@@ -89,8 +91,7 @@ static void add_libraries(const Plan *plan, MemoryPlan *memory) {
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     EngineConfig shape = plan->shape;
     shape.micro_batch = micro_batch;
-    bool other_engine = plan->estimate_memory || (shape.shard_weights && !plan->engine->own_weights);
-    if (other_engine) plan_estimate_memory(&shape, &plan->device, memory);
+    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
     add_libraries(plan, memory);
 }
@@ -126,16 +127,16 @@ int plan_check_fits(const Plan *plan, Error *e) {
     Plan lean = *plan;
     lean.shape.recompute = RECOMPUTE_BLOCK;
     int rows = plan_largest_micro_batch(&lean, besides, MICRO_BATCH_MAX);
-    double weights = plan_state(&plan->shape, plan->device.value).weights;
-    bool divides = plan->engine->own_weights && !plan->estimate_memory;
+    double weights = plan_state(&plan->shape, &plan->device).weights;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
          ((double)memory.total + besides) / gib, usable / gib, plan->device.name);
     if (plan->shape.inference || weights > usable)
         return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
-                          divides && !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);
+                          !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);
     if (rows) return error_hint(e, "use --recompute block, with --micro-batch %d or less", rows);
-    return error_hint(e, "use --recompute block and --zero 2 on more ranks, which divide gradients and moments among "
-                         "them; or a smaller model");
+    return error_hint(e,
+                      "use --recompute block and --zero 3 on more ranks, which divide weights, gradients and moments "
+                      "among them; or a smaller model");
 }

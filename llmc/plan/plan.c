@@ -230,7 +230,7 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 // The backward pass hides the scattering of its own gradients, except the embeddings', which are final last; the next
 // forward pass of the step hides these (--reduce micro-step). With ZeRO-0 the update hides the gathering of gradients,
 // otherwise the next forward pass hides that of weights, except the embeddings', which it needs first. With ZeRO-3 each
-// pass hides the gathering of the blocks, except the step's first block.
+// pass hides the gathering of the blocks.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->options->zero != ZERO_0, by_pass = p->options->zero == ZERO_3;
@@ -239,12 +239,11 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
              gather = transfer(p, zero ? p->device.value : sizeof(float));
     Transfer early = p->options->reduce == REDUCE_MICRO_STEP ? scatter : none; // of a micro-step before the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
-    double block = by_pass ? gather.blocks / p->shape.model->config.layers : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
     exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
                                                fmax(0, again + early.embeddings - first[PASS_FORWARD]));
-    return exposed + gather.embeddings + block +
-           fmax(0, gather.blocks - block - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
+    return exposed + gather.embeddings +
+           fmax(0, gather.blocks - (zero ? first[PASS_FORWARD] : s->all.pass[PASS_UPDATE]));
 }
 
 // ---- Other modes ----------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 typedef struct {
     double weights, gradients, moments;
 } PlanState;
-PlanState plan_state(const EngineConfig *shape, double value);
+PlanState plan_state(const EngineConfig *shape, const PlanDevice *device);
 
 // Memory (memory.c): of a rank at this micro-batch, with the libraries'; the part of the device's memory for it; the
 // largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options

@@ -151,7 +151,7 @@ static void print_memory(FILE *f, const Plan *p) {
     }
     fprintf(f, "\n");
     if (p->ranks == 1 && !p->shape.inference) print_fewest(f, p);
-    PlanState state = plan_state(&p->shape, p->device.value);
+    PlanState state = plan_state(&p->shape, &p->device);
     double parameters = (double)p->shape.model->flat_count;
     fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
             state.gradients / parameters, state.moments / parameters);
@@ -336,11 +336,9 @@ static void print_modes(FILE *f, const Plan *p) {
     snprintf(both, sizeof both, "FSDP, tensors by %d", tensor);
     fprintf(f, row, both, "-", "-", "-", "-");
     print_bound(f, p, p->rows * tensor, both_compute_bound);
-    fprintf(f,
-            "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
-            "bytes.\n"
-            "  Plans only: this program divides no tensors%s)\n",
-            p->device.measured ? "" : ", and has no --zero 3 on GPUs yet");
+    fprintf(f, "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
+               "bytes.\n"
+               "  Plans only: this program divides no tensors)\n");
 }
 
 static void print_ranks(FILE *f, const Plan *p) {

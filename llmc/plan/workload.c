@@ -19,7 +19,7 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 17, // ten rounds of ten operations for eight elements; shift, mask, comparison, choice, product
+    DROPOUT_FLOPS = 13, // seven rounds of ten operations for eight elements; shift, mask, comparison, choice, product
     MUON_FLOPS = 9,     // beside its products: momentum, and the step
 };
 

@@ -70,15 +70,20 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-static int gather(Parallel *p, int i, EngineBuffer buffer, size_t element_bytes, Error *e) {
+static int gather_gradients(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
-    void *values = engine_buffer(p->engine, buffer, bucket.begin);
-    return p->api->all_gather(p->transport, values, element_bytes, bucket, e);
+    float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
+    const float *own = values + (p->owned[i].begin - bucket.begin);
+    return p->api->all_gather(p->transport, own, values, sizeof *values, bucket, e);
 }
 
 static int gather_weights(Parallel *p, int i, Error *e) {
-    if (p->shard_weights && range_length(p->owned[i])) TRY(engine_own_weights(p->engine, p->owned[i], e));
-    return gather(p, i, BUFFER_WEIGHT, engine_weight_bytes(p->engine), e);
+    Range bucket = model_bucket(p->model, i), part = p->owned[i];
+    size_t bytes = engine_weight_bytes(p->engine);
+    void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
+    const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
+    if (p->shard_weights && range_length(part)) own = engine_own_weights(p->engine, part);
+    return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
 
 // Starts what has not started of the buckets [0, end) that stay in memory.
@@ -235,7 +240,7 @@ int parallel_norms(Parallel *p, Error *e) {
 // Each bucket is updated while the gradients of later buckets are in transfer.
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
     for (int i = 0; i < p->buckets; i++) {
-        TRY(gather(p, i, BUFFER_GRAD, sizeof(float), e));
+        TRY(gather_gradients(p, i, e));
         p->work[i] = p->api->started(p->transport);
     }
     for (int i = 0; i < p->buckets; i++) {
@@ -257,7 +262,7 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
     for (int i = 0; i < p->buckets; i++) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
-        if (i < 2 && i < p->kept) TRY(send_until(p, i + 1, e));
+        if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));
     }
     watch_weights(p);
     return 0;

@@ -19,9 +19,10 @@
 //      else only the update needs, are kept for the owned ranges alone
 //   2  gradients too: those of a micro-step are kept for two blocks and the embeddings; the owned part is collected after
 //      the reduction
-//   3  weights too: a rank keeps the embeddings', and the masters of what it owns. Every forward pass gathers the blocks
-//      from the first to the last, every backward pass from the last to the first, each while the block before it is
-//      computed, into SHARD_WEIGHT_SLOTS places in memory. What a slot still holds is not gathered again
+//   3  weights too: a rank keeps the embeddings', and the masters of what it owns (on a GPU rounded as well, ready to be
+//      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last to
+//      the first, each while the block before it is computed, into SHARD_WEIGHT_SLOTS places in memory. What a slot still
+//      holds is not gathered again
 // A rank's sum over several micro-steps is as large as the model. So while steps may have several, stages 2 and 3 shard
 // gradients only with --reduce micro-step, another order of summation: the sums over ranks are added over micro-steps. It
 // transfers M times as much for M micro-steps, beside M backward passes; stage 3 gathers at every micro-step anyway.

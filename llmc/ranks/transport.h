@@ -60,8 +60,9 @@ typedef struct {
     // values: the bucket's gradients on this rank. The sum over ranks of this rank's part is written to its place.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
 
-    // values: the bucket's elements, of which this rank's part is right; after it, all of them.
-    int (*all_gather)(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e);
+    // own: this rank's part of the bucket's elements, at its place in `values` or apart from them. values: after it, all
+    // elements of the bucket.
+    int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e);
 
     // values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
     int (*sum)(Transport *t, double *values, int count, Error *e);

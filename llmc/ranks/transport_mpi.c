@@ -113,12 +113,16 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     return 0;
 }
 
-static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+    size_t begin = part_of(t, bucket, t->comm->rank).begin - bucket.begin;
+    bool in_place = own == (const char *)values + begin * element_bytes;
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // only moved
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
-    MPI_TRY(MPI_Iallgatherv(MPI_IN_PLACE, 0, type, values, p->counts, p->places, type, t->mpi, &p->request), e);
+    const void *from = in_place ? MPI_IN_PLACE : own;
+    int count = p->counts[t->comm->rank];
+    MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, t->mpi, &p->request), e);
     return 0;
 }
 

@@ -16,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers, more than a step has buckets. An older transfer's event is a later one's: the wait is then
-// longer than needed, never shorter.
-enum { MARKS = 128 };
+// Events of the last transfers, more than a backward pass over 255 blocks has. An older transfer's event is a later one's:
+// the wait is then longer than needed, never shorter.
+enum { MARKS = 512 };
 
 struct Transport {
     Comm *comm;
@@ -241,17 +241,17 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     return work_started(t, e);
 }
 
-static int all_gather(Transport *t, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     int last = t->comm->ranks - 1;
     Parts parts = parts_of(t->comm, bucket);
-    const char *own = (const char *)values + parts.begin * element_bytes;
+    const char *own_rest = (const char *)own + parts.each * element_bytes; // of the last rank
     char *rest = (char *)values + parts.each * (size_t)(last + 1) * element_bytes;
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
     if (parts.each)
         NCCL_TRY(ncclAllGather(own, values, parts.each * element_bytes, ncclInt8, t->nccl, t->stream), t, e);
     if (parts.rest)
-        NCCL_TRY(ncclBroadcast(rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+        NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
     NCCL_TRY(ncclGroupEnd(), t, e);
     return work_started(t, e);
 }

@@ -124,13 +124,6 @@ static GnsMode most_measured(const Options *o) {
     return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
 }
 
-// A plan needs no engine.
-static int check_zero(const EngineApi *engine, const Options *o, Error *e) {
-    if (o->zero < ZERO_3 || engine->own_weights || o->dry_run || !options_train(o)) return 0;
-    return FAIL(e, ERR_USAGE, "use --zero 2, or the CPU trainer, train_gpt2",
-                "--zero %d: this trainer keeps all weights on every rank", o->zero);
-}
-
 static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e) {
     if (o->loss_scale == 0) return 0;
     if (!(engine->features & FEATURE_LOSS_SCALE) && o->dtype != DTYPE_FP16)
@@ -168,7 +161,6 @@ static int setup_shape(Setup *setup, Error *e) {
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
-    TRY(check_zero(setup->engine_api, o, e));
     TRY(check_features(setup, e));
     TRY(check_loss_scale(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));

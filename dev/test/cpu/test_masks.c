@@ -37,14 +37,14 @@ static Element element_of(double p, int i) {
                      (uint32_t)(i / 2048 % 2 * 2), (uint32_t)(i / 256 % 8 * 2), (uint32_t)(i % 256)};
 }
 static Element neighbour_of(Element x, int which) {
-    static const uint32_t columns[] = {1, 16, 128, 256};
+    static const uint32_t steps[] = {1, 8, 1, 2, 8, 16}; // rows, then columns
     x.d.seed += which == 0;
     x.d.example += which == 1 ? 16 : 0;
     x.d.layer += which == 2;
     x.place += which == 3;
     x.head += which == 4;
-    x.row += which == 5;
-    if (which >= 6) x.column += columns[which - 6];
+    if (which == 5 || which == 6) x.row += steps[which - 5];
+    if (which > 6) x.column += steps[which - 5];
     return x;
 }
 
@@ -52,7 +52,7 @@ static Element neighbour_of(Element x, int which) {
 static double deviations(int hits, int n, double p) { return (hits - n * p) / sqrt(n * p * (1 - p)); }
 
 static void test_statistics(void) {
-    enum { N = 1 << 18, NEIGHBOURS = 10 };
+    enum { N = 1 << 18, NEIGHBOURS = 11 };
     static const double rates[] = {0.1, 0.5, 0.9, 0.01};
     for (int k = 0; k < 4; k++) {
         double p = rates[k], sum = 0;

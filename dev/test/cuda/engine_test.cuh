@@ -41,6 +41,10 @@ static const Case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first of them take every path
 
+enum { SEPARATOR = 1 };
+static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
+
+static bool masked; // engines made from here on have dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
 
@@ -109,6 +113,12 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.seq_len = w->c->seq_len;
     config.gns = GNS_EXACT;
     config.recompute = recompute;
+    if (masked) {
+        config.dropout = dropout_of(0.2, seed);
+        config.document_mask = true;
+        config.separator = SEPARATOR;
+        config.label_smoothing = 0.1f;
+    }
     CHECK_OK(engine_create(api, &engine, &config, &e), &e);
     if (!engine) return NULL;
     CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
@@ -118,7 +128,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
 
 // The results of one step over a batch.
 struct Outcome {
-    double loss;
+    double loss, nll;
     float *grad; // flat
     double *grad_sq, *example_sq;
 };
@@ -133,10 +143,11 @@ static inline void outcome_free(Outcome *o) {
 static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
                        int micro_batch, GnsMode mode) {
     Error e = {};
-    Outcome o = {NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
+    Outcome o = {NAN, NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
                  take<double>(w->model.tensor_count)};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, 0};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN};
     CHECK_OK(api->begin_step(engine, &e), &e);
+    api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));
     for (int b = 0; b < rows; b += micro_batch) {
         int n = rows - b < micro_batch ? rows - b : micro_batch;
         CHECK_OK(api->micro_step(engine, tokens + (size_t)b * (size_t)(w->c->seq_len + 1), n, mode, &e), &e);
@@ -146,6 +157,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
     CHECK_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e), &e);
     for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] /= (float)loss_scale(w);
     o.loss = r.loss_sum;
+    o.nll = r.nll_sum;
     return o;
 }
 

@@ -76,27 +76,41 @@ static double dot(const double *a, const double *b, int n) {
     return sum;
 }
 
+// What the twin leaves out: first NULL: a row is one document.
+struct HeadMasks {
+    const uint16_t *first;
+    Dropout dropout;
+    int head;
+
+    int begin(int t) const { return first ? first[t] : 0; }
+    double factor(int t, int u) const {
+        return dropout.below ? (double)dropout_factor(dropout, DROPOUT_PROBABILITY, head, t, u) : 1.0;
+    }
+};
+
 static void head_twin(double *out, double *lse, double *dq, double *dk, double *dv, const double *q, const double *k,
-                      const double *v, const double *dout, int T, int D) {
-    double scale = 1 / sqrt((double)D), *p = (double *)checked_alloc(T * sizeof(double));
+                      const double *v, const double *dout, HeadMasks masks, int T, int D) {
+    double scale = 1 / sqrt((double)D), *p = (double *)checked_alloc(2 * T * sizeof(double)), *m = p + T;
     memset(out, 0, T * D * sizeof(double));
     memset(dq, 0, T * D * sizeof(double));
     memset(dk, 0, T * D * sizeof(double));
     memset(dv, 0, T * D * sizeof(double));
     for (int t = 0; t < T; t++) {
         double top = -INFINITY, sum = 0;
-        for (int u = 0; u <= t; u++) top = fmax(top, p[u] = scale * dot(q + t * D, k + u * D, D));
-        for (int u = 0; u <= t; u++) sum += exp(p[u] - top);
+        int first = masks.begin(t);
+        for (int u = first; u <= t; u++) top = fmax(top, p[u] = scale * dot(q + t * D, k + u * D, D));
+        for (int u = first; u <= t; u++) sum += exp(p[u] - top);
         lse[t] = top + log(sum);
-        for (int u = 0; u <= t; u++) {
+        for (int u = first; u <= t; u++) {
             p[u] = exp(p[u] - lse[t]);
-            for (int d = 0; d < D; d++) out[t * D + d] += p[u] * v[u * D + d];
+            m[u] = masks.factor(t, u);
+            for (int d = 0; d < D; d++) out[t * D + d] += p[u] * m[u] * v[u * D + d];
         }
         double delta = dot(out + t * D, dout + t * D, D);
-        for (int u = 0; u <= t; u++) {
-            double ds = p[u] * (dot(dout + t * D, v + u * D, D) - delta) * scale;
+        for (int u = first; u <= t; u++) {
+            double ds = p[u] * (m[u] * dot(dout + t * D, v + u * D, D) - delta) * scale;
             for (int d = 0; d < D; d++) {
-                dv[u * D + d] += p[u] * dout[t * D + d];
+                dv[u * D + d] += p[u] * m[u] * dout[t * D + d];
                 dq[t * D + d] += ds * k[u * D + d];
                 dk[u * D + d] += ds * q[t * D + d];
             }
@@ -117,7 +131,8 @@ static void scatter(double *to, const double *from, AttentionShape s, int b, int
             to[((size_t)b * s.T + t) * parts * s.C() + part * s.C() + h * s.D + d] = from[t * s.D + d];
 }
 
-static void twin(double *out, double *lse, double *dqkv, const real *qkv, const real *dout, AttentionShape s) {
+static void twin(double *out, double *lse, double *dqkv, const real *qkv, const real *dout, const uint16_t *first,
+                 Dropout dropout, AttentionShape s) {
     size_t n = (size_t)s.T * s.D;
     double *block = (double *)checked_alloc(8 * n * sizeof(double));
     double *q = block, *k = q + n, *v = k + n, *g = v + n, *o = g + n, *dq = o + n, *dk = dq + n, *dv = dk + n;
@@ -127,7 +142,9 @@ static void twin(double *out, double *lse, double *dqkv, const real *qkv, const 
             gather(k, qkv, s, b, h, 3, 1);
             gather(v, qkv, s, b, h, 3, 2);
             gather(g, dout, s, b, h, 1, 0);
-            head_twin(o, lse + (size_t)(b * s.NH + h) * s.T, dq, dk, dv, q, k, v, g, s.T, s.D);
+            HeadMasks masks = {first ? first + (size_t)b * s.T : NULL, dropout, h};
+            masks.dropout.example += b;
+            head_twin(o, lse + (size_t)(b * s.NH + h) * s.T, dq, dk, dv, q, k, v, g, masks, s.T, s.D);
             scatter(out, o, s, b, h, 1, 0);
             scatter(dqkv, dq, s, b, h, 3, 0);
             scatter(dqkv, dk, s, b, h, 3, 1);
@@ -139,7 +156,8 @@ static void twin(double *out, double *lse, double *dqkv, const real *qkv, const 
 // ---- Comparing ------------------------------------------------------------------------------------------------------
 
 // Largest relative error over the D-vectors of part `part` of (B, T, parts, NH, D), each measured against its own norm
-// plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1). NaN gives NaN.
+// plus the root mean square norm of the part (plus `floor_`, for parts that vanish: dq and dk at T = 1, all of out
+// where it drops). NaN gives NaN.
 static double worst_vector(const real *got, const double *want, AttentionShape s, int parts, int part, double floor_) {
     size_t vectors = (size_t)s.B * s.T * s.NH;
     double mean_square = 0, worst = 0;
@@ -174,19 +192,47 @@ static const double OUT_TOLERANCE = 6e-3, GRADIENT_TOLERANCE = 1.2e-2, LSE_TOLER
 
 enum Path { PUBLIC, TILED };
 
+// Masks of a problem: documents of this mean length (0: none), and dropout.
+struct Kind {
+    int length;
+    double p;
+};
+
 struct Problem {
     AttentionShape s;
+    Buffer<uint16_t> first, last;
+    uint16_t *host_first; // NULL: no documents
+    AttentionMasks masks;
     Buffer<real> qkv, dout, out, dqkv;
     Buffer<float> lse;
     Buffer<char> workspace;
     Buffer<unsigned> ticket;
     real *host_qkv, *host_dout;
 
-    Problem(AttentionShape s_, double deviation)
-        : s(s_), qkv((size_t)s.B * s.T * 3 * s.C()), dout((size_t)s.B * s.T * s.C()), out(dout.n), dqkv(qkv.n),
-          lse((size_t)s.heads() * s.T), workspace(attention_workspace_bytes(s)), ticket(1),
-          host_qkv(random_input(qkv, deviation)), host_dout(random_input(dout, 1.0)) {}
+    Problem(AttentionShape s_, double deviation, Kind kind = {})
+        : s(s_), first((size_t)s.B * s.T), last(first.n), host_first(NULL), masks{}, qkv((size_t)s.B * s.T * 3 * s.C()),
+          dout((size_t)s.B * s.T * s.C()), out(dout.n), dqkv(qkv.n), lse((size_t)s.heads() * s.T),
+          workspace(attention_workspace_bytes(s)), ticket(1), host_qkv(random_input(qkv, deviation)),
+          host_dout(random_input(dout, 1.0)) {
+        masks.dropout = dropout_at(dropout_of(kind.p, (uint64_t)(random_uniform() * 0x1p63)),
+                                   (uint64_t)(random_uniform() * 0x1p40), (int)(random_uniform() * 100));
+        masks.constants = dropout_constants(masks.dropout);
+        if (kind.length) draw_documents(kind.length);
+    }
+    void draw_documents(int length) {
+        host_first = (uint16_t *)checked_alloc(2 * first.n * sizeof(uint16_t));
+        uint16_t *host_last = host_first + first.n;
+        for (size_t b = 0, t = 0; b < (size_t)s.B; b++, t = 0)
+            while (t < (size_t)s.T) {
+                size_t begin = t, end = size_min(s.T, t + 1 + (size_t)(-length * log(random_uniform())));
+                for (; t < end; t++) host_first[b * s.T + t] = begin, host_last[b * s.T + t] = end - 1;
+            }
+        cudaMemcpy(first.data, host_first, first.n * sizeof(uint16_t), cudaMemcpyHostToDevice);
+        cudaMemcpy(last.data, host_last, first.n * sizeof(uint16_t), cudaMemcpyHostToDevice);
+        masks.first = first.data, masks.last = last.data;
+    }
     ~Problem() {
+        free(host_first);
         free(host_qkv);
         free(host_dout);
     }
@@ -200,16 +246,16 @@ struct Problem {
     void queue(Path path, cudaStream_t stream) {
         AttentionForward *forward = path == TILED ? attention_tiled_forward : attention_forward;
         Error e = {};
-        CHECK_OK(forward(out.data, lse.data, qkv.data, ticket.data, s, stream, &e), &e);
+        CHECK_OK(forward(out.data, lse.data, qkv.data, ticket.data, s, masks, stream, &e), &e);
         float *rows = (float *)workspace.data;
         if (path == PUBLIC)
             CHECK_OK(attention_backward(dqkv.data, dout.data, qkv.data, out.data, lse.data, workspace.data, ticket.data,
-                                        s, stream, &e),
+                                        s, masks, stream, &e),
                      &e);
         else
             CHECK_OK(attention_tiled_backward(dqkv.data, dout.data, qkv.data, out.data, lse.data,
-                                              {rows, rows + (size_t)s.heads() * s.padded_T()}, ticket.data, s, stream,
-                                              &e),
+                                              {rows, rows + (size_t)s.heads() * s.padded_T()}, ticket.data, s, masks,
+                                              stream, &e),
                      &e);
     }
     void check() {
@@ -244,7 +290,7 @@ static void note(double *worst, double x) {
 static void compare(Worst *worst, AttentionShape s, const char *name, const real *out, const float *lse,
                     const real *dqkv, const double *want_out, const double *want_lse, const double *want_dqkv,
                     double slack) {
-    double error_lse = 0, error_out = worst_vector(out, want_out, s, 1, 0, 0), error[3];
+    double error_lse = 0, error_out = worst_vector(out, want_out, s, 1, 0, 1e-30), error[3];
     for (size_t i = 0; i < (size_t)s.heads() * s.T; i++) {
         double difference = fabs((double)lse[i] - want_lse[i]) / (1 + fabs(want_lse[i]));
         if (!(difference <= error_lse)) error_lse = difference;
@@ -268,12 +314,14 @@ static void print_worst(const char *name, const Worst *w) {
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 
-static void check_against_twin(AttentionShape s, double deviation, Worst *worst_public, Worst *worst_tiled) {
-    Problem problem(s, deviation);
+static void check_against_twin(AttentionShape s, double deviation, Worst *worst_public, Worst *worst_tiled,
+                               Kind kind = {}) {
+    Problem problem(s, deviation, kind);
     size_t n = problem.out.n;
     double *want = (double *)checked_alloc((4 * n + problem.lse.n) * sizeof(double));
     double *want_out = want, *want_dqkv = want + n, *want_lse = want + 4 * n;
-    twin(want_out, want_lse, want_dqkv, problem.host_qkv, problem.host_dout, s);
+    twin(want_out, want_lse, want_dqkv, problem.host_qkv, problem.host_dout, problem.host_first, problem.masks.dropout,
+         s);
 #ifdef GNS_FP32
     const int paths = 1;
 #else
@@ -284,7 +332,7 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
         compare(path == PUBLIC ? worst_public : worst_tiled, s, path == PUBLIC ? "public" : "tiled", out, lse, dqkv,
-                want_out, want_lse, want_dqkv, fmax(1, deviation));
+                want_out, want_lse, want_dqkv, fmax(1, deviation) / (1 - kind.p));
         free(out);
         free(dqkv);
         free(lse);
@@ -303,6 +351,24 @@ static void test_twin_small_shapes(void) {
             if (s.T > 200) s.B = 1, s.NH = 2;
             check_against_twin(s, 1.0, &worst_public, &worst_tiled);
         }
+    print_worst("public", &worst_public);
+    if (worst_tiled.out > 0) print_worst("tiled", &worst_tiled);
+}
+
+static const Kind kinds[] = {{60, 0}, {0, 0.3}, {40, 0.1}, {3, 0.6}, {300, 0}, {0, 0.02}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static void test_twin_masks(void) {
+    static const int lengths[] = {1, 15, 33, 64, 65, 127, 129, 192, 257, 300, 450}, sizes[] = {64, 128, 80, 16, 5};
+    Worst worst_public = {}, worst_tiled = {};
+    for (int i = 0; i < 11; i += small_shapes_only ? 2 : 1)
+        for (int j = 0; j < 5; j++)
+            for (int k = 0; k < KINDS; k++) {
+                if (j >= 2 && (i + k) % 4) continue;
+                AttentionShape s = {1 + (i + k) % 2, lengths[i], 1 + (i + j + k) % 3, sizes[j]};
+                if (s.T > 200) s.NH = 2, s.B = 1;
+                check_against_twin(s, k % 2 ? 1.0 : 0.5, &worst_public, &worst_tiled, kinds[k]);
+            }
     print_worst("public", &worst_public);
     if (worst_tiled.out > 0) print_worst("tiled", &worst_tiled);
 }
@@ -337,11 +403,17 @@ static void test_fast_path_at_large_shapes(void) {
 #ifdef GNS_FP32
     SKIP("fp32 has one path");
 #endif
-    static const AttentionShape shapes[] = {{8, 1024, 12, 64}, {2, 1024, 25, 64}, {3, 999, 5, 64},  {1, 4096, 3, 64},
-                                            {4, 1024, 6, 128}, {1, 1999, 5, 128}, {64, 130, 12, 64}};
+    static const struct {
+        AttentionShape s;
+        Kind kind;
+    } cases[] = {{{8, 1024, 12, 64}, {}},         {{2, 1024, 25, 64}, {}},        {{3, 999, 5, 64}, {}},
+                 {{1, 4096, 3, 64}, {}},          {{4, 1024, 6, 128}, {}},        {{1, 1999, 5, 128}, {}},
+                 {{64, 130, 12, 64}, {}},         {{2, 1024, 25, 64}, {0, 0.1}},  {{3, 1024, 12, 64}, {300, 0}},
+                 {{1, 4096, 3, 64}, {700, 0.1}},  {{2, 1024, 6, 128}, {0, 0.1}},  {{1, 1999, 5, 128}, {300, 0}},
+                 {{3, 999, 5, 128}, {300, 0.05}}, {{3, 1024, 5, 64}, {5000, 0.2}}};
     Worst worst = {};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        Problem problem(shapes[i], 1.0);
+    for (const auto &c : cases) {
+        Problem problem(c.s, 1.0, c.kind);
         problem.run(TILED);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
@@ -352,7 +424,7 @@ static void test_fast_path_at_large_shapes(void) {
         free(lse);
         problem.run(PUBLIC);
         out = problem.out.host(), dqkv = problem.dqkv.host(), lse = problem.lse.host();
-        compare(&worst, shapes[i], "large", out, lse, dqkv, want_out, want_lse, want_dqkv, 1);
+        compare(&worst, problem.s, "large", out, lse, dqkv, want_out, want_lse, want_dqkv, 1);
         free(out);
         free(dqkv);
         free(lse);
@@ -369,8 +441,8 @@ static void test_repeats_bit_for_bit(void) {
     Hold hold = {};
     CHECK(hold_create(&hold, &e) == 0, "%s", e.what);
     static const AttentionShape shapes[] = {{16, 1024, 12, 64}, {4, 777, 7, 128}, {2, 300, 3, 80}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        Problem problem(shapes[i], 1.0);
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
+        Problem problem(shapes[i / 2], 1.0, i % 2 ? Kind{200, 0.1} : Kind{});
         problem.run(PUBLIC);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
@@ -407,6 +479,7 @@ static void test_overlapping_calls(void) {
     for (int i = 0; i < 2; i++) both[i]->run(PUBLIC), want[i] = both[i]->dqkv.host();
     for (int repeat = 0; repeat < 5; repeat++) {
         for (Problem *p : both) p->poison();
+        CHECK(cudaDeviceSynchronize() == cudaSuccess, "poison"); // which the streams would not wait for
         CHECK(hold_begin(&hold, 66, 1.0, &e) == 0, "%s", e.what);
         for (int i = 0; i < 2; i++) both[i]->queue(PUBLIC, stream[i]);
         CHECK(hold_end(&hold, &e) == 0, "%s", e.what);
@@ -423,7 +496,7 @@ static void test_overlapping_calls(void) {
 
 static void test_refuses_large_heads(void) {
     Error e = {};
-    CHECK_ERROR(attention_forward(NULL, NULL, NULL, NULL, {1, 1, 1, 129}, 0, &e), &e, ERR_USAGE, "129");
+    CHECK_ERROR(attention_forward(NULL, NULL, NULL, NULL, {1, 1, 1, 129}, {}, 0, &e), &e, ERR_USAGE, "129");
 }
 
 int main(int argc, char **argv) {
@@ -439,6 +512,7 @@ int main(int argc, char **argv) {
     printf("seed %llu\n", (unsigned long long)test_seed);
     RUN(test_twin_small_shapes);
     RUN(test_twin_sharp_and_flat);
+    RUN(test_twin_masks);
     if (!small_shapes_only) RUN(test_twin_unequal_lots);
     if (!small_shapes_only) RUN(test_fast_path_at_large_shapes);
     if (!small_shapes_only) RUN(test_repeats_bit_for_bit);

@@ -14,7 +14,7 @@
 static const double ARITHMETIC = 4e-5;
 static const double SMALLEST = 1.2e-38; // normal number; below it p is 0
 
-static void crossentropy_case(int B, int T, int V, int Vp) {
+static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
     Error e = {};
     const float scale = (float)(1 << random_int(0, 10));                           // of the loss
     const int N = B * T, row0 = random_int(0, N - 1), R = random_int(1, N - row0); // a chunk of the positions
@@ -28,44 +28,51 @@ static void crossentropy_case(int B, int T, int V, int Vp) {
     uint16_t *d_tokens = device_from(tokens);
     real *d_logits = device_from(logits);
     float *losses = device_new<float>(R), *losses_only = device_new<float>(R);
-    CHECK_OK(crossentropy(losses_only, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
+    float *smoothed = smoothing > 0 ? device_new<float>(R) : NULL, s = (float)smoothing;
+    CHECK_OK(crossentropy(losses_only, NULL, 0, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
     CHECK(memcmp(host_from(d_logits, n).data(), logits.data(), n * sizeof(real)) == 0, "the loss changed the logits");
     run_twice(
         "crossentropy", [&] { device_set(d_logits, logits); },
-        [&] { CHECK_OK(crossentropy(losses, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
-        {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}});
-    std::vector<double> want_losses(R), want(n, 0.0), tolerance(n, 0.0);
+        [&] { CHECK_OK(crossentropy(losses, smoothed, s, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
+        {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}, {smoothed, smoothed ? R * sizeof(float) : 0}});
+    std::vector<double> want_losses(R), want_smoothed(R), want(n, 0.0), tolerance(n, 0.0);
     for (int r = 0; r < R; r++) {
         const int target = tokens[(size_t)((row0 + r) / T) * (T + 1) + (row0 + r) % T + 1];
         const real *row = logits.data() + (size_t)r * Vp;
-        double max = -INFINITY, sum = 0.0;
+        double max = -INFINITY, sum = 0.0, mean = 0.0;
         for (int v = 0; v < V; v++) max = fmax(max, value(row[v]));
-        for (int v = 0; v < V; v++) sum += exp(value(row[v]) - max);
+        for (int v = 0; v < V; v++) sum += exp(value(row[v]) - max), mean += value(row[v]) / V;
         want_losses[r] = max + log(sum) - value(row[target]);
+        want_smoothed[r] = max + log(sum) - (1 - smoothing) * value(row[target]) - smoothing * mean;
         for (int v = 0; v < V; v++) {
-            const double p = exp(value(row[v]) - max) / sum * scale / T, d = p - (v == target) * scale / T;
+            const double p = exp(value(row[v]) - max) / sum * scale / T, even = smoothing / V * scale / T;
+            const double d = p - (1 - smoothing) * (v == target) * scale / T - even;
             want[(size_t)r * Vp + v] = d;
             const double onehot = v == target ? 0x1p-22 * scale / T : 0.0; // scale / T and the difference, rounded
-            tolerance[(size_t)r * Vp + v] = ROUNDING * fabs(d) + ARITHMETIC * p + onehot + SMALLEST;
+            tolerance[(size_t)r * Vp + v] = ROUNDING * fabs(d) + ARITHMETIC * p + onehot + even * 0x1p-22 + SMALLEST;
         }
     }
     const std::vector<double> of_losses(R, ARITHMETIC);
     check_within("losses", host_from(losses, R), want_losses, of_losses);
+    if (smoothed) check_within("smoothed", host_from(smoothed, R), want_smoothed, of_losses);
     check_within("losses only", host_from(losses_only, R), want_losses, of_losses);
     check_within("dlogits", host_from(d_logits, n), want, tolerance);
     case_end();
 }
 
 static void test_crossentropy(void) {
-    crossentropy_case(1, 1, 1, 8);
-    crossentropy_case(2, 3, 7, 8);
-    crossentropy_case(3, 4, 64, 64);
-    crossentropy_case(2, 5, 1000, 1024);
-    crossentropy_case(1, small_shapes_only ? 1 : 3, 50257, 50304);
-    crossentropy_case(1, small_shapes_only ? 1 : 2, 65535, 65536); // does not fit into shared memory
-    for (int i = 0; i < 6; i++) {
+    for (double smoothing : {0.0, 0.1, 0.9}) {
+        crossentropy_case(1, 1, 1, 8, smoothing);
+        crossentropy_case(2, 3, 7, 8, smoothing);
+        crossentropy_case(3, 4, 64, 64, smoothing);
+        crossentropy_case(2, 5, 1000, 1024, smoothing);
+        crossentropy_case(1, small_shapes_only ? 1 : 3, 50257, 50304, smoothing);
+        crossentropy_case(1, small_shapes_only ? 1 : 2, 65535, 65536, smoothing); // does not fit into shared memory
+    }
+    crossentropy_case(3, 200, 50257, 50304, 0.1); // several rows a block
+    for (int i = 0; i < 12; i++) {
         const int V = random_int(2, 9000);
-        crossentropy_case(random_int(1, 3), random_int(1, 9), V, (int)round_up(V, i % 2 ? 8 : 128));
+        crossentropy_case(random_int(1, 3), random_int(1, 9), V, (int)round_up(V, i % 2 ? 8 : 128), i / 6 * 0.3);
     }
 }
 
@@ -78,7 +85,7 @@ static void test_crossentropy_nan(void) {
     for (int v = 0; v < V; v++) logits[2 * (size_t)Vp + v] = (real)NAN;
     float *losses = device_new<float>(4);
     uint16_t *tokens = device_from(random_tokens(1, 4, V));
-    CHECK_OK(crossentropy(losses, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
+    CHECK_OK(crossentropy(losses, NULL, 0, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
     const std::vector<float> got = host_from(losses, 4);
     for (int i = 0; i < 3; i++) CHECK(!isfinite(got[i]), "loss %d is %g, though a logit is not finite", i, got[i]);
     CHECK(isfinite(got[3]), "the clean row's loss is %g", got[3]);

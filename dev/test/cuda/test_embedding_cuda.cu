@@ -23,7 +23,9 @@ static void check_forward(const Case &k) {
     Error e = {};
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
     real *out = device_new<real>(k.count());
-    CHECK_OK(embedding_forward(out, k.d_tokens, device_from(wte), device_from(wpe), k.B, k.T, k.C, 0, &e), &e);
+    CHECK_OK(embedding_forward(out, k.d_tokens, NULL, device_from(wte), device_from(wpe),
+                               row_dropout({}, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
+             &e);
     std::vector<double> want(k.count());
     for (size_t i = 0; i < want.size(); i++) {
         const size_t row = i / k.C, c = i % k.C;
@@ -38,8 +40,8 @@ static void check_sort(Case *k) {
     Error e = {};
     const int N = k->rows();
     const size_t bytes = embedding_sort_workspace_bytes(k->B, k->T);
-    CHECK_OK(embedding_sort(&k->order, k->d_tokens, false, k->B, k->T, workspace_new(bytes), 0, &e), &e);
-    CHECK_OK(embedding_sort(&k->by_example, k->d_tokens, true, k->B, k->T, workspace_new(bytes), 0, &e), &e);
+    CHECK_OK(embedding_sort(&k->order, k->d_tokens, NULL, false, k->B, k->T, workspace_new(bytes), 0, &e), &e);
+    CHECK_OK(embedding_sort(&k->by_example, k->d_tokens, NULL, true, k->B, k->T, workspace_new(bytes), 0, &e), &e);
     std::vector<uint32_t> rows(N), keys;
     std::iota(rows.begin(), rows.end(), 0);
     std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return k->token(a) < k->token(b); });
@@ -134,6 +136,74 @@ static void check_example_squares(const Case &k) {
     for (int i = 0; i < 3; i++) CHECK_CLOSE(got[i] - SQUARES_BEFORE, want[i], 1e-5, i == 1 ? magnitude : 0.0);
 }
 
+// ---- Documents and dropout ------------------------------------------------------------------------------------------
+
+// Where the documents begin and end, from tokens; `separator` opens one.
+static std::vector<uint16_t> check_documents(const Case &k, int separator, uint16_t *d_first) {
+    Error e = {};
+    uint16_t *d_last = device_new<uint16_t>(k.rows());
+    std::vector<uint16_t> first(k.rows()), last(k.rows());
+    for (int n = 0; n < k.rows(); n++) first[n] = n % k.T == 0 || k.token(n) == separator ? n % k.T : first[n - 1];
+    for (int n = k.rows() - 1; n >= 0; n--)
+        last[n] = n % k.T == k.T - 1 || first[n + 1] != first[n] ? n % k.T : last[n + 1];
+    CHECK_OK(embedding_documents(d_first, d_last, k.d_tokens, separator, k.B, k.T, 0, &e), &e);
+    CHECK(host_from(d_first, first.size()) == first, "first of B %d T %d", k.B, k.T);
+    CHECK(host_from(d_last, last.size()) == last, "last of B %d T %d", k.B, k.T);
+    return first;
+}
+
+static void check_masked_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
+    Error e = {};
+    const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
+    const Dropout d = dropout_at(dropout_of(0.9 * random_uniform(), random_u64()), random_u64() >> 2, 3);
+    real *out = device_new<real>(k.count());
+    CHECK_OK(embedding_forward(out, k.d_tokens, d_first, device_from(wte), device_from(wpe),
+                               row_dropout(d, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
+             &e);
+    std::vector<double> want(k.count());
+    for (size_t i = 0; i < want.size(); i++) {
+        const size_t row = i / k.C, c = i % k.C, t = row % k.T;
+        const Dropout of_row = dropout_at(d, d.example + row / k.T, d.layer);
+        want[i] = value(wte[k.token(row) * (size_t)k.C + c]) + value(wpe[(t - first[row]) * k.C + c]);
+        want[i] *= dropout_factor(of_row, DROPOUT_EMBEDDING, 0, (uint32_t)t, (uint32_t)c);
+    }
+    check_close("masked embedding", host_from(out, want.size()), want, ROUNDING + 1e-6, 1e-6);
+}
+
+// The gradient of wpe, and its per-example squares, by position.
+static void check_positions(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
+    Error e = {};
+    const size_t C = k.C, bytes = embedding_sort_workspace_bytes(k.B, k.T);
+    const std::vector<float> before = random_vector<float>(k.T * C);
+    float *dwpe = device_from(before);
+    double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE)), squares = 0.0;
+    void *workspace = workspace_new(std::max(embedding_backward_workspace_bytes(k.B, k.T, k.C),
+                                             embedding_example_squares_workspace_bytes(k.B, k.C)));
+    EmbeddingOrder order;
+    CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, false, k.B, k.T, workspace_new(bytes), 0, &e), &e);
+    CHECK_OK(embedding_backward(dwpe, NULL, k.d_dx, order, k.B, k.T, k.C, workspace, 0, &e), &e);
+    CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, true, k.B, k.T, workspace_new(bytes), 0, &e), &e);
+    CHECK_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, order, k.B, k.T, k.C, workspace, 0, &e), &e);
+    std::vector<double> want(before.begin(), before.end());
+    for (int b = 0; b < k.B; b++) {
+        std::vector<double> own(k.T * C, 0.0);
+        for (size_t i = b * k.T * C; i < (b + 1) * k.T * C; i++)
+            own[(i / C % k.T - first[i / C]) * C + i % C] += value(k.dx[i]);
+        for (size_t i = 0; i < own.size(); i++) squares += own[i] * own[i], want[i] += own[i];
+    }
+    check_close("dwpe of documents", host_from(dwpe, want.size()), want, SUM_RELATIVE, SUM_ABSOLUTE);
+    CHECK_CLOSE(host_from(sum, 1)[0] - SQUARES_BEFORE, squares, 1e-5, 0.0);
+}
+
+static void check_masks(const Case &k) {
+    const int separator = k.token(random_int(0, k.rows() - 1)); // occurs; often where it is a frequent word
+    uint16_t *d_first = device_new<uint16_t>(k.rows());
+    const std::vector<uint16_t> first = check_documents(k, separator, d_first);
+    check_masked_forward(k, d_first, first);
+    check_positions(k, d_first, first);
+    check_documents(k, 65535, d_first);
+}
+
 static void embedding_case(Shape s, int V) {
     Case k = {s.B, s.T, s.C, V, random_tokens(s.B, s.T, V), {}, NULL, NULL, {}, {}};
     k.dx = random_vector<real>(k.count());
@@ -144,6 +214,7 @@ static void embedding_case(Shape s, int V) {
     check_backward(k);
     check_rows(k);
     check_example_squares(k);
+    check_masks(k);
     case_end();
 }
 
@@ -163,7 +234,9 @@ static void test_many_elements(void) {
     const std::vector<uint16_t> tokens = random_tokens(B, T, V);
     const std::vector<real> wte = random_vector<real>((size_t)V * C), wpe = random_vector<real>((size_t)T * C);
     real *out = device_new<real>((size_t)N * C);
-    CHECK_OK(embedding_forward(out, device_from(tokens), device_from(wte), device_from(wpe), B, T, C, 0, &e), &e);
+    CHECK_OK(embedding_forward(out, device_from(tokens), NULL, device_from(wte), device_from(wpe),
+                               row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
+             &e);
     for (int row : {0, (int)(((size_t)1 << 31) / C), N - 1}) {
         const size_t token = tokens[(size_t)(row / T) * (T + 1) + row % T];
         std::vector<double> want;

@@ -38,14 +38,16 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
 }
 
 static void test_same_bits(void) {
-    for (int i = 0; i < case_count; i++) {
+    for (int i = 0; i < 2 * case_count; i++) {
         World w;
-        world_open(&w, &cases[i], steps);
+        masked = i % 2;
+        world_open(&w, &cases[i / 2], steps);
         if (!small) compare_with(&w, RECOMPUTE_NONE, "two runs");
         compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
         compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
         world_close(&w);
     }
+    masked = false;
 }
 
 // Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is created,
@@ -109,6 +111,57 @@ static void check_same_inference(const World *w, Engine *a, Engine *b, const cha
     free(y);
 }
 
+// Nothing drops but in training, and eval and logits are without label smoothing: dropout changes only micro-steps.
+static void test_only_training_drops(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        Error e = {};
+        world_open(&w, &cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE), *b = NULL;
+        EngineConfig config = a->config;
+        config.dropout = dropout_of(0.5, seed);
+        config.label_smoothing = 0.2f;
+        CHECK_OK(engine_create(&gpu, &b, &config, &e), &e);
+        CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+        check_same_inference(&w, a, b, "dropout");
+        Outcome x = measure(&gpu, a, &w, w.tokens, 1, 1, GNS_OFF), y = measure(&gpu, b, &w, w.tokens, 1, 1, GNS_OFF);
+        CHECK(isfinite(y.nll) && x.nll != y.nll && y.nll != y.loss, "%s: %g, %g, %g", w.c->name, x.nll, y.nll, y.loss);
+        check_same_inference(&w, a, b, "dropout, after a step");
+        outcome_free(&x), outcome_free(&y);
+        gpu.destroy(a), gpu.destroy(b);
+        world_close(&w);
+    }
+}
+
+// A row's losses and logits are those of its documents alone, which an engine without the mask computes.
+static void test_packed(void) {
+    static const int lengths[] = {20, 1, 1, 63, 128, 200, 64, 300, 247};
+    const Case &c = cases[8];
+    const int T = c.seq_len;
+    World w;
+    Error e = {};
+    const double tolerance = FP32 ? 1e-4 : 5e-2;
+    world_open(&w, &c, 1);
+    Engine *plain = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
+    masked = true;
+    Engine *mask = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
+    masked = false;
+    for (int t = 0; t <= T; t++) w.tokens[t] = w.tokens[t] == SEPARATOR ? 0 : w.tokens[t];
+    for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w.tokens[t] = SEPARATOR;
+    std::vector<float> packed(T), alone(T), a(c.config.vocab), b(c.config.vocab);
+    CHECK_OK(gpu.eval(mask, w.tokens, 1, T, packed.data(), &e), &e);
+    for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
+        const int n = lengths[i];
+        CHECK_OK(gpu.eval(plain, w.tokens + begin, 1, n, alone.data(), &e), &e);
+        for (int t = 0; t < n; t++) CHECK_CLOSE(packed[begin + t], alone[t], tolerance, 1);
+        CHECK_OK(gpu.logits(mask, w.tokens, begin + n, a.data(), &e), &e);
+        CHECK_OK(gpu.logits(plain, w.tokens + begin, n, b.data(), &e), &e);
+        for (int v = 0; v < c.config.vocab; v++) CHECK_CLOSE(a[v], b[v], tolerance, 1);
+    }
+    gpu.destroy(plain), gpu.destroy(mask);
+    world_close(&w);
+}
+
 // An engine for inference, where all blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
@@ -161,13 +214,15 @@ static void compare_filled(const World *w, Recompute recompute, const char *what
 }
 
 static void test_filled_memory(void) {
-    for (int i = 0; i < case_count; i++) {
+    for (int i = 0; i < 2 * case_count; i++) {
         World w;
-        world_open(&w, &cases[i], 1);
+        masked = i % 2;
+        world_open(&w, &cases[i / 2], 1);
         compare_filled(&w, RECOMPUTE_NONE, "memory filled");
         compare_filled(&w, RECOMPUTE_BLOCK, "memory filled, recompute block");
         world_close(&w);
     }
+    masked = false;
 }
 
 // The batch's gradient in one micro-step and in parts.
@@ -195,6 +250,7 @@ static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 9, 9};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
         World w;
+        masked = c == &cases[CASES - 1]; // an example's masks do not depend on the rows beside it
         world_open(&w, c, 1);
         Engine *engine = engine_of(&gpu, &w, c->batch, RECOMPUTE_NONE);
         if (engine) {
@@ -206,6 +262,7 @@ static void test_accumulation(void) {
         gpu.destroy(engine);
         world_close(&w);
     }
+    masked = false;
 }
 
 // A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing. Tuning
@@ -492,6 +549,8 @@ int main(int argc, char **argv) {
     if (code) return code;
     RUN(test_same_bits);
     RUN(test_inference);
+    RUN(test_only_training_drops);
+    if (!small) RUN(test_packed);
     if (!small) RUN(test_filled_memory); // the tools see for themselves
     if (!small) RUN(test_accumulation);
     if (!small) RUN(test_tuning); // runs cuBLASLt's kernels, not ours

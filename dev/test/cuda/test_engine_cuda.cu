@@ -50,6 +50,7 @@ static void compare_batch(const World *w, Engine *a, Engine *b) {
     Outcome got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_EXACT);
     Outcome want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_EXACT);
     CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
+    CHECK_CLOSE(got.nll, want.nll, LOSS, 0);
     check_gradients(w, &got, &want);
     check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
     check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
@@ -127,6 +128,13 @@ static void test_against_cpu(void) {
            worst_seen[1], worst_seen[2]);
 }
 
+// With dropout, documents and label smoothing.
+static void test_masks_against_cpu(void) {
+    masked = true;
+    test_against_cpu();
+    masked = false;
+}
+
 static void test_training_against_cpu(void) {
     for (int i = 0; i < case_count; i++) {
         World w;
@@ -151,6 +159,7 @@ int main(int argc, char **argv) {
     int code = engine_test_begin("test_engine_cuda", argc, argv);
     if (code) return code;
     RUN(test_against_cpu);
+    RUN(test_masks_against_cpu);
     if (!small) RUN(test_training_against_cpu);
     return test_summary();
 }

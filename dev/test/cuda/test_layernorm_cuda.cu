@@ -25,8 +25,23 @@ static Normalised layernorm_reference(const std::vector<real> &x, const std::vec
     return r;
 }
 
-static void layernorm_forward_case(Shape s, bool residual) {
+static RowDropout random_dropout(Shape s, bool drops) {
+    Dropout d = dropout_of(drops ? 0.05 + 0.9 * random_uniform() : 0, random_u64());
+    const DropoutPlace place = random_int(0, 1) ? DROPOUT_MLP : DROPOUT_ATTENTION;
+    return row_dropout(dropout_at(d, random_u64() >> 2, random_int(0, 1000)), place, s.T);
+}
+
+// The factor of element i of a flat (B, T, C).
+static double factor_at(const RowDropout &r, size_t i, int C) {
+    if (!r.dropout.below) return 1.0;
+    const size_t n = i / C;
+    const Dropout d = dropout_at(r.dropout, r.dropout.example + n / r.T, r.dropout.layer);
+    return dropout_factor(d, r.place, 0, (uint32_t)(n % r.T), (uint32_t)(i % C));
+}
+
+static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
     Error e = {};
+    const RowDropout drop = random_dropout(s, drops);
     const int N = s.B * s.T, C = s.C;
     const size_t n = (size_t)N * C;
     const std::vector<real> a = random_vector<real>(n, 0.3), b = random_vector<real>(n);
@@ -42,15 +57,16 @@ static void layernorm_forward_case(Shape s, bool residual) {
         },
         [&] {
             const real *second = residual ? d_b : NULL;
-            CHECK_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, N, C, 0, &e), &e);
+            CHECK_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C, 0, &e), &e);
         },
         {{out, n * sizeof(real)}, {mean, N * sizeof(float)}, {rstd, N * sizeof(float)}});
     std::vector<real> x = a;
     if (residual) {
         std::vector<double> want(n);
-        for (size_t i = 0; i < n; i++) want[i] = value((real)(float)(value(a[i]) + value(b[i])));
+        for (size_t i = 0; i < n; i++)
+            want[i] = value((real)(float)(value(a[i]) + factor_at(drop, i, C) * value(b[i])));
         x = host_from(sum, n);
-        check_close("sum", x, want, 0.0, 0.0);
+        check_close("sum", x, want, drops ? ROUNDING + 1e-6 : 0.0, drops ? 1e-6 : 0.0);
     }
     const Normalised want = layernorm_reference(x, gamma, beta, N, C);
     check_close("out", host_from(out, n), want.out, REAL_RELATIVE, C == 1 ? 1e-3 : REAL_ABSOLUTE);
@@ -63,8 +79,10 @@ static void test_layernorm_forward(void) {
     for (Shape s : random_shapes()) {
         layernorm_forward_case(s, false);
         layernorm_forward_case(s, true);
+        layernorm_forward_case(s, true, true);
     }
-    for (int packs = 1; packs <= 9; packs++) layernorm_forward_case({1, 9, 256 * packs - 8 * random_int(0, 20)}, true);
+    for (int packs = 1; packs <= 9; packs++)
+        layernorm_forward_case({1, 9, 256 * packs - 8 * random_int(0, 20)}, true, packs % 2);
 }
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
@@ -118,19 +136,21 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
     return r;
 }
 
-// in_place: dresidual is dy's buffer (without accumulate).
-static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place) {
+// in_place: dresidual is dy's buffer (without accumulate); where it drops, dbranch is.
+static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false) {
     Error e = {};
+    const RowDropout drop = random_dropout(s, drops);
     const int B = s.B, T = s.T, C = s.C;
     const BackwardInputs in = backward_inputs(B * T, C, accumulate);
     const size_t n = in.x.size();
     real *d_dy = device_from(in.dy), *d_x = device_from(in.x), *d_gamma = device_from(in.gamma);
-    real *dr = device_new<real>(n);
+    real *dr = device_new<real>(n), *d_branch = in_place ? d_dy : device_new<real>(n);
     float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
     Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
     void *workspace = workspace_new(layernorm_backward_workspace_bytes(B, T, C));
     const ColumnGradient none = {};
     std::vector<Output> outputs = {{dr, n * sizeof(real)}};
+    if (drops) outputs.push_back({d_branch, n * sizeof(real)});
     columns_outputs(outputs, dgamma);
     columns_outputs(outputs, dbeta);
     if (bias) columns_outputs(outputs, dbias);
@@ -138,13 +158,15 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
         "layernorm backward",
         [&] {
             if (accumulate) device_set(dr, in.before);
-            else if (in_place) device_set(dr, in.dy);
+            else if (in_place && !drops) device_set(dr, in.dy);
             else CUDA_OK(cudaMemset(dr, POISON, n * sizeof(real)));
+            if (drops && in_place) device_set(d_dy, in.dy);
             columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
         },
         [&] {
             CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
-                                        in_place ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B, T, C, workspace, 0, &e),
+                                        d_branch, drop, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B,
+                                        T, C, workspace, 0, &e),
                      &e);
         },
         outputs);
@@ -153,7 +175,16 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     check_close("dresidual", written, want.dresidual, REAL_RELATIVE, REAL_ABSOLUTE * want.cancellation);
     columns_check("dgamma", dgamma, want.dgamma_rows, T);
     columns_check("dbeta", dbeta, want.dbeta_rows, T);
-    if (bias) columns_check("dbias", dbias, as_doubles(written), T); // of what was written, rounding and all
+    std::vector<real> branch = written;
+    if (drops) {
+        std::vector<double> kept = as_doubles(written);
+        for (size_t i = 0; i < n; i++) kept[i] *= factor_at(drop, i, C);
+        branch = host_from(d_branch, n);
+        check_close("dbranch", branch, kept, ROUNDING + 1e-6, 0.0);
+        for (size_t i = 0; i < n; i++)
+            CHECK((value(branch[i]) == 0) == (kept[i] == 0), "element %zu of B %d T %d C %d", i, B, T, C);
+    }
+    if (bias) columns_check("dbias", dbias, as_doubles(branch), T); // of what was written, rounding and all
     case_end();
 }
 
@@ -163,6 +194,8 @@ static void test_layernorm_backward(void) {
         layernorm_backward_case(s, true, true, false);
         layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), false);
         layernorm_backward_case(s, false, random_int(0, 1), true);
+        layernorm_backward_case(s, true, true, true, true);
+        layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), random_int(0, 1), true);
     }
 }
 

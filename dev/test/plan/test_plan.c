@@ -131,11 +131,11 @@ static void test_recomputing_and_exact_norms_cost(void) {
     CHECK(sum_work(&block, FAMILY_DROPOUT, true) == 0, "masks without dropout");
     p.shape.dropout.below = 1;
     Workload drops = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
-    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 17 * N * (2 * 25 * C + 2 * 12 * 12 * 1025 / 2), 1e-9, 0);
+    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 13 * N * (2 * 25 * C + 2 * 12 * 12 * 1025 / 2), 1e-9, 0);
     CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, false), 2 * 25 * N * C * 4, 1e-9, 0);
     p.shape.recompute = RECOMPUTE_BLOCK;
     drops = workload_micro_step(&p.shape, 2, head_bytes, 64, EXACT_NONE);
-    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 17 * N * (61 * C + 35 * 12 * 1025 / 2), 1e-9, 0);
+    CHECK_CLOSE(sum_work(&drops, FAMILY_DROPOUT, true), 13 * N * (61 * C + 35 * 12 * 1025 / 2), 1e-9, 0);
     p.shape.recompute = RECOMPUTE_NONE;
     p.shape.dropout.below = 0;
     for (WorkFamily f = FAMILY_BLOCK_MATMUL; f <= FAMILY_HEAD_MATMUL; f++)
@@ -385,21 +385,22 @@ static void test_library_memory(void) {
 
 // Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
 // star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
-// besides its share of the sums.
+// besides its share of the sums. 3: likewise 4*/8 + 2*/8 of weights, and 2 for those in the slots.
 static void test_state_bytes(void) {
     Model model;
     make_model(&model, "d12", 50257, 1024);
     double all = (double)model.flat_count, block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
-    double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5};
-    for (int zero = 0; zero < 3; zero++) {
+    double part = (2 * (block + 2 * 768) + embeddings) / all, want[] = {18, 7.5, 3.5 + 4 * part + 0.5, 2.25 + 6 * part};
+    for (int zero = 0; zero < 4; zero++) {
         Parallel parallel;
         Plan p = make_plan(&model, "H200", 64, 1024);
         p.ranks = 8;
         shard(&parallel, &p, (ZeroStage)zero);
-        PlanState s = plan_state(&p.shape, 2);
+        PlanState s = plan_state(&p.shape, &p.device);
         CHECK_CLOSE((s.weights + s.gradients + s.moments) / all, want[zero], 1e-3, 0);
         p.shape.inference = true;
-        CHECK(plan_state(&p.shape, 2).weights == 2 * all && plan_state(&p.shape, 2).moments == 0, "inference");
+        s = plan_state(&p.shape, &p.device);
+        CHECK(s.weights == 2 * all && s.moments == 0, "inference");
         parallel_destroy(&parallel);
     }
     model_destroy(&model);

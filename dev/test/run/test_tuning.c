@@ -145,18 +145,6 @@ static void test_ranks(void) {
     CHECK(strcmp(recorded_by("mixed"), "") == 0, "'%s'", recorded_by("mixed"));
 }
 
-// --zero 3 is refused before anything is read, by an engine whose struct lacks it; it is planned all the same.
-static void test_no_sharded_weights(void) {
-    trainer.engine.own_weights = NULL;
-    int code = trainer_run(RUN_OF "--out weights --steps 3 --zero 3");
-    CHECK(code == ERR_USAGE && log_mentions("--zero 3: this trainer keeps all weights on every rank"), "%d: %s", code,
-          log_tail());
-    CHECK(access("weights", F_OK) != 0, "the run has begun");
-    code = trainer_run(RUN_OF "--out weights --steps 3 --zero 3 --ranks 2 --dry-run");
-    CHECK(code == 0 && log_mentions("> --zero 3"), "%d: %s", code, log_tail());
-    trainer.engine.own_weights = cpu_engine.own_weights;
-}
-
 int main(int argc, char **argv) {
     trainer.engine = cpu_engine;
     trainer.engine.tune = fake_tune;
@@ -175,6 +163,5 @@ int main(int argc, char **argv) {
     RUN(test_another_machine);
     RUN(test_cpu);
     RUN(test_ranks);
-    RUN(test_no_sharded_weights);
     return trainer_end();
 }

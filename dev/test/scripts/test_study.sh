@@ -99,7 +99,7 @@ returns 0 "$python" dev/docs/plots.py "$OUT" -o "$work"
 check "the better tuning: $(grep '4 rows' "$work/log")" says "$work/log" "| 2 | 313 | 10.0 seconds | 0.5 | 0.125 |"
 check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 6 ]
 check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
-for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss layers
+for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss layers exact
 for label in '4 rows' '16 rows' 'ramp, kappa 0.65' 'ramp to 8 rows, kappa 0.65'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
 check "no aim in the figure" says "$work/gns-ramp.svg" "aim: one standard error"
 sixteen=$(find "$OUT" -maxdepth 1 -name 'constant-16-*-share1-seed1' -type d)

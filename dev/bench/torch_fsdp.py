@@ -1,0 +1,122 @@
+"""What PyTorch's FSDP2 does with GPT-2 on several GPUs of a machine: tok/s and memory of a rank, beside train_gpt2cu
+--zero 3 --recompute block with the same shape.
+
+    torchrun --nproc-per-node 2 dev/bench/torch_fsdp.py --layers 84 --heads 54 --channels 3456 --micro-batch 16 --steps 6
+
+As its users train: fp32 parameters and moments in shards, bf16 for compute, gradients reduced in fp32, blocks recomputed
+and compiled, the fused AdamW, tokens drawn at random."""
+
+import argparse
+import math
+import os
+import time
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+
+
+class Block(torch.nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        C, nn = a.channels, torch.nn
+        self.heads = a.heads
+        self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
+        self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+
+    def forward(self, x):  # (B, T, C)
+        B, T, C = x.shape
+        q, k, v = self.qkv(self.ln1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
+
+
+class GPT2(torch.nn.Module):
+    def __init__(self, a):
+        super().__init__()
+        self.vocab = a.vocab_size
+        padded = (a.vocab_size + 127) // 128 * 128
+        self.wte = torch.nn.Parameter(torch.empty(padded, a.channels))
+        self.wpe = torch.nn.Parameter(torch.empty(a.seq_len, a.channels))
+        self.h = torch.nn.ModuleList([Block(a) for _ in range(a.layers)])
+        self.lnf = torch.nn.LayerNorm(a.channels)
+
+    def forward(self, tokens):  # (B, T + 1) -> mean loss, a row at a time: the logits of all rows never exist
+        x = F.embedding(tokens[:, :-1], self.wte) + self.wpe
+        for block in self.h:
+            x = block(x)
+        x, loss = self.lnf(x), 0
+        for row, targets in zip(x, tokens[:, 1:]):
+            loss = loss + torch.utils.checkpoint.checkpoint(self.row_loss, row, targets, use_reentrant=False)
+        return loss / len(tokens)
+
+    def row_loss(self, x, targets):
+        return F.cross_entropy(F.linear(x, self.wte)[:, : self.vocab].float(), targets)
+
+
+def build(a):
+    with torch.device("meta"):
+        model = GPT2(a)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for i, block in enumerate(model.h):
+        if a.recompute:
+            block = checkpoint_wrapper(block)
+        if a.compile:
+            block = torch.compile(block)
+        fully_shard(block, mp_policy=policy)
+        model.h[i] = block
+    fully_shard(model, mp_policy=policy)
+    model.to_empty(device="cuda")
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.normal_(0, 0.02) if p.dim() > 1 else p.fill_("weight" in name)
+    return model
+
+
+def main(a):
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    torch.manual_seed(rank)
+    model, T = build(a), a.seq_len
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    seconds = []
+    for step in range(a.steps):
+        torch.cuda.synchronize()
+        dist.barrier()
+        start = time.perf_counter()
+        for i in range(a.micro_steps):
+            tokens = torch.randint(a.vocab_size, (a.micro_batch, T + 1), device="cuda")
+            (model(tokens) / a.micro_steps).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+        if rank == 0:
+            print(f"step {step}: {seconds[-1]:.3f} s", flush=True)
+    free, total = torch.cuda.mem_get_info()
+    if rank == 0:
+        best = sorted(seconds[2:])[len(seconds[2:]) // 2]
+        speed = dist.get_world_size() * a.micro_steps * a.micro_batch * T / best
+        parameters = sum(p.numel() for p in model.parameters()) - a.channels * T  # model.h: without wpe
+        flops = 6 * parameters + 6 * a.layers * a.channels * T
+        mfu = 100 * flops * speed / (dist.get_world_size() * 989e12)
+        print(f"FSDP2: {speed:.0f} tok/s (median step {best:.3f} s), MFU {mfu:.1f}%, peak of the allocator "
+              f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB, in use {(total - free) / 2**30:.1f} GiB")  # fmt: skip
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name, default in (("layers", 48), ("heads", 25), ("channels", 1600), ("vocab-size", 50257), ("seq-len", 1024),
+                          ("micro-batch", 16), ("micro-steps", 1), ("steps", 6)):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--recompute", action=argparse.BooleanOptionalAction, default=True)
+    main(parser.parse_args())

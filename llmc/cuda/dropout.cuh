@@ -1,0 +1,96 @@
+// dropout: the masks of math/dropout.h in kernels.
+#pragma once
+
+#include "cuda/cuda_common.cuh"
+#include "math/dropout.h"
+
+// What a kernel has as operands in its parameters.
+struct DropoutConstants {
+    uint32_t key[DROPOUT_ROUNDS][2]; // of Philox's rounds
+    unsigned below;                  // in both halves
+    float scale;                     // of what is kept
+};
+static inline DropoutConstants dropout_constants(Dropout d) {
+    DropoutConstants c = {{}, d.below << 16 | d.below, dropout_scale(d)};
+    for (uint32_t i = 0; i < DROPOUT_ROUNDS; i++) {
+        c.key[i][0] = (uint32_t)d.seed + i * 0x9E3779B9u; // as in rng_rounds
+        c.key[i][1] = (uint32_t)(d.seed >> 32) + i * 0xBB67AE85u;
+    }
+    return c;
+}
+__device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBlock counter) {
+    UNROLL_FOR (int i = 0; i < DROPOUT_ROUNDS; i++) counter = rng_round(counter, c.key[i][0], c.key[i][1]);
+    return counter;
+}
+
+// Blocks whose counters differ in the first word alone. A round is linear in its products, so what the other words add to
+// the first two rounds is computed once, with the products of the first word left out: 12 products a block, not 14.
+struct DropoutBlocks {
+    const DropoutConstants &c;
+    uint32_t first, second[3];
+
+    __device__ DropoutBlocks(const DropoutConstants &c_, RngBlock counter) : c(c_) {
+        counter.word[0] = 0;
+        const RngBlock one = rng_round(counter, c.key[0][0], c.key[0][1]);
+        const RngBlock two = rng_round({{one.word[0], one.word[1], 0, 0}}, c.key[1][0], c.key[1][1]);
+        first = one.word[2], second[0] = two.word[0], second[1] = two.word[2], second[2] = two.word[3];
+    }
+    __device__ RngBlock block(uint32_t word) const {
+        const RngBlock p = rng_round({{word, 0, 0, 0}}, 0, 0), q = rng_round({{0, 0, p.word[2] ^ first, 0}}, 0, 0);
+        RngBlock x = {{q.word[0] ^ second[0], q.word[1], p.word[3] ^ second[1], second[2]}};
+        UNROLL_FOR (int i = 2; i < DROPOUT_ROUNDS; i++) x = rng_round(x, c.key[i][0], c.key[i][1]);
+        return x;
+    }
+};
+
+// Of the rows of a (B, T, C) tensor. Without dropout.below nothing drops.
+struct RowDropout {
+    Dropout dropout; // of the layer and of the first example
+    DropoutPlace place;
+    int T;
+    DropoutConstants constants;
+};
+static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T) {
+    return {dropout, place, T, dropout_constants(dropout)};
+}
+
+// All ones in each half of a word of a block whose element is kept. Bits 0 to 14 of the halves are compared as numbers of
+// fp16: they have the order of the bits, and what is no number is not less.
+__device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
+    unsigned kept;
+    asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"
+        : "=r"(kept)
+        : "r"(word), "r"(c.below));
+    return kept;
+}
+
+// The two elements of a mask: 0 where it is 0. All ones is no number.
+__device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
+    asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
+        "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
+        : "+f"(x), "+f"(y)
+        : "r"(mask));
+}
+
+// The two elements of a word: 0 where one drops.
+__device__ static inline void dropout_clear(const DropoutConstants &c, float &x, float &y, unsigned word) {
+    asm("{\n.reg .b32 bits;\n.reg .pred p, q;\nabs.f16x2 bits, %2;\nsetp.geu.f16x2 p|q, bits, %3;\n"
+        "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
+        : "+f"(x), "+f"(y)
+        : "r"(word), "r"(c.below));
+}
+
+// x = W elements of row t of example b, from column c on, times their factors. W: 1, or 8 with c % 8 == 0.
+template <int W>
+__device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &r, int b, int t, int c) {
+    const Dropout d = dropout_at(r.dropout, r.dropout.example + b, r.dropout.layer);
+    if constexpr (W == 1) x[0] *= dropout_factor(d, r.place, 0, t, c);
+    else {
+        static_assert(W == 8, "a block");
+        const RngBlock block = dropout_block(r.constants, dropout_counter(d, r.place, 0, t, c / 8));
+        UNROLL_FOR (int i = 0; i < 4; i++) {
+            dropout_clear(r.constants, x[2 * i], x[2 * i + 1], block.word[i]);
+            x[2 * i] *= r.constants.scale, x[2 * i + 1] *= r.constants.scale;
+        }
+    }
+}

@@ -1,0 +1,414 @@
+// linear_sm90: see linear_sm90.cuh.
+//
+// Blocks are persistent, one a multiprocessor, in pairs: a pair's tile is 256 rows, a block's 128, and each block fetches
+// half of the pair's part of the weight for both. A block is
+// - a producer thread, which copies stages of 64 of the summed dimension to shared memory, and
+// - two warpgroups that take turns at tiles: while one multiplies, the other adds the bias to its last sums, rounds them,
+//   finishes them and stores them, 16 rows a warp at a time, through a slot of shared memory of the warp's own. GELU takes
+//   the special function units 3,000 cycles a tile, which a product over 768 takes 9,000 for.
+// A warpgroup waits for the stages of its turn only when the other has seen all stages of the turn before (Shared.order):
+// a barrier tells a phase from the next one only, so one that waits two phases ahead is let through at once.
+// A row's result does not depend on the other rows.
+#include "cuda/linear_sm90.cuh"
+
+#include "cuda/gelu.cuh"
+#include "cuda/sm90.cuh"
+#include "cuda/vec.cuh"
+#ifndef GNS_FP32
+
+namespace {
+
+enum { ROWS = 128, HALVES = 2, GROUPS = 2, WARPS = 4, PAIR = 2, DEPTH = 64, HALF_DEPTH = 32 };
+enum { TURNS = 4 }; // tiles: fetched, multiplied and finished at once, and one more
+enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
+
+enum { COLUMNS = 192, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
+enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SLOT_BYTES = SLOT_ROWS * COLUMNS * 2 };
+
+struct Shared {
+    char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
+    alignas(16) real bias[GROUPS][WARPS][COLUMNS];
+    float sums[GROUPS][WARPS][COLUMNS];
+    uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
+    uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS]; // order: the turn before has seen its stages
+    int tile[TURNS];
+};
+
+struct Job {
+    int rows, out, depths; // out: columns of y; depths: stages a tile
+    int down, across;      // tiles of a pair of blocks
+    const real *bias;
+    unsigned *ticket;
+    float *columns;  // column sums of the rows of each block's tile, as a ColumnSplit has them; or NULL
+    int per_example; // such runs of rows
+
+    __device__ int tiles() const { return down * across; }
+};
+
+struct Place {
+    int row, column;
+};
+
+// Tiles go in bands of BAND side by side, from top to bottom, so that the band's part of W stays in L2.
+__device__ Place place_of(const Job &job, int tile, int rank) {
+    const int per_band = BAND * job.down, band = tile / per_band, rest = tile - band * per_band;
+    const int width = min((int)BAND, job.across - band * BAND);
+    return {(rest / width * PAIR + rank) * ROWS, (band * BAND + rest % width) * COLUMNS};
+}
+
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Tiles are drawn as in attention (work_draw), by the producer of a pair's first block, which sends them to both blocks:
+// a pair that starts late leaves its tiles to the others. tile < 0: no more.
+__device__ int tile_draw(const Job &job) {
+    const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
+    return tile < job.tiles() ? tile : -1;
+}
+
+// The tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
+template <bool AS_WARP> __device__ int tile_of(Shared &s, int turn) {
+    barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
+    const int tile = s.tile[turn % TURNS];
+    if (AS_WARP) __syncwarp();
+    if (!AS_WARP || threadIdx.x % WARP == 0) barrier_arrive_at(&s.tile_empty[turn % TURNS], 0);
+    return AS_WARP ? uniform(tile) : tile;
+}
+
+// A block's half of a stage of W, sent to both. ALONG: the summed dimension runs along the rows of W as stored.
+template <bool ALONG>
+__device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const Place &place, int k, int rank) {
+    to += rank * (W_BYTES / PAIR);
+    if (ALONG) copy_box_in_all(to, w, full, 0, place.column + rank * (COLUMNS / PAIR), k, (1 << PAIR) - 1);
+    else copy_box_in_all(to, w, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL, (1 << PAIR) - 1);
+}
+
+template <bool ALONG>
+__device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const Job &job, int rank) {
+    Ring<STAGES> ring;
+    int drawn = rank == 0 ? tile_draw(job) : 0, ends = 0;
+    for (int turn = 0; ends < GROUPS; turn++) {
+        uint64_t *tile_full = &s.tile_full[turn % TURNS];
+        if (rank == 0) {
+            barrier_wait(&s.tile_empty[turn % TURNS], (turn / TURNS & 1) ^ 1);
+            for (int to = 0; to < PAIR; to++) send_at(&s.tile[turn % TURNS], drawn, tile_full, to);
+            if (drawn >= 0) drawn = tile_draw(job); // it is there when this tile has been fetched
+        }
+        barrier_expect(tile_full, sizeof(int));
+        const int tile = tile_of<false>(s, turn);
+        if (tile < 0) {
+            ends++;
+            continue;
+        }
+        const Place place = place_of(job, tile, rank);
+#        pragma unroll 1
+        for (int k = 0; k < job.depths; k++) {
+            uint64_t *full = &s.full[ring.stage];
+            barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
+            barrier_expect(full, X_BYTES + W_BYTES);
+            copy_box_in(s.x[ring.stage], x, full, 0, place.row, k);
+            weight_send<ALONG>(s.w[ring.stage], w, full, place, k, rank);
+            ring.advance();
+        }
+    }
+}
+
+__device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
+
+// A warp's 16 x 16 at columns 16 j of its slot: four 8 x 8 matrices, as stmatrix and ldmatrix have them.
+__device__ unsigned matrices_at(char *slot, int j) {
+    const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
+    return shared_address(slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16);
+}
+__device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrices_at(slot, j)),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+__device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(matrices_at(slot, j))
+                 : "memory");
+}
+
+__device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
+    matrices_load(slot, j, r);
+    UNROLL_FOR (int q = 0; q < 4; q++) {
+        const float2 v = unpacked(r[q]);
+        r[q] = pack(gelu(v.x), gelu(v.y));
+    }
+}
+
+// Sends a warp's slot out.
+__device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel) {
+    fence_before_copy_out();
+    __syncwarp();
+    if (threadIdx.x % WARP == 0) {
+        copy_box_out(map, slot, 0, row, panel);
+        copy_out_commit();
+    }
+}
+
+// Waits until the warp's slot has been read by the copy out.
+__device__ void slot_wait() {
+    if (threadIdx.x % WARP == 0) copy_out_wait_read();
+    __syncwarp();
+}
+
+// A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
+template <LinearEpilogue EPILOGUE>
+__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias) {
+    UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
+        unsigned r[4], extra[4];
+        if (EPILOGUE != LINEAR_GELU) matrices_load(slot, j, extra);
+        UNROLL_FOR (int q = 0; q < 4; q++) { // 8 columns on with q / 2, 8 rows on with q % 2
+            const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
+            if (EPILOGUE == LINEAR_DGELU) {
+                const float2 x = unpacked(extra[q]);
+                r[q] = pack(c[i] * gelu_derivative(x.x), c[i + 1] * gelu_derivative(x.y));
+                continue;
+            }
+            const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
+            r[q] = pack(c[i] + b.x, c[i + 1] + b.y);
+            if (EPILOGUE == LINEAR_GELU) continue;
+            const float2 y = unpacked(r[q]), old = unpacked(extra[q]);
+            r[q] = pack(old.x + y.x, old.y + y.y);
+        }
+        matrices_store(slot, j, r);
+    }
+}
+
+// The slot's values to their GELU, while it is on its way out.
+__device__ void rows_gelu(char *slot) {
+    constexpr int HELD = COLUMNS / 64; // computed before the copy out has read the slot
+    unsigned held[HELD][4], r[4];
+    UNROLL_FOR (int j = 0; j < HELD; j++) matrices_gelu(slot, j, held[j]);
+    slot_wait();
+    UNROLL_FOR (int j = 0; j < HELD; j++) matrices_store(slot, j, held[j]);
+    UNROLL_FOR (int j = HELD; j < COLUMNS / 16; j++) {
+        matrices_gelu(slot, j, r);
+        matrices_store(slot, j, r);
+    }
+}
+
+// The column sums of a warp's slot, a lane two neighbours of each panel: into sums, or added to it.
+__device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) {
+    const int lane = threadIdx.x % WARP;
+    UNROLL_FOR (int p = 0; p < PANELS; p++) {
+        float2 *sum = (float2 *)&sums[p * PANEL + 2 * lane], all = add ? *sum : make_float2(0.0f, 0.0f);
+        UNROLL_FOR (int r = 0; r < SLOT_ROWS; r++) {
+            const char *row = slot + (p * SLOT_ROWS + r) * PANEL_ROW_BYTES;
+            const float2 v = unpacked(*(const unsigned *)(row + (lane / 4 ^ r % 8) * 16 + lane % 4 * 4));
+            all.x += v.x, all.y += v.y;
+        }
+        *sum = all;
+    }
+    __syncwarp();
+}
+
+// Stores the column sums of a warpgroup's tile, its warps' added in order.
+__device__ void columns_out(const float (&sums)[WARPS][COLUMNS], const Job &job, int row, int column, int barrier) {
+    const int run = row / ROWS;
+    if (row >= job.rows) return; // all of the warpgroup
+    threads_sync(barrier, WARPGROUP);
+    float *to = job.columns + (size_t)(run + run / job.per_example) * job.out + column;
+    for (int c = threadIdx.x % WARPGROUP; c < COLUMNS && column + c < job.out; c += WARPGROUP) {
+        float sum = 0.0f;
+        UNROLL_FOR (int w = 0; w < WARPS; w++) sum += sums[w][c];
+        to[c] = sum;
+    }
+    threads_sync(barrier, WARPGROUP); // before the next tile's
+}
+
+// A stage has been read, in both blocks: a warp's part.
+__device__ void stage_release(uint64_t *empty, int rank) {
+    __syncwarp();
+    if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (int)(threadIdx.x % WARP));
+}
+
+// The sums of a warpgroup's tile, of its first N columns.
+template <int N, bool ALONG>
+__device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
+    const int group = turn % GROUPS, round = turn / GROUPS;
+    Ring<STAGES> ring;
+    ring.stage = turn * depths % STAGES, ring.parity = turn * depths / STAGES & 1;
+    int previous = 0;
+    barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // the first turn is after none
+#        pragma unroll 1
+    for (int k = 0; k < depths; k++) {
+        barrier_wait(&s.full[ring.stage], ring.parity);
+        const uint64_t x = operand(s.x[ring.stage], 0);
+        const uint64_t w = operand(s.w[ring.stage], HALF_DEPTH * PANEL_ROW_BYTES);
+        UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
+        wgmma_fence();
+        UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
+            UNROLL_FOR (int h = 0; h < HALVES; h++) {
+                const int down = (i / 2 * (W_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
+                wgmma<true, ALONG>(reinterpret_cast<float(&)[N / 2]>(c[h]), x + 2 * i + (h * (X_BYTES / HALVES) >> 4),
+                                   w + (ALONG ? 2 * i : down), k > 0 || i > 0);
+            }
+        wgmma_commit();
+        if (k > 0) {
+            wgmma_wait<1>();
+            stage_release(&s.empty[previous], rank);
+        }
+        previous = ring.stage;
+        ring.advance();
+    }
+    warp_arrive(&s.order[GROUPS - 1 - group]);
+    wgmma_wait<0>();
+    stage_release(&s.empty[previous], rank);
+    UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
+}
+
+template <LinearEpilogue EPILOGUE>
+__device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const Job &job, int rank) {
+    constexpr bool EXTRA = EPILOGUE != LINEAR_GELU, BIAS = EPILOGUE != LINEAR_DGELU, ALONG = EPILOGUE == LINEAR_DGELU;
+    const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
+    const int lane = threadIdx.x % WARP;
+    char *slot = s.slot[group][warp];
+    real *bias = s.bias[group][warp];
+    uint64_t *own_full = &s.own_full[group][warp];
+    float c[HALVES][COLUMNS / 2];
+    unsigned own_parity = 0;
+    for (int turn = group;; turn += GROUPS) {
+        const int tile = tile_of<true>(s, turn);
+        if (tile < 0) break;
+        Place place = place_of(job, tile, rank);
+        place.row += warp * SLOT_ROWS;
+        const int panel = place.column / PANEL;
+        if (lane == 0) {
+            const int bytes = BIAS ? min((int)COLUMNS, job.out - place.column) * (int)sizeof(real) : 0;
+            barrier_expect(own_full, bytes + (EXTRA ? SLOT_BYTES : 0));
+            if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
+            if (EXTRA) {
+                copy_out_wait_read();
+                copy_box_in(slot, other, own_full, 0, place.row, panel);
+            }
+        }
+        if (job.out - place.column > PANEL) multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
+        else multiply<PANEL, ALONG>(c, s, turn, job.depths, rank); // the rest of the row
+        UNROLL_FOR (int h = 0; h < HALVES; h++, place.row += ROWS / HALVES) {
+            if (h == 0 || EXTRA) {
+                if (h > 0 && lane == 0) {
+                    barrier_expect(own_full, SLOT_BYTES);
+                    copy_out_wait_read();
+                    copy_box_in(slot, other, own_full, 0, place.row, panel);
+                }
+                barrier_wait(own_full, own_parity);
+                own_parity ^= 1;
+            }
+            if (!EXTRA) slot_wait();
+            rows_round<EPILOGUE>(slot, c[h], bias);
+            slot_out(y, slot, place.row, panel);
+            if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
+            if (EXTRA) continue;
+            rows_gelu(slot);
+            slot_out(other, slot, place.row, panel);
+        }
+        if (EPILOGUE == LINEAR_DGELU && job.columns)
+            columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
+    }
+    if (lane == 0) copy_out_wait();
+}
+
+#    endif
+
+template <LinearEpilogue EPILOGUE>
+__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+    linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
+                  const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other, const Job job) {
+#    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    Shared &s = *(Shared *)shared_memory();
+    const int rank = blockIdx.x % PAIR, group = uniform(threadIdx.x / WARPGROUP);
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&s.full[i], 1);
+            barrier_init(&s.empty[i], PAIR * WARPS);
+        }
+        for (int i = 0; i < GROUPS * WARPS; i++) barrier_init(&s.own_full[i / WARPS][i % WARPS], 1);
+        for (int i = 0; i < TURNS; i++) {
+            barrier_init(&s.tile_full[i], 1);
+            barrier_init(&s.tile_empty[i], PAIR * (1 + WARPS));
+        }
+        for (int i = 0; i < GROUPS; i++) barrier_init(&s.order[i], WARPS);
+        barriers_publish();
+    }
+    cluster_sync();
+    if (group == GROUPS) {
+        registers_give<PRODUCER_REGISTERS>();
+        if (threadIdx.x == GROUPS * WARPGROUP) produce<EPILOGUE == LINEAR_DGELU>(s, &x, &w, job, rank);
+    } else {
+        registers_take<WORKER_REGISTERS>();
+        work<EPILOGUE>(s, &y, &other, job, rank);
+    }
+    __syncwarp();
+    cluster_sync(); // the other block may still signal this one's barriers
+#    endif
+}
+
+// Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows and `panels` panels.
+int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
+    const CopyTensor t = {REAL_MAP,
+                          3,
+                          {PANEL, (cuuint64_t)rows, (cuuint64_t)columns / PANEL},
+                          {columns * sizeof(real), PANEL_ROW_BYTES},
+                          {PANEL, (cuuint32_t)box_rows, (cuuint32_t)panels},
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+    return copy_map(map, matrix, t, e);
+}
+
+} // namespace
+
+int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
+    cudaFuncAttributes attributes;
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<LINEAR_GELU>), e);
+    *yes = attributes.maxThreadsPerBlock >= THREADS && out % PANEL == 0 && in % DEPTH == 0;
+    return 0;
+}
+
+bool linear_sm90_sums(int T) { return T % ROWS == 0; }
+
+static ColumnSplit split_of(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
+
+size_t linear_sm90_workspace_bytes(int rows, int T, int out) {
+    return linear_sm90_sums(T) ? column_workspace_bytes(split_of(rows, T), 1, out) : 0;
+}
+
+int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
+    const bool along = l.epilogue == LINEAR_DGELU;
+    const auto kernel = l.epilogue == LINEAR_GELU       ? linear_kernel<LINEAR_GELU>
+                        : l.epilogue == LINEAR_RESIDUAL ? linear_kernel<LINEAR_RESIDUAL>
+                                                        : linear_kernel<LINEAR_DGELU>;
+    const int down = ceil_div(l.rows, PAIR * ROWS), across = ceil_div(l.out, COLUMNS);
+    CUtensorMap x, w, y, other;
+    int blocks;
+    TRY(panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
+    TRY(along ? panels_map(&w, l.weight, l.out, l.in, COLUMNS / PAIR, 1, e)
+              : panels_map(&w, l.weight, l.in, l.out, HALF_DEPTH, PANELS, e));
+    TRY(panels_map(&y, l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
+    TRY(panels_map(&other, l.epilogue == LINEAR_GELU ? l.gelu : l.extra, l.rows, l.out, SLOT_ROWS, PANELS, e));
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(shared_memory_allow(kernel, sizeof(Shared), e));
+    Job job = {l.rows, l.out, l.in / DEPTH, down, across, l.bias, l.ticket, NULL, 0};
+    if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
+    TRY(launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
+                        other, job));
+    if (!l.columns.sum) return 0;
+    return column_finish(&l.columns, 1, split_of(l.rows, l.T), l.out, l.workspace, stream, e);
+}
+
+#else
+
+int linear_sm90_usable(bool *yes, int, int, Error *) {
+    *yes = false;
+    return 0;
+}
+
+bool linear_sm90_sums(int) { return false; }
+size_t linear_sm90_workspace_bytes(int, int, int) { return 0; }
+int linear_sm90(const Linear &, cudaStream_t, Error *e) {
+    return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
+}
+
+#endif
