@@ -60,14 +60,11 @@ static int tables_load(Engine *engine, Error *e) {
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         const ReduceSegment segment = {t->offset, t->count};
-        const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t) > 0;
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
-        if (t->dimensions < 2) continue;
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
-        CUDA_TRY(cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, muon ? RULE_MUON : RULE_DECAY, granules,
-                                 engine->stream),
-                 e);
+        CUDA_TRY(
+            cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule_of(engine, t), granules, engine->stream), e);
     }
     return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
