@@ -36,7 +36,7 @@ static void check_gradients(const World *w, const Outcome *got, const Outcome *w
 
 static void check_norms(const World *w, const double *got, const double *want, const char *what) {
     for (int k = 0; k < w->model.tensor_count; k++) {
-        double error = fabs(got[k] - want[k]) / want[k];
+        double error = got[k] == want[k] ? 0 : fabs(got[k] - want[k]) / want[k];
         CHECK(error <= NORM, "%s, %s of %s: %.9g, want %.9g", w->c->name, what, w->model.tensors[k].name, got[k],
               want[k]);
         worst_seen[1] = fmax(worst_seen[1], error);
