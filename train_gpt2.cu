@@ -12,6 +12,7 @@
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
+#include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
@@ -31,20 +32,41 @@
 
 // ---- Life and state -------------------------------------------------------------------------------------------------
 
+static UpdateRule rule_of(const Engine *engine, const Tensor *t) {
+    if (engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) return RULE_MUON;
+    return t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
+}
+
+// The tensor of every granule.
+static int tensor_table_load(Engine *engine, Error *e) {
+    const Model *model = engine->config.model;
+    const size_t granules = model->flat_count / DECAY_GRANULE;
+    uint16_t *tensor;
+    TRY(memory_alloc((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
+    for (size_t k = 0, i = 0; k < granules; k++) {
+        while (i + 1 < (size_t)model->tensor_count && model->tensors[i + 1].offset <= k * DECAY_GRANULE) i++;
+        tensor[k] = (uint16_t)i;
+    }
+    int code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
+    if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+    memory_free(tensor);
+    return code;
+}
+
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->decay, 0, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, model->flat_count / DECAY_GRANULE, engine->stream), e);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
         const ReduceSegment segment = {t->offset, t->count};
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
-        if (t->dimensions < 2) continue;
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
-        CUDA_TRY(cudaMemsetAsync(engine->decay + t->offset / DECAY_GRANULE, 1, granules, engine->stream), e);
+        CUDA_TRY(
+            cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule_of(engine, t), granules, engine->stream), e);
     }
-    return 0;
+    return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
 
 // All other kernels take any model.
@@ -68,6 +90,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(weight_gradient_clusters(&engine->clusters, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
+    TRY(memory_alloc((void **)&engine->seen, c->seq_len * sizeof *engine->seen, "tokens", e));
     TRY(engine_memory_take(engine, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
     CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
@@ -78,6 +101,7 @@ static int engine_open(Engine *engine, Error *e) {
         CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
+    CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
@@ -90,6 +114,7 @@ static void cuda_destroy(Engine *engine) {
     if (engine->stream) cudaStreamSynchronize(engine->stream);
     if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
+    if (engine->logits_host) cudaFreeHost(engine->logits_host);
     for (int i = 0; i < TOKEN_SLOTS; i++) {
         if (engine->sent[i]) cudaEventDestroy(engine->sent[i]);
         if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
@@ -99,6 +124,7 @@ static void cuda_destroy(Engine *engine) {
     if (engine->store_stream) cudaStreamDestroy(engine->store_stream);
     if (engine->stream) cudaStreamDestroy(engine->stream);
     if (engine->memory) cudaFree(engine->memory);
+    memory_free(engine->seen);
     memory_free(engine->matmul);
     memory_free(engine->block);
     memory_free(engine);
@@ -379,6 +405,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
 // engine->tokens (B, T + 1) -> lnf (B, T, C).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
+    engine->seen_count = 0;
     TRY(weights_await(engine, 0, e));
     if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
     if (p->documents)
@@ -599,6 +626,8 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
 static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
+    if (engine->trust)
+        CUDA_TRY(cudaMemsetAsync(engine->trust, 0, 2 * model->tensor_count * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
     engine->first = true;
     engine->stats_sent = engine->scaled = false;
@@ -707,20 +736,54 @@ static int tokens_before_document(const Engine *engine, const uint16_t *tokens, 
     return first;
 }
 
-// The model is causal, so n is rounded up to a whole tile: text that grows a token at a time needs few matmul plans.
-static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+// Are the keys and values of all tokens but the last in memory, from the last call of cuda_logits? Not where blocks share
+// their memory.
+static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
+    const ModelConfig *m = &engine->config.model->config;
+    const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
+    return apart && !engine->config.shard_weights && m->channels <= DECODE_CHANNELS_MAX && n > 1 &&
+           engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
+}
+
+// Logits after the last of n tokens, the others having been seen.
+static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
+    const EngineConfig *c = &engine->config;
+    const Block *block = engine->block;
+    const Decoder decoder = {.model = c->model,
+                             .weight = engine->weight,
+                             .qkv = block->qkv,
+                             .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
+                             .scratch = engine->decode_scratch,
+                             .multiprocessors = engine->device.properties.multiProcessorCount};
+    TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
+    return decode((float *)engine->logits, &decoder, tokens[n - 1], n - 1, engine->stream, e);
+}
+
+// The model is causal, so n is rounded up to a whole tile: texts of any length need few matmul plans.
+static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
-    const int before = tokens_before_document(engine, tokens, n);
-    assert(n > 0 && n <= engine->config.seq_len);
-    tokens += before, n -= before;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
-    p.documents = false;
+    p.documents = false; // cuda_logits has dropped the others
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
-    TRY(head_logits(engine, n - 1, 1, true, e));
-    TRY(copy_out(engine, logits, engine->logits, engine->config.model->config.vocab * sizeof(float), e));
-    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+    return head_logits(engine, n - 1, 1, true, e);
+}
+
+static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
+    const int before = tokens_before_document(engine, tokens, n);
+    assert(n > 0 && n <= engine->config.seq_len);
+    tokens += before, n -= before;
+    const bool seen = has_seen(engine, tokens, n);
+    const size_t bytes = engine->config.model->config.vocab * sizeof(float);
+    engine->seen_count = 0;
+    TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
+    TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
+    CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
+    memcpy(logits, engine->logits_host, bytes);
+    memcpy(engine->seen, tokens, n * sizeof *tokens);
+    engine->seen_count = n;
+    return 0;
 }
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
@@ -749,7 +812,7 @@ const EngineApi cuda_engine = {
     .scale_loss = cuda_scale_loss,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
-    .trust = NULL, // no LAMB
+    .trust = cuda_trust,
     .update = cuda_update,
     .result = cuda_result,
     .eval = cuda_eval,

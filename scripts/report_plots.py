@@ -12,7 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import EngFormatter, LogLocator, StrMethodFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFormatter
 
 from run_log import column, finite, loss_curve, reach, smooth_column, time_unit
 

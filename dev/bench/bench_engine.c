@@ -7,6 +7,8 @@
 //
 //     model   a preset, or `demo`: that of make demo
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
+//             lamb, muon: and steps of these, with memory of their own; accumulate: 8 micro-steps a step;
+//             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
 //             dropout (0.1), smoothing (0.1), documents (of 300 tokens on average): and an engine with it, of its own memory;
 //             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
 #include "model/engine.h"
@@ -30,10 +32,12 @@ typedef struct {
 
 typedef struct {
     EngineConfig config;
-    Engine *engine, *before; // before: NULL, or of an earlier build
-    Engine *masked[MASKED];  // NULL, or one for each word
-    double peak;             // of the device, FLOP/s; 0: unknown
-    uint16_t *tokens;        // (B, T + 1)
+    Engine *engine, *before;   // before: NULL, or of an earlier build
+    Engine *other[OPTIMIZERS]; // with another optimizer, or NULL
+    Engine *masked[MASKED];    // NULL, or one for each word
+    int micro_steps;           // of a step
+    double peak;               // of the device, FLOP/s; 0: unknown
+    uint16_t *tokens;          // (B, T + 1)
     StepResult result;
     int rounds, steps;            // to do; done
     char tuning[2][TUNING_BYTES]; // the engine's, the earlier one's
@@ -109,6 +113,7 @@ static int masked_create(Bench *b, int which, Error *e) {
 }
 
 static void bench_destroy(Bench *b) {
+    for (int o = 0; o < OPTIMIZERS; o++) engine_destroy(b->other[o]);
     for (int i = 0; i < MASKED; i++) engine_destroy(b->masked[i]);
     engine_destroy(b->before);
     engine_destroy(b->engine);
@@ -131,13 +136,16 @@ static void add_arm(Bench *b, const char *name, Engine *engine, GnsMode mode, co
 
 static int step(Bench *b, const Arm *arm, double *queued, Error *e) {
     Range all = {0, b->config.model->flat_count};
-    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .momentum = 0.95};
+    u.grad_clip = 1.0;
     u.step = ++b->steps;
-    u.batch = b->config.micro_batch;
+    u.batch = (int64_t)b->micro_steps * b->config.micro_batch;
     double start = clock_seconds();
     TRY(engine_begin_step(arm->engine, e));
-    TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
+    for (int i = 0; i < b->micro_steps; i++)
+        TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
     TRY(engine_norms(arm->engine, all, e));
+    if (arm->engine == b->other[OPTIMIZER_LAMB]) TRY(engine_trust(arm->engine, all, &u, e));
     TRY(engine_update(arm->engine, all, &u, e));
     *queued = clock_seconds() - start;
     return engine_result(arm->engine, &b->result, e);
@@ -184,7 +192,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = b->peak;
     memcpy(sorted, arm->seconds, sizeof sorted);
     memcpy(queued, arm->queued, sizeof queued);
-    double s = median(sorted, b->rounds), tokens = (double)b->config.micro_batch * b->config.seq_len;
+    double s = median(sorted, b->rounds), tokens = (double)b->micro_steps * b->config.micro_batch * b->config.seq_len;
     double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
     printf("%-13s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
            1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
@@ -214,8 +222,8 @@ static void tell(const Bench *b) {
         for (int k = 0; k < b->arms; k++)
             if (b->arm[i].against && strcmp(b->arm[i].against, b->arm[k].name) == 0)
                 tell_ratio(b, &b->arm[i], &b->arm[k]);
-    printf("loss of the last step %.4f after %d steps on one batch\n", b->result.loss_sum / b->config.micro_batch,
-           b->steps);
+    printf("loss of the last step %.4f after %d steps on one batch\n",
+           b->result.loss_sum / b->config.micro_batch / b->micro_steps, b->steps);
 }
 
 static void tell_memory(const Bench *b, const char *name) {
@@ -232,7 +240,7 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before, masked[MASKED];
+    bool tune, before, sample, optimizer[OPTIMIZERS], masked[MASKED];
 } Words;
 
 // Is it one of the masks'?
@@ -244,15 +252,22 @@ static bool read_masked(const char *word, Words *words) {
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
+    b->micro_steps = 1;
     for (int i = 5; i < argc; i++) {
         if (strcmp(argv[i], "gelu") == 0) b->config.recompute = RECOMPUTE_GELU;
         else if (strcmp(argv[i], "block") == 0) b->config.recompute = RECOMPUTE_BLOCK;
         else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
         else if (strcmp(argv[i], "tune") == 0) words->tune = true;
         else if (strcmp(argv[i], "before") == 0) words->before = true;
+        else if (strcmp(argv[i], "lamb") == 0) words->optimizer[OPTIMIZER_LAMB] = true;
+        else if (strcmp(argv[i], "muon") == 0) words->optimizer[OPTIMIZER_MUON] = true;
+        else if (strcmp(argv[i], "sample") == 0) words->sample = true;
+        else if (strcmp(argv[i], "accumulate") == 0) b->micro_steps = 8;
         else if (!read_masked(argv[i], words))
-            return FAIL(e, ERR_USAGE, "gelu, block, exact, tune, dropout, smoothing, documents, before",
-                        "no word is called %s", argv[i]);
+            return FAIL(
+                e, ERR_USAGE,
+                "gelu, block, exact, tune, lamb, muon, accumulate, sample, dropout, smoothing, documents, before",
+                "no word is called %s", argv[i]);
     }
     return 0;
 }
@@ -266,7 +281,51 @@ static int tuned(Engine *engine, char *text, Error *e) {
     return 0;
 }
 
+// Milliseconds of a call at the end of a text of n tokens: a token longer than the last one, or of another text.
+static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
+    enum { CALLS = 24 };
+    double start = 0;
+    for (int i = -1; i < CALLS; i++) {
+        if (i == 0) start = clock_seconds();
+        if (!seen) b->tokens[0] ^= 1;
+        if (engine_logits(b->engine, b->tokens, n - CALLS + i + 1, logits, e)) return NAN;
+    }
+    return 1e3 * (clock_seconds() - start) / CALLS;
+}
+
+// By turns.
+static int bench_sample(Bench *b, Error *e) {
+    double ms[2][2][ROUNDS_MAX];
+    float *logits;
+    const int lengths[] = {32, b->config.seq_len};
+    b->config.inference = true;
+    TRY(bench_create(b, e));
+    TRY(memory_alloc((void **)&logits, sizeof *logits * (size_t)b->config.model->config.vocab, "logits", e));
+    for (int r = -WARM_UP; r < b->rounds; r++)
+        for (int i = 0; i < 4; i++) {
+            double value = logits_ms(b, lengths[i / 2], i % 2, logits, e);
+            if (r >= 0) ms[i / 2][i % 2][r] = value;
+        }
+    memory_free(logits);
+    for (int k = 0; k < 2; k++) {
+        double all = median(ms[k][0], b->rounds), last = median(ms[k][1], b->rounds);
+        printf("logits after %d tokens: %.3f ms, with keys and values in memory %.3f ms: %.1f times as fast\n",
+               lengths[k] - 12, all, last, all / last);
+    }
+    return 0;
+}
+
+static int add_optimizer(Bench *b, Optimizer o, Error *e) {
+    EngineConfig config = b->config;
+    config.optimizer = o;
+    TRY(engine_create(&GNS_ENGINE, &b->other[o], &config, e));
+    TRY(load_initial(b, b->other[o], e));
+    add_arm(b, optimizer_names[o], b->other[o], GNS_LN, "", "gns ln");
+    return 0;
+}
+
 static int bench_run(Bench *b, Words words, const char *name, Error *e) {
+    if (words.sample) return bench_sample(b, e);
     tell_memory(b, name);
     TRY(bench_create(b, e));
     if (!words.before) add_arm(b, "gns off", b->engine, GNS_OFF, "", NULL);
@@ -277,6 +336,8 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
         TRY(tuned(b->engine, b->tuning[0], e));
         add_arm(b, "tuned", b->engine, GNS_LN, b->tuning[0], "gns ln");
     }
+    for (int o = 0; o < OPTIMIZERS; o++)
+        if (words.optimizer[o]) TRY(add_optimizer(b, (Optimizer)o, e));
     if (words.before) {
         TRY(before_create(b, e));
         add_arm(b, "before", b->before, GNS_LN, "", NULL);

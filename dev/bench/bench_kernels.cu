@@ -347,8 +347,14 @@ static void updates(Bench *b, const Model *model) {
                  [&](int) { bench_check(reduce_squares(squares, x, n, segments, S, workspace, 0, &e), &e); });
     }
     if (!wanted(b, "adamw")) return;
-    const OptimizerArrays a = {randoms<float>(n),           zeros<real>(n),    randoms<float>(n),
-                               randoms<float>(n, 1, 0.01f), randoms<float>(n), zeros<uint8_t>(n / DECAY_GRANULE)};
+    const OptimizerArrays a = {randoms<float>(n),
+                               zeros<real>(n),
+                               randoms<float>(n),
+                               randoms<float>(n, 1, 0.01f),
+                               randoms<float>(n),
+                               zeros<UpdateRule>(n / DECAY_GRANULE),
+                               NULL,
+                               NULL};
     const AdamWStep step = adamw_step(1e-4, 0.9, 0.95, 1e-8, 0.1, 100, 1.0);
     float *scale = randoms<float>(1, 1.0f, 0.0f);
     run_case(b, "adamw", 1, 0, (sizeof(real) == 2 ? 30.0 : 28.0) * n,

@@ -70,12 +70,15 @@ class Study:
         return os.environ[name + self.suffix]
 
     def choices(self, kind, size, **fixed):
-        """Every combination for a constant batch of `size` rows, or for a ramp with kappa `size` from `first` rows."""
+        """Every combination for a constant batch of `size` rows, or for a ramp from `first` rows with kappa `size`, or
+        with kappa and most rows `size`, "0.65:64"."""
         lists = [fixed.get(name, self.get(name)).split() for name in ("LRS", "BETA2S", "DECAYS", "FINALS")]
         return [(kind, size, *rest) for rest in itertools.product(*lists)]
 
     def options(self, run, first):
-        """The rates are those of 32 rows; those of other batches follow the square root, as within a ramp."""
+        """The rates are those of 32 rows; those of other constant batches follow the square root. Where a GPU measures every
+        step exactly, a ramp and its constant batch have the same bits until the ramp leaves it: the fast fall of the first
+        tenth, where rounding alone moves the final loss by a few thousandths, is then the same in both."""
         kind, size, lr, beta2, decay, final, seed, share = run
         rows, tokens = int(size) if kind == "constant" else first, int(self.tokens * share)
         warmup = max(tokens // 20, self.warmup_steps * rows * self.seq_len)
@@ -84,23 +87,24 @@ class Study:
             --warmup-tokens {warmup} --seq-len {self.seq_len} --micro-batch {self.get("MICRO_BATCH")}
             --val-tokens {self.get("VAL_TOKENS")} --val-every 1000000000 --checkpoint-every 0 {self.get("SHAPE")}"""
         if kind == "ramp":
-            return out.split() + f"--ramp gns --batch-min {rows} --batch-max {os.environ['BATCH_MAX']} --ramp-kappa {size}".split()
-        return out.split() + ["--gns", "ln"]
+            kappa, most = (*size.split(":"), os.environ["BATCH_MAX"])[:2]
+            out += f" --ramp gns --batch-min {rows} --batch-max {most} --ramp-kappa {kappa}"
+        return out.split()
 
-    def train(self, run, first, gpu):
+    def train(self, run, first, worker, gpu):
         kind, size, lr, beta2, decay, final, seed, share = run
         start = f"-from{first}" if kind == "ramp" else ""
         name = f"{kind}-{'kappa' if kind == 'ramp' else ''}{size}{start}-lr{lr}-beta{beta2}-decay{decay}-final{final}" \
                f"-share{share}-seed{seed}"
         kept, log = os.path.join(self.out, name), os.path.join(self.out, name + ".log")
         if not os.path.exists(os.path.join(kept, "metrics.jsonl.gz")):
-            work = os.path.join(os.environ["WORK"], f"{gpu}{self.suffix}")
+            work = os.path.join(os.environ["WORK"], f"{worker}{self.suffix}")
             subprocess.run(["rm", "-rf", work], check=True)
             command = [os.environ["TRAINER"], "--train", self.get("TRAIN"), "--val", self.get("VAL"), "--out", work,
                        *self.options(run, first)]
             with open(log, "w", encoding="utf-8") as file:
                 code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-                                      env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu)}).returncode
+                                      env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu}).returncode
             if code:
                 raise Fault(1, f"FAIL {name}: exit code {code}: see {log}: {shlex.join(command)}")
             os.makedirs(kept, exist_ok=True)
@@ -110,21 +114,22 @@ class Study:
         self.made[run, first] = Made(Run(kept), int(self.tokens * share))
 
     def train_all(self, runs, first):
-        """Side by side, the k-th worker on GPU k. The first fault is raised once all workers have stopped."""
-        left, faults = queue.SimpleQueue(), []
+        """Side by side, the workers in turn on the GPUs. The first fault is raised once all workers have stopped."""
+        left, faults, jobs = queue.SimpleQueue(), [], int(os.environ["JOBS"])
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(jobs)))).split(",")
         for run in runs:
             left.put(run)
 
-        def work(gpu):
+        def work(worker):
             while not faults:
                 try:
-                    self.train(left.get_nowait(), first, gpu)
+                    self.train(left.get_nowait(), first, worker, gpus[worker % len(gpus)])
                 except queue.Empty:
                     return
                 except (Fault, OSError) as fault:
                     faults.append(fault)
 
-        workers = [threading.Thread(target=work, args=(gpu,)) for gpu in range(int(os.environ["JOBS"]))]
+        workers = [threading.Thread(target=work, args=(k,)) for k in range(jobs)]
         for worker in workers:
             worker.start()
         for worker in workers:

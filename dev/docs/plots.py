@@ -2,20 +2,30 @@
 """The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
 
 Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table. Where the study ran several tunings whole,
-every batch is shown at the one with the lowest final validation loss (mean over the seeds); of several seeds the first.
+every batch is shown at the one with most seeds, of these at the one with the lowest mean loss. Curves are of the first
+seed.
 """
 
 import math
 import os
 import re
 import sys
+from statistics import mean
 
 sys.dont_write_bytecode = True
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(here, "../../scripts"), os.path.join(here, "../bench")]
+from ramp_study import WINDOW, paired, reference_batch, window_loss
 from report import show, show_time
 from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
-RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.]+)(?:-from\d+)?-(lr.+)-share1-seed(\d+)$")
+RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.:]+)(?:-from\d+)?-(lr.+)-share1-seed(\d+)$")
+
+
+def end_loss(run):
+    """The mean training loss of the last tenth of the tokens: what the study compares."""
+    tokens = run.rows[-1]["tokens"]
+    return window_loss(run.rows, (1 - WINDOW) * tokens, tokens)
 
 
 def last_val(run):
@@ -29,14 +39,18 @@ def load(study):
         match = RUN_NAME.match(name)
         if match and os.path.isdir(os.path.join(study, name)):
             kind, size, tuning, seed = match.groups()
-            by_tuning = found.setdefault((kind, float(size)), {})
+            by_tuning = found.setdefault((kind, *map(float, size.split(":"))), {})
             by_tuning.setdefault(tuning, []).append((int(seed), Run(os.path.join(study, name))))
     runs = []
-    for (kind, size), by_tuning in sorted(found.items()):
-        best = min(by_tuning.values(), key=lambda seeds: sum(last_val(run) for _, run in seeds) / len(seeds))
-        run = min(best)[1]
-        run.ramp = kind == "ramp"
-        run.label = f"ramp, kappa {size:g}" if run.ramp else f"{size:g} rows"
+    for (kind, size, *most), by_tuning in sorted(found.items()):
+        best = min(by_tuning.values(), key=lambda seeds: (-len(seeds), mean(end_loss(run) for _, run in seeds)))
+        best.sort(key=lambda seed: seed[0])
+        run = best[0][1]
+        run.seeds = dict(best)
+        run.losses = {seed: end_loss(of) for seed, of in best}
+        run.ramp, run.size = kind == "ramp", size
+        most = "".join(f" to {x:g} rows" for x in most)
+        run.label = f"ramp{most}, kappa {size:g}" if run.ramp else f"{size:g} rows"
         runs.append(run)
     if not any(run.ramp for run in runs) or all(run.ramp for run in runs):
         raise Fault(EXIT_INPUT, f"{study}: no ramp and constant batches of dev/bench/ramp_study.sh in it")
@@ -44,11 +58,12 @@ def load(study):
 
 
 def print_table(runs):
-    print("| batch | lr | steps | time | val loss |\n| --- | --- | --- | --- | --- |")
+    print("| batch | lr | seeds | steps | time | loss, last tenth | val loss |\n| --- | --- | --- | --- | --- | --- | --- |")
     for run in runs:
-        last = run.rows[-1]
-        print(f"| {run.label} | {run.info['options']['lr']:.3g} | {last['step']:,} | {show_time(last['seconds'])} | "
-              f"{show(last_val(run), 5)} |")
+        of = run.seeds.values()
+        print(f"| {run.label} | {run.info['options']['lr']:.3g} | {len(of)} | {mean(r.rows[-1]['step'] for r in of):,.0f} | "
+              f"{show_time(run.rows[-1]['seconds'])} | {show(mean(run.losses.values()), 5)} | "
+              f"{show(mean(map(last_val, of)), 5)} |")
 
 
 def draw_ramp(plots, run, others):
@@ -75,23 +90,31 @@ def draw_ramp(plots, run, others):
 
 
 def draw_loss(plots, runs):
-    """Smoothed training loss (lines) and validation loss (dots), from where the slowest run ends downwards."""
-    figure, panels = plots.plt.subplots(1, 2, figsize=(13, 4.8), sharey=True)
-    last, lowest = [], math.inf
+    """Left: smoothed training loss against steps. Right: every seed's loss above the reference's, by steps."""
+    figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.8))
+    constant = {run.size: run for run in runs if not run.ramp}
+    reference = constant[reference_batch({size: mean(run.losses.values()) for size, run in constant.items()})]
+    lowest, last = math.inf, []
     for run, colour in zip(runs, plots.colours(runs)):
         soft = smooth_column(run, "loss")
-        last, lowest = last + [soft[-1], last_val(run)], min([lowest, *soft])
-        for axes, name in zip(panels, ("tokens", "step")):
-            axes.plot(*plots.thin(run.column(name), soft), color=colour, lw=1.1, label=run.label)
-            axes.plot(run.val_column(name), run.val_column("val_loss"), "o", color=colour, ms=4,
-                      markeredgecolor="white", markeredgewidth=0.5)
-    plots.token_axis(panels[0])
-    panels[1].set(xscale="log", xlabel="steps", xlim=(min(len(run.rows) for run in runs) / 5, None))
-    panels[0].set(ylabel="loss (nats a token)", yscale="log", ylim=(0.97 * lowest, 1.1 * max(last)))
-    for axes in panels:
-        axes.yaxis.set_major_formatter(plots.StrMethodFormatter("{x:g}"))
-        axes.yaxis.set_minor_formatter(plots.StrMethodFormatter("{x:g}"))
-        axes.legend()
+        last, lowest = last + [soft[-1]], min([lowest, *soft])
+        left.plot(*plots.thin(run.column("step"), soft), color=colour, lw=1.1, label=run.label)
+        differences = {seed: run.losses[seed] - reference.losses[seed] for seed in run.losses if seed in reference.losses}
+        steps = [run.seeds[seed].rows[-1]["step"] for seed in differences]
+        right.plot(steps, differences.values(), ".", color=colour, ms=4, alpha=0.5)
+        middle, error = paired(run.losses, reference.losses)
+        right.errorbar(mean(steps), middle, error if error > 0 else 0, fmt="s" if run.ramp else "o", color=colour, capsize=3,
+                       label=run.label)
+    right.axhline(0, color=plots.FAINT, **plots.DASHED)
+    left.set(xscale="log", yscale="log", xlabel="steps", ylabel="training loss (nats a token)",
+             xlim=(min(len(run.rows) for run in runs) / 5, None), ylim=(0.97 * lowest, 1.5 * max(last)))
+    right.set(xscale="log", xlabel="steps", title=f"loss of the last tenth, above {reference.label}")
+    for axis in (left.yaxis, left.xaxis, right.xaxis):
+        axis.set_major_locator(plots.LogLocator(subs=(1, 2, 5) if axis != left.yaxis else range(1, 10)))
+        axis.set_major_formatter(plots.StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(plots.NullLocator())
+    left.legend()
+    right.legend()
     return figure
 
 
@@ -143,7 +166,7 @@ def main():
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
-            ("loss", "Loss against tokens and steps", draw_loss(plots, runs)),
+            ("loss", "Loss against steps, and every seed's difference", draw_loss(plots, runs)),
             ("layers", "Noise scale by layer and by type", plots.draw_layers([ramp])),
             ("exact", "Noise scale, exact and by the LayerNorms", draw_exact(plots, ramp))):
         write_figure(plots, os.path.join(args.out, f"gns-{name}.svg"), title, figure)

@@ -3,7 +3,7 @@
 # with another number; a run whose rank is killed or stopped ends; the speed of all together, and the memory that they
 # take. Prints one table at the end; whole logs are in $OUT.
 #
-#     dev/test/ranks_check.sh [agree] [resume] [faults] [scaling] [memory]          (default: all)
+#     dev/test/ranks_check.sh [agree] [optimizers] [resume] [faults] [scaling] [memory]          (default: all)
 #
 #     BUILD    where the programs are (build): $BUILD/cuda-BF16/train_gpt2cu
 #     TRAINER  the program itself; build/cpu/train_gpt2 with SMALL=1 tries this script without a GPU
@@ -12,13 +12,14 @@
 #     RANKS    the largest number of ranks (as many as MACHINES have GPUs)
 #     ZERO     --zero of the runs that are resumed, killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
-#     LIMIT    seconds for everything (740 x MACHINES)
+#     OPTIMIZERS of the stage optimizers (lamb muon)
+#     LIMIT    seconds for everything (790 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
 set -u
 . "$(dirname "$0")/stages.sh"
-stages="agree resume faults scaling memory"
+stages="agree optimizers resume faults scaling memory"
 check_stages "$stages" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
@@ -31,7 +32,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((740 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((790 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -250,6 +251,18 @@ agree() {
     [ -z "$gpus" ] || agree_fp32
 }
 
+# Another optimizer: as on one rank, and the same bits in every mode. Muon's matrices each stay whole on a rank.
+optimizers() {
+    local name zero
+    for name in ${OPTIMIZERS:-lamb muon}; do
+        agree_run "$name-r1" 1 --optimizer "$name" || continue
+        agree_run "$name" "$RANKS" --optimizer "$name" && same_run "$name" "$name-r1"
+        for zero in 0 2 3; do
+            agree_run "$name-z$zero" "$RANKS" --optimizer "$name" --zero "$zero" && same_bits "$name-z$zero" "$name"
+        done
+    done
+}
+
 # ----------------------------------------------------------------------------------------------------------------------
 # faults: a run whose rank is killed or stopped ends soon, and names the rank
 
@@ -461,7 +474,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=145 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=145 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"

@@ -6,9 +6,10 @@
 #include "model/engine.h"
 #include "cuda/device.cuh"
 #include "cuda/matmul.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/optimizer.cuh"
 
-// A block's activations. With recomputation, and for inference, all blocks share one block's memory.
+// A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
+// row each block has its own qkv, which cuda_logits reads again.
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (B, T, C)
@@ -42,7 +43,11 @@ struct Engine {
     float *grad;  // of the step so far, with shard_grads of this micro-step: see shard_grad_place
     float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
     float *moment1, *moment2;    // of the owned ranges
-    uint8_t *decay;              // see OptimizerArrays
+    UpdateRule *rule;            // see OptimizerArrays
+    uint16_t *tensor;            // LAMB: see OptimizerArrays
+    double *trust;               // LAMB: (2, tensors) squared norms of weights, of the step's direction
+    float *rate;                 // LAMB: (tensors)
+    void *muon;                  // Muon's scratch, in memory of activations
     ReduceSegment *segment;      // (tensors) the place of each, for norms
     ReduceSegment *segment_part; // (tensors) the part of each in the range of engine_norms
     double *stats;               // numbers of the step, see stats_count
@@ -69,6 +74,7 @@ struct Engine {
     void *sorted;                             // workspace of embedding_sort
     void *scratch;                            // of whichever kernel runs
     void *matmul_scratch;
+    float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  which rows these are (exact, fused)
@@ -76,12 +82,15 @@ struct Engine {
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
     cudaEvent_t sent[TOKEN_SLOTS]; // after the slot's copy
     int slot;
+    float *logits_host;      // (V), pinned
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
-    uint64_t example;        // of the run, the first of the next micro-step
-    GnsMode mode;            // the least that a micro-step of this step has measured
-    bool first;              // the next micro-step's gradients overwrite: the step's first, with shard_grads each
+    uint16_t *seen;          // (T), of which the first seen_count: the tokens whose keys and values are in memory
+    int seen_count;
+    uint64_t example; // of the run, the first of the next micro-step
+    GnsMode mode;     // the least that a micro-step of this step has measured
+    bool first;       // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
 // Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor:
@@ -114,6 +123,9 @@ int engine_memory_take(Engine *engine, Error *e);
 // Do weight gradients come from weight_gradient, which makes exact norms nearly free?
 bool engine_fuses(const Engine *engine);
 
+// Bytes of engine->muon.
+size_t engine_muon_bytes(const EngineConfig *config);
+
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
 
@@ -125,6 +137,7 @@ void cuda_pin(Engine *engine, void *memory, size_t bytes);
 void cuda_unpin(Engine *engine, void *memory);
 int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 int cuda_norms(Engine *engine, Range range, Error *e);
+int cuda_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);

@@ -3,20 +3,22 @@
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
+#include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
+#include "cuda/muon.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 
 #include <string.h>
 
-// ---- Buffers, and the phases of a micro-step that need them ---------------------------------------------------------
+// ---- Buffers, and the phases of a micro-step and of the update that need them ---------------------------------------
 
-enum { FORWARD, HEAD, BACKWARD };
+enum { FORWARD, HEAD, BACKWARD, UPDATE };
 
 // The logits of a whole micro-batch would be most of the memory. A step of d12 takes as long with chunks of 4k, 8k or 16k
 // rows, and 2% longer with 2k.
@@ -43,12 +45,21 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     return most;
 }
 
+// For all matrices of one shape together, as long as that is little: with more at once the products are no faster.
+size_t engine_muon_bytes(const EngineConfig *config) {
+    const int C = config->model->config.channels, L = config->model->config.layers;
+    const size_t one = muon_scratch_bytes(1, C, 4 * C), all = muon_scratch_bytes(4 * L, C, C);
+    return size_max(one, size_min(all, (size_t)256 << 20));
+}
+
 // The most scratch of any kernel, at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
+    if (config->optimizer == OPTIMIZER_LAMB)
+        most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
     for (int B = 1; B <= config->micro_batch; B++) {
         most = size_max(most, attention_workspace_bytes({B, T, NH, C / NH}));
         most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
@@ -67,28 +78,35 @@ static size_t scratch_bytes(const Engine *engine) {
 #define ADD(what, pointer, n, from, to)                                                                                \
     arena_add(a, (what), (void **)&(pointer), (size_t)(n) * sizeof(*(pointer)), (from), (to))
 
+static const char *const moments_of[] = {"AdamW moments, fp32", "LAMB moments, fp32", "Muon, AdamW moments, fp32"};
+
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
     const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
     const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
-    if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, BACKWARD);
-    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, BACKWARD);
-    if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, BACKWARD);
-    if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, BACKWARD);
-    ADD("small tables", engine->stats, stats_count(model), FORWARD, BACKWARD);
-    ADD("small tables", engine->grad_scale, 1, FORWARD, BACKWARD);
-    ADD("small tables", engine->ticket, 1, FORWARD, BACKWARD);
-    ADD("small tables", engine->segment, model->tensor_count, FORWARD, BACKWARD);
-    ADD("small tables", engine->segment_part, model->tensor_count, FORWARD, BACKWARD);
-    ADD("small tables", engine->decay, n / DECAY_GRANULE, FORWARD, BACKWARD);
-    arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, BACKWARD);
+    if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);
+    else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, UPDATE);
+    if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, UPDATE);
+    if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, UPDATE);
+    ADD("small tables", engine->stats, stats_count(model), FORWARD, UPDATE);
+    ADD("small tables", engine->grad_scale, 1, FORWARD, UPDATE);
+    ADD("small tables", engine->ticket, 1, FORWARD, UPDATE);
+    ADD("small tables", engine->segment, model->tensor_count, FORWARD, UPDATE);
+    ADD("small tables", engine->segment_part, model->tensor_count, FORWARD, UPDATE);
+    ADD("small tables", engine->rule, n / DECAY_GRANULE, FORWARD, UPDATE);
+    if (engine->config.optimizer == OPTIMIZER_LAMB) {
+        ADD("small tables", engine->tensor, n / DECAY_GRANULE, FORWARD, UPDATE);
+        ADD("small tables", engine->trust, 2 * model->tensor_count, FORWARD, UPDATE);
+        ADD("small tables", engine->rate, model->tensor_count, FORWARD, UPDATE);
+    }
+    arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;
-    ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, BACKWARD);
-    if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", engine->moment1, owned, FORWARD, BACKWARD);
-    ADD("AdamW moments, fp32", engine->moment2, owned, FORWARD, BACKWARD);
+    ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, UPDATE);
+    if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, UPDATE);
+    ADD(moments_of[engine->config.optimizer], engine->moment1, owned, FORWARD, UPDATE);
+    ADD(moments_of[engine->config.optimizer], engine->moment2, owned, FORWARD, UPDATE);
 }
 
 // Elements from one block's slice of an activation to the next: every slice begins as aligned as the whole.
@@ -103,7 +121,7 @@ template <typename F> static void each_activation(const EngineConfig *config, F 
     f(&Block::ln1, rest, N * C);
     f(&Block::mean1, rest, N);
     f(&Block::rstd1, rest, N);
-    f(&Block::qkv, rest, N * 3 * C);
+    f(&Block::qkv, config->inference && config->micro_batch == 1 ? L : rest, N * 3 * C);
     f(&Block::attention, rest, N * C);
     f(&Block::lse, rest, N * m->heads);
     f(&Block::x_mid, rest, N * C);
@@ -139,12 +157,15 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const char *what = "scratch of the step";
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
     ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
+    ADD(what, engine->decode_scratch, decode_scratch_floats(&c->model->config), HEAD, HEAD);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
     ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
-    arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, BACKWARD);
+    arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, UPDATE);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
+    if (c->optimizer == OPTIMIZER_MUON)
+        arena_add(a, "Muon's products", &engine->muon, engine_muon_bytes(c), UPDATE, UPDATE);
     if (c->gns != GNS_EXACT) return;
     what = "exact per-example norms";
     if (!engine_fuses(engine)) ADD(what, engine->example_grad, model_tensor_largest(c->model), FORWARD, BACKWARD);
@@ -180,7 +201,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to != BACKWARD) continue; // shares its memory
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares its memory
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;

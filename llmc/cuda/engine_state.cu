@@ -12,7 +12,7 @@
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
-#include "cuda/optimizer.cuh"
+#include "cuda/muon.cuh"
 
 #include <assert.h>
 
@@ -86,6 +86,7 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
 
 int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
+    engine->seen_count = 0;
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
@@ -163,13 +164,18 @@ static Tensors tensors_in(const Model *model, Range range) {
     return {first, end - first};
 }
 
-// Squares of the tensors in the range into sq[tensor]. grad: the gradient of the range's first element.
-static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
+// engine->segment_part for these tensors.
+static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     const unsigned threads = 128;
     if (in.count == 0) return 0;
     clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
         engine->segment_part, engine->segment + in.first, in.count, range);
-    TRY(CUDA_LAUNCHED(e));
+    return CUDA_LAUNCHED(e);
+}
+
+// Squares of the tensors in the range into sq[tensor]. grad: the gradient of the range's first element.
+static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
+    TRY(clip_segments(engine, range, in, e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
                           engine->stream, e);
 }
@@ -199,29 +205,85 @@ int engine_send_stats(Engine *engine, Error *e) {
     return 0;
 }
 
-int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
-    AdamWStep step = adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
-    if (!engine->scaled)
-        TRY(optimizer_scale(engine->grad_scale, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ),
-                            engine->config.model->tensor_count, (double)u->batch * engine->loss_scale, u->grad_clip,
-                            engine->stream, e));
+// Of a piece of an owned range.
+static OptimizerArrays arrays_of(Engine *engine, Piece p) {
+    const size_t begin = p.range.begin;
+    assert(begin % DECAY_GRANULE == 0);
+    real *weight = weights_rounded() ? engine->weight + begin : NULL;
+    if (engine->config.shard_weights) weight = engine->own_weight ? engine->own_weight + p.place : NULL;
+    return {.param = engine->param + (masters_apart(engine) ? p.place : begin),
+            .weight = weight,
+            .moment1 = engine->moment1 + p.place,
+            .moment2 = engine->moment2 + p.place,
+            .grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range),
+            .rule = engine->rule + begin / DECAY_GRANULE,
+            .tensor = engine->tensor ? engine->tensor + begin / DECAY_GRANULE : NULL,
+            .rate = engine->rate};
+}
+
+static AdamWStep step_of(const UpdateConfig *u) { // grad_scale is on the device
+    return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
+}
+
+static int scale_gradient(Engine *engine, const UpdateConfig *u, Error *e) {
+    if (engine->scaled) return 0;
     engine->scaled = true; // for all ranges
+    return optimizer_scale(engine->grad_scale, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ),
+                           engine->config.model->tensor_count, (double)u->batch * engine->loss_scale, u->grad_clip,
+                           engine->stream, e);
+}
+
+int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    const Model *model = engine->config.model;
+    TRY(scale_gradient(engine, u, e));
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
-        size_t begin = p.range.begin;
-        assert(begin % DECAY_GRANULE == 0);
-        float *param = engine->param + (masters_apart(engine) ? p.place : begin);
-        real *weight = weights_rounded() ? engine->weight + begin : NULL;
-        if (engine->config.shard_weights) weight = engine->own_weight ? engine->own_weight + p.place : NULL;
-        const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
-        OptimizerArrays arrays = {param,
-                                  weight,
-                                  engine->moment1 + p.place,
-                                  engine->moment2 + p.place,
-                                  grad,
-                                  engine->decay + begin / DECAY_GRANULE};
-        TRY(optimizer_update(&arrays, range_length(p.range), step, engine->grad_scale, engine->stream, e));
+        const OptimizerArrays arrays = arrays_of(engine, p);
+        const Tensors in = tensors_in(model, p.range);
+        TRY(clip_segments(engine, p.range, in, e));
+        TRY(optimizer_trust(engine->trust + in.first, model->tensor_count, &arrays, engine->segment_part, in.count,
+                            step_of(u), engine->grad_scale, engine->scratch, engine->stream, e));
+    }
+    return 0;
+}
+
+// Muon's matrices of one shape: aspect is the sign of columns - rows. They are taken as many at a time as there is room.
+static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range, const UpdateConfig *u, int aspect,
+                           Error *e) {
+    const Model *model = engine->config.model;
+    const Tensors in = tensors_in(model, range);
+    const MuonStep step = {(float)u->momentum, (float)u->lr, (float)u->weight_decay};
+    MuonMatrices batch = {};
+    for (const Tensor *t = model->tensors + in.first, *end = t + in.count; t < end; t++) {
+        const size_t matrices = tensor_muon_matrices(t), columns = matrices ? t->columns / matrices : 0;
+        if (!matrices || (columns > t->rows) - (columns < t->rows) != aspect) continue;
+        assert(t->offset >= range.begin && t->offset + t->count <= range.end);
+        batch.rows = (int)t->rows, batch.columns = (int)columns;
+        for (size_t k = 0; k < matrices; k++) {
+            const size_t at = t->offset - range.begin + k * columns;
+            batch.matrix[batch.count++] = {a->param + at, a->moment1 + at, a->weight ? a->weight + at : NULL,
+                                           a->grad + at, t->columns};
+            if (batch.count < muon_capacity(engine_muon_bytes(&engine->config), batch.rows, batch.columns)) continue;
+            TRY(muon_run(engine->matmul, &batch, step, engine->grad_scale, engine->muon, engine->stream, e));
+            batch.count = 0;
+        }
+    }
+    return muon_run(engine->matmul, &batch, step, engine->grad_scale, engine->muon, engine->stream, e);
+}
+
+int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
+    const EngineConfig *c = &engine->config;
+    engine->seen_count = 0;
+    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
+    TRY(scale_gradient(engine, u, e));
+    if (engine->rate)
+        TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));
+    Piece p;
+    for (int next = 0; shard_next(c, false, range, &next, &p);) {
+        const OptimizerArrays arrays = arrays_of(engine, p);
+        TRY(optimizer_update(&arrays, range_length(p.range), step_of(u), engine->grad_scale, engine->stream, e));
+        for (int aspect = -1; aspect <= 1 && c->optimizer == OPTIMIZER_MUON; aspect++)
+            TRY(update_matrices(engine, &arrays, p.range, u, aspect, e));
     }
     return CUDA_CALL(cudaEventRecord(engine->state_ready, engine->stream), e); // (1)
 }
@@ -231,6 +293,7 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
     if (buffer == BUFFER_WEIGHT) return engine->weight + shard_weight_place(&engine->config, element);
+    if (buffer == BUFFER_TRUST) return engine->trust + element;
     engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes them
     return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
 }

@@ -42,13 +42,18 @@ void matmul_destroy(Matmul *mm) {
 
 static cudaDataType_t data_type(bool is_float) { return is_float ? CUDA_R_32F : REAL_LIBRARY; }
 
+static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
+    const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
+    return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
+}
+
 // A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
 static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
-    const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+    const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
     TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e));
     if (batch <= 1) return 0;
-    TRY(CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, count, &batch, sizeof batch), e));
+    TRY(layout_count(*out, batch, e));
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride), e);
 }
 
@@ -108,13 +113,15 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
 typedef struct {
     void *out;
     const void *a, *b, *extra;
+    float alpha;
+    MatmulAddend addend;
 } Operands;
 
 static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
                                   const Operands *o) {
-    const float one = 1.0f, beta = plan->shape.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(mm->handle, plan->operation, &one, o->b, plan->a, o->a, plan->b, &beta, o->out, plan->out,
-                          o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
+    return cublasLtMatmul(mm->handle, plan->operation, &o->alpha, o->b, plan->a, o->a, plan->b, &o->addend.beta,
+                          o->addend.c, plan->out, o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES,
+                          mm->stream);
 }
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
@@ -262,11 +269,15 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     plan->align = align;
     TRY(operation_create(plan, e));
     int a_rows = s->transpose_a ? s->k : s->m, b_rows = s->transpose_b ? s->n : s->k;
-    TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, s->batch, s->stride_b, e));
-    TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, s->batch, s->stride_a, e));
-    TRY(layout_create(&plan->out, s->out_float, s->m, s->n, s->batch, s->stride_out, e));
+    int batch = s->like_batch ? (int)s->like_batch : s->batch;
+    TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, batch, s->stride_b, e));
+    TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
+    TRY(layout_create(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
     TRY(plan_point(plan, o->extra, e));
-    return plan_choose(mm, plan, o, e);
+    TRY(plan_choose(mm, plan, o, e));
+    for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out})
+        if (s->like_batch) TRY(layout_count(layout, s->batch, e));
+    return 0;
 }
 
 // Finds or makes the plan of a shape. A full table starts again empty.
@@ -290,22 +301,30 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
 }
 
 // The power of two, at most 16 (all that the fast kernels ask for), that divides the address of every row.
-static int common_alignment(const MatmulShape *s, const void *out, const void *a, const void *b) {
+static int common_alignment(const MatmulShape *s, const Operands *o) {
     size_t out_bytes = s->out_float ? sizeof(float) : sizeof(real);
-    uintptr_t bits = (uintptr_t)out | (uintptr_t)a | (uintptr_t)b | 16;
+    uintptr_t bits = (uintptr_t)o->out | (uintptr_t)o->addend.c | (uintptr_t)o->a | (uintptr_t)o->b | 16;
     bits |= (uintptr_t)(s->n * out_bytes) | (uintptr_t)((s->transpose_a ? s->m : s->k) * sizeof(real)) |
             (uintptr_t)((s->transpose_b ? s->k : s->n) * sizeof(real));
     bits |= (uintptr_t)(s->stride_out * out_bytes) | (uintptr_t)((s->stride_a | s->stride_b) * sizeof(real));
     return (int)(bits & (~bits + 1));
 }
 
+static int run(Matmul *mm, const MatmulShape &shape, const Operands &o, Error *e) {
+    MatmulPlan *plan;
+    TRY(plan_get(mm, &plan, &shape, common_alignment(&shape, &o), &o, e));
+    TRY(plan_point(plan, o.extra, e));
+    return CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e);
+}
+
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e) {
-    const Operands o = {out, a, b, extra};
-    MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, &shape, common_alignment(&shape, out, a, b), &o, e));
-    TRY(plan_point(plan, extra, e));
-    return CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e);
+    return run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
+}
+
+int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
+               const void *b, Error *e) {
+    return run(mm, shape, {out, a, b, NULL, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -30,6 +30,8 @@ struct MatmulShape {
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // products, one after the other in memory; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
+    int64_t like_batch =
+        0; // takes the algorithm for that many: a product's bits are the same in any batch; 0: for `batch`
 };
 
 typedef struct {
@@ -62,6 +64,14 @@ void matmul_destroy(Matmul *mm);
 // extra: see the epilogue; NULL where that has none.
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e);
+
+// out = alpha op(a) op(b) + beta c, with c like out, which it may be. shape: accumulate, no epilogue.
+typedef struct {
+    float beta;
+    const void *c;
+} MatmulAddend;
+int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
+               const void *b, Error *e);
 
 // Forgets all plans. While tuning is on, a shape without a choice is run with each of the heuristic's answers, on its own
 // operands (out is written many times), and the fastest on a hot card is kept: about a second a shape. Where the text of

@@ -1,4 +1,6 @@
 #include "cuda/optimizer.cuh"
+#include "cuda/vec.cuh"
+#include "math/lamb.h"
 
 #include <assert.h>
 
@@ -41,7 +43,11 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     step.grad_scale = *scale;
     if (i >= fours || isnan(step.grad_scale)) return;
-    bool decay = a.decay[4 * i / DECAY_GRANULE];
+    const size_t granule = 4 * i / DECAY_GRANULE;
+    const UpdateRule rule = a.rule[granule];
+    const bool decay = rule == RULE_DECAY;
+    if (rule == RULE_MUON) return;
+    if (a.rate) step.lr = a.rate[a.tensor[granule]];
     float4 p = ((float4 *)a.param)[i], m = ((float4 *)a.moment1)[i], v = ((float4 *)a.moment2)[i];
     float4 g = ((const float4 *)a.grad)[i];
     p.x = adamw_update(p.x, g.x, &m.x, &v.x, &step, decay);
@@ -61,5 +67,65 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
     size_t fours = n / 4;
     if (fours == 0) return 0;
     update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, fours, step, scale);
+    return CUDA_LAUNCHED(e);
+}
+
+// ---- LAMB -----------------------------------------------------------------------------------------------------------
+
+enum { TRUST_BLOCKS = 128, TRUST_THREADS = 256 }; // blocks of a segment
+
+// partials (S, TRUST_BLOCKS) of weights and direction.
+__global__ static void __launch_bounds__(TRUST_THREADS)
+    trust_kernel(double2 *partials, OptimizerArrays a, const ReduceSegment *segments, AdamWStep step,
+                 const float *scale) {
+    __shared__ double shared[2][TRUST_THREADS / WARP];
+    const ReduceSegment segment = segments[blockIdx.y];
+    double weights = 0, direction = 0;
+    step.grad_scale = *scale;
+    for (size_t i = blockIdx.x * TRUST_THREADS + threadIdx.x; i < segment.count; i += TRUST_BLOCKS * TRUST_THREADS) {
+        const size_t at = segment.offset + i;
+        float p = a.param[at], m = a.moment1[at], v = a.moment2[at]; // copies
+        const float d = adamw_direction(p, a.grad[at], &m, &v, &step, a.rule[at / DECAY_GRANULE] == RULE_DECAY);
+        weights += (double)p * p;
+        direction += (double)d * d;
+    }
+    weights = block_sum(weights, shared[0]);
+    direction = block_sum(direction, shared[1]);
+    if (threadIdx.x == 0) partials[blockIdx.y * TRUST_BLOCKS + blockIdx.x] = {weights, direction};
+}
+
+// A warp a segment.
+__global__ static void trust_finish_kernel(double *squares, size_t stride, const double2 *partials) {
+    double2 sum = {0, 0};
+    for (int k = threadIdx.x; k < TRUST_BLOCKS; k += WARP) {
+        const double2 x = partials[blockIdx.x * TRUST_BLOCKS + k];
+        sum.x += x.x, sum.y += x.y;
+    }
+    sum = {warp_sum(sum.x), warp_sum(sum.y)};
+    if (threadIdx.x > 0) return;
+    squares[blockIdx.x] = sum.x;
+    squares[stride + blockIdx.x] = sum.y;
+}
+
+size_t optimizer_trust_workspace_bytes(int S) { return sizeof(double2) * TRUST_BLOCKS * (size_t)S; }
+
+int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
+                    AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e) {
+    double2 *partials = (double2 *)workspace;
+    if (S == 0) return 0;
+    trust_kernel<<<dim3(TRUST_BLOCKS, S), TRUST_THREADS, 0, stream>>>(partials, *arrays, segments, step, scale);
+    TRY(CUDA_LAUNCHED(e));
+    trust_finish_kernel<<<S, WARP, 0, stream>>>(squares, stride, partials);
+    return CUDA_LAUNCHED(e);
+}
+
+__global__ static void rates_kernel(float *rate, const double *squares, int tensors, double lr) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < tensors) rate[i] = (float)(lr * lamb_ratio(squares[i], squares[tensors + i]));
+}
+
+int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e) {
+    const unsigned threads = 128;
+    rates_kernel<<<(tensors + threads - 1) / threads, threads, 0, stream>>>(rate, squares, tensors, lr);
     return CUDA_LAUNCHED(e);
 }

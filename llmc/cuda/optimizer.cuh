@@ -1,7 +1,8 @@
-// optimizer: AdamW over any range of the flat parameter array in one launch, clipped by a norm that stays on the device.
+// optimizer: AdamW and LAMB over any range of the flat parameter array in one launch, clipped by a norm that stays on the
+// device. Muon's matrices are left to muon.cuh.
 #pragma once
 
-#include "cuda/cuda_common.cuh"
+#include "cuda/reduce.cuh"
 
 #include "math/adamw.h"
 #include "model/model.h"
@@ -16,15 +17,30 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
 // out = x, rounded to nearest even. n a multiple of 64.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
+// What becomes of 64 elements.
+enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON }; // of a vector, of a matrix, of a matrix of Muon's
+
 // Addresses of the first element to update, number 64 k of the flat arrays.
 typedef struct {
     float *param; // fp32 master weights
     real *weight; // the working copy of them; NULL where param itself is used
     float *moment1, *moment2;
     const float *grad;
-    const uint8_t *decay; // [i]: does weight decay apply to elements [64 i, 64 i + 64)? All tensors but vectors decay.
+    const UpdateRule *rule; // [i]: of elements [64 i, 64 i + 64)
+    const uint16_t *tensor; // LAMB: [i]: their tensor
+    const float *rate;      // LAMB: (tensors) instead of step.lr; NULL: AdamW
 } OptimizerArrays;
 
 // One step over n elements, a multiple of 64, with *scale as step.grad_scale. Changes nothing where *scale is NaN.
+// RULE_MUON: neither.
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
+
+// LAMB: squares[s] = the squared norm of the weights of segment s, squares[stride + s] = that of the step's direction. An
+// element of a segment is counted from the arrays' first.
+size_t optimizer_trust_workspace_bytes(int S);
+int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
+                    AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);
+
+// rate[i] = lr x the trust ratio of tensor i, from squares as above.
+int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e);

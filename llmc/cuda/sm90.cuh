@@ -87,13 +87,13 @@ __device__ static inline void cluster_sync() {
 
 // Writes x to this place in block `rank` of the cluster: 4 bytes of the barrier at this place there.
 __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int rank) {
-    asm volatile("{\n.reg .b32 there, signal;\n"
-                 "mapa.shared::cluster.u32 there, %0, %3;\n"
-                 "mapa.shared::cluster.u32 signal, %2, %3;\n"
-                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [signal];\n}" ::"r"(
-                     shared_address(to)),
-                 "r"(x), "r"(shared_address(barrier)), "r"(rank)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .b32 there, signal;\n"
+        "mapa.shared::cluster.u32 there, %0, %3;\n"
+        "mapa.shared::cluster.u32 signal, %2, %3;\n"
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [there], %1, [signal];\n}" ::"r"(shared_address(to)),
+        "r"(x), "r"(shared_address(barrier)), "r"(rank)
+        : "memory");
 }
 
 // Threads of whole warps meet at one of the block's barriers 1 to 15.

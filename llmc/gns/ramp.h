@@ -26,6 +26,10 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
+// Measured (dev/docs/gns.md): beside 0.5, the square root, and 0.8. The second moment holds |G|^2 as well as the noise, and
+// so sqrt(B) makes steps a little too short as B nears the noise scale.
+#define RAMP_LR_POWER 0.6 // of gns, and of a replay
+
 typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // rows

@@ -23,10 +23,13 @@ enum { MUON_STEPS = 5 };
 #define MUON_C   2.0315f
 #define MUON_EPS 1e-7
 
-// Updates the moment m of a clipped mean gradient g and returns x.
+// x, from the new moment m of a clipped mean gradient g.
+GNS_HD static inline float muon_nesterov(float g, float m, float mu) { return (1.0f - mu) * g + mu * m; }
+
+// Updates the moment and returns x.
 GNS_HD static inline float muon_momentum(float g, float *m, float mu) {
     *m = mu * *m + (1.0f - mu) * g;
-    return (1.0f - mu) * g + mu * *m;
+    return muon_nesterov(g, *m, mu);
 }
 
 static inline double muon_scale(size_t rows, size_t columns) {

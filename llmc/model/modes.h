@@ -10,8 +10,9 @@ typedef enum {
     FEATURE_DOCUMENT_MASK = 8,
     FEATURE_LOSS_SCALE = 16, // it needs one: gradients of fp16
 } Feature;
-// The CUDA engine's, for which the CPU's program plans, too.
-enum { CUDA_FEATURES = FEATURE_LABEL_SMOOTHING | FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK };
+enum { // the CUDA engine's, which the CPU's program plans for, too
+    CUDA_FEATURES = FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS | FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK
+};
 
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {

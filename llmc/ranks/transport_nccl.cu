@@ -30,6 +30,7 @@ struct Transport {
     int64_t started;             // transfers so far
     __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
     size_t largest;              // elements of the largest bucket
+    const Model *whole;          // its blocks' parts are of unequal length (transport_whole_part); NULL: no model's are
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -132,16 +133,15 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// Its parts are equal: the CUDA engine has no Muon.
 static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e) {
-    assert(!whole), (void)whole;
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // priorities: transfers, which need few multiprocessors, before the engine's kernels
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
+    t->whole = whole;
     t->engine = (cudaStream_t)stream;
     TRY(comm_agree(comm, reserve_rounded(t, e), e));
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), e);
@@ -188,8 +188,16 @@ static int finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-// A bucket is cut into equal parts of `each` elements, which the collectives transfer in place; the short remainder goes
-// to, or comes from, the last rank.
+static bool is_unequal(const Transport *t, Range bucket) {
+    return t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
+}
+
+static Range part_of(const Transport *t, Range bucket, int r) {
+    if (!is_unequal(t, bucket)) return transport_part(bucket, r, t->comm->ranks);
+    return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
+}
+
+// Equal parts of `each` elements are transferred in place; the short remainder goes to, or comes from, the last rank.
 typedef struct {
     size_t each, rest, begin; // elements: of a part, of the remainder, before this rank's part
 } Parts;
@@ -200,12 +208,28 @@ static Parts parts_of(const Comm *comm, Range bucket) {
     return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
 }
 
-static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Parts parts, Error *e) {
+static int reduce_equal(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
+    const Parts parts = parts_of(t->comm, bucket);
     int last = t->comm->ranks - 1;
     char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)(last + 1) * bytes;
-    NCCL_TRY(ncclGroupStart(), t, e);
     if (parts.each) NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
     if (parts.rest) NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
+    return 0;
+}
+
+static int reduce_unequal(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
+    for (int r = 0; r < t->comm->ranks; r++) {
+        const Range part = part_of(t, bucket, r);
+        char *at = (char *)values + (part.begin - bucket.begin) * bytes;
+        if (range_length(part))
+            NCCL_TRY(ncclReduce(at, at, range_length(part), type, ncclSum, r, t->nccl, t->stream), t, e);
+    }
+    return 0;
+}
+
+static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
+    NCCL_TRY(ncclGroupStart(), t, e);
+    TRY((is_unequal(t, bucket) ? reduce_unequal : reduce_equal)(t, values, bytes, type, bucket, e));
     return NCCL_CALL(ncclGroupEnd(), t, e);
 }
 
@@ -221,37 +245,51 @@ static unsigned blocks_for(size_t n) {
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
 }
 
-static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Parts parts, Error *e) {
-    size_t all = range_length(bucket);
-    Range mine = transport_part(bucket, t->comm->rank, t->comm->ranks);
+static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
+    Range mine = part_of(t, bucket, t->comm->rank);
+    size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
     convert_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
     TRY(CUDA_LAUNCHED(e));
-    TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, parts, e));
+    TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, bucket, e));
     size_t own = range_length(mine);
-    convert_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + parts.begin, t->rounded + parts.begin, own);
+    convert_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + begin, t->rounded + begin, own);
     return CUDA_LAUNCHED(e);
 }
 
 static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
-    Parts parts = parts_of(t->comm, bucket);
     TRY(after_engine(t, e));
-    if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, parts, e));
-    else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, parts, e));
+    if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, e));
+    else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
     return work_started(t, e);
 }
 
-static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int gather_equal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     int last = t->comm->ranks - 1;
     Parts parts = parts_of(t->comm, bucket);
     const char *own_rest = (const char *)own + parts.each * element_bytes; // of the last rank
     char *rest = (char *)values + parts.each * (size_t)(last + 1) * element_bytes;
-    TRY(after_engine(t, e));
-    NCCL_TRY(ncclGroupStart(), t, e);
     if (parts.each)
         NCCL_TRY(ncclAllGather(own, values, parts.each * element_bytes, ncclInt8, t->nccl, t->stream), t, e);
     if (parts.rest)
         NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+    return 0;
+}
+
+static int gather_unequal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+    for (int r = 0; r < t->comm->ranks; r++) {
+        const Range part = part_of(t, bucket, r);
+        char *at = (char *)values + (part.begin - bucket.begin) * element_bytes;
+        if (range_length(part))
+            NCCL_TRY(ncclBroadcast(own, at, range_length(part) * element_bytes, ncclInt8, r, t->nccl, t->stream), t, e);
+    }
+    return 0;
+}
+
+static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+    TRY(after_engine(t, e));
+    NCCL_TRY(ncclGroupStart(), t, e);
+    TRY((is_unequal(t, bucket) ? gather_unequal : gather_equal)(t, own, values, element_bytes, bucket, e));
     NCCL_TRY(ncclGroupEnd(), t, e);
     return work_started(t, e);
 }

@@ -5,6 +5,7 @@
 #include "run/sample.h"
 
 #include <errno.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -24,6 +25,25 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
+// Moves the k largest of n numbers to the front (Hoare 1961, algorithm 65: Find).
+static void move_largest(float *x, int n, int k) {
+    for (int low = 0, high = n - 1; low < high;) {
+        float pivot = x[low + (high - low) / 2];
+        int i = low, j = high;
+        while (i <= j) {
+            while (x[i] > pivot) i++;
+            while (x[j] < pivot) j--;
+            if (i > j) break;
+            float larger = x[j];
+            x[j--] = x[i];
+            x[i++] = larger;
+        }
+        if (k <= i && k > j + 1) return;
+        if (k <= j + 1) high = j;
+        else low = i;
+    }
+}
+
 // How many of the k likeliest tokens have a share p of their probability together. sorted: their logits, descending.
 static int nucleus(const float *sorted, int k, double temperature, double p) {
     double total = 0, sum = 0;
@@ -38,7 +58,8 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
     if (k == V && config->top_p >= 1) return;
     memcpy(sorted, logits, sizeof(float) * (size_t)V);
-    qsort(sorted, (size_t)V, sizeof(float), compare_descending);
+    if (k < V) move_largest(sorted, V, k);
+    qsort(sorted, (size_t)k, sizeof(float), compare_descending);
     if (config->top_p < 1) k = nucleus(sorted, k, config->temperature, config->top_p);
     float edge = sorted[k - 1];
     int at_edge = 0; // of the k largest
@@ -47,15 +68,18 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;
 }
 
-int sample_token(float *logits, float *scratch, int V, const SampleConfig *config, double u) {
+int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u) {
+    const int small = 1 << 12, threads = omp_get_max_threads();
     int best = likeliest(logits, V);
     if (config->temperature <= 0) return best;
-    keep_likeliest(logits, scratch, V, config);
-    double max = logits[best], total = 0;
-    for (int v = 0; v < V; v++) total += exp((logits[v] - max) / config->temperature);
+    keep_likeliest(logits, (float *)scratch, V, config);
+    double max = logits[best], total = 0, *weight = scratch;
+#pragma omp parallel for schedule(static) num_threads(threads < 8 ? threads : 8) if (V > small)
+    for (int v = 0; v < V; v++) weight[v] = exp((logits[v] - max) / config->temperature);
+    for (int v = 0; v < V; v++) total += weight[v];
     double left = u * total;
     for (int v = 0; v < V; v++) {
-        left -= exp((logits[v] - max) / config->temperature);
+        left -= weight[v];
         if (left < 0) return v;
     }
     return best; // u = 1 - rounding
@@ -66,7 +90,8 @@ int sample_token(float *logits, float *scratch, int V, const SampleConfig *confi
 typedef struct {
     uint16_t *tokens; // the whole text
     size_t count;
-    float *logits; // (2, V): logits, and room to sort them
+    float *logits;   // (V)
+    double *scratch; // (V)
 } Draft;
 
 static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
@@ -123,7 +148,7 @@ static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, con
         if (!isfinite(d->logits[v]))
             return FAIL(e, ERR_NONFINITE, "check the model with --check", "the logits after token %zu are not finite",
                         d->count);
-    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->logits + V, V, config, u);
+    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->scratch, V, config, u);
     return 0;
 }
 
@@ -133,7 +158,9 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     Draft d = {0};
     size_t most = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
     TRY_GOTO(memory_alloc((void **)&d.tokens, most * sizeof(uint16_t), "a sample", e));
-    TRY_GOTO(memory_alloc((void **)&d.logits, 2 * (size_t)shape->model->config.vocab * sizeof(float), "a sample", e));
+    size_t V = (size_t)shape->model->config.vocab;
+    TRY_GOTO(memory_alloc((void **)&d.logits, V * sizeof *d.logits, "a sample", e));
+    TRY_GOTO(memory_alloc((void **)&d.scratch, V * sizeof *d.scratch, "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config, e));
     if (has_prompt(config)) show_prompt(config, out, copy);
     for (int i = 0; i < config->tokens; i++) {
@@ -146,6 +173,7 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     }
 done:
     fputc('\n', out);
+    memory_free(d.scratch);
     memory_free(d.logits);
     memory_free(d.tokens);
     return code;

@@ -20,7 +20,7 @@ typedef struct {
 // The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest, and these to their
 // nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). In logits (V) the others become -INFINITY;
 // scratch (V) is overwritten. Equal logits rank by token number, so the draw is a function of its arguments.
-int sample_token(float *logits, float *scratch, int V, const SampleConfig *config, double u);
+int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
 
 // Draws a text and writes it to `out`, after the prompt, which begins with "..." where only its end is shown; and to
 // `copy`, unless that is NULL, after all of the prompt or none of it. `stream` numbers the samples of a run. A full

@@ -25,6 +25,7 @@ enum { STEPS = 20 };
 
 static uint64_t seed;
 static int steps = STEPS; // that are trained
+static Optimizer optimizer = OPTIMIZER_ADAMW;
 
 struct Case {
     const char *name;
@@ -113,6 +114,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.seq_len = w->c->seq_len;
     config.gns = GNS_EXACT;
     config.recompute = recompute;
+    config.optimizer = optimizer;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
@@ -164,6 +166,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
+    u.momentum = 0.95;
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);
@@ -178,6 +181,7 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
         Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, rows_of(w->c),
                             w->c->micro_batch, GNS_LN);
         losses[step - 1] = o.loss / rows_of(w->c);
+        if (optimizer == OPTIMIZER_LAMB) CHECK_OK(api->trust(engine, all_of(&w->model), &update, &e), &e);
         CHECK_OK(api->update(engine, all_of(&w->model), &update, &e), &e);
         outcome_free(&o);
     }

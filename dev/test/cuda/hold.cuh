@@ -40,9 +40,7 @@ static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     return 0;
 }
 
-static inline int hold_end(Hold *h, Error *e) {
-    return CUDA_CALL(cudaStreamSynchronize(h->stream), e);
-}
+static inline int hold_end(Hold *h, Error *e) { return CUDA_CALL(cudaStreamSynchronize(h->stream), e); }
 
 static inline void hold_destroy(Hold *h) {
     if (h->begun) cudaFreeHost(h->begun);

@@ -148,8 +148,7 @@ static void test_wrong_kind(void) {
     Device device;
     gpus_are(1);
     CHECK_OK(device_open(&device, &e), &e);
-    CHECK(strcmp(device.properties.name, "Fake 1") == 0 && device.ordinal == 0, "%s",
-          device.properties.name);
+    CHECK(strcmp(device.properties.name, "Fake 1") == 0 && device.ordinal == 0, "%s", device.properties.name);
     gpu.opened = cudaErrorNoKernelImageForDevice;
     CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "without code for the Fake 1");
     gpu.major = 7;

@@ -55,18 +55,18 @@ static void test_same_bits(void) {
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     Error e = {};
     const size_t n = w->model.flat_count;
-    std::vector<uint8_t> decay(n / DECAY_GRANULE);
+    std::vector<UpdateRule> rule(n / DECAY_GRANULE);
     std::vector<ReduceSegment> segment(w->model.tensor_count);
     std::vector<float> zero(n);
     MemoryPlan plan;
     Engine *engine = engine_of(&gpu, w, w->c->micro_batch, recompute);
     if (!engine) return NULL;
     cuda_engine.plan_memory(&engine->config, &plan);
-    cudaMemcpy(decay.data(), engine->decay, decay.size(), cudaMemcpyDeviceToHost);
+    cudaMemcpy(rule.data(), engine->rule, rule.size(), cudaMemcpyDeviceToHost);
     cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(ReduceSegment), cudaMemcpyDeviceToHost);
     cudaMemset(engine->memory, byte, plan.total);
     cudaMemset(engine->ticket, 0, sizeof *engine->ticket);
-    cudaMemcpy(engine->decay, decay.data(), decay.size(), cudaMemcpyHostToDevice);
+    cudaMemcpy(engine->rule, rule.data(), rule.size(), cudaMemcpyHostToDevice);
     cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(ReduceSegment), cudaMemcpyHostToDevice);
     cudaError_t status = cudaDeviceSynchronize();
     CHECK(status == cudaSuccess, "%s", cudaGetErrorString(status));

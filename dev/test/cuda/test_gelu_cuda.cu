@@ -55,9 +55,7 @@ static void bias_case(Shape s, bool gelu) {
     columns_outputs(outputs, dbias);
     run_twice(
         "bias", [&] { columns_reset(dbias); },
-        [&] {
-            CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, workspace, 0, &e), &e);
-        },
+        [&] { CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, workspace, 0, &e), &e); },
         outputs);
     std::vector<double> rows(n);
     for (size_t i = 0; i < n; i++) rows[i] = value(dy[i]) * (gelu ? gelu_slope(value(x[i])) : 1.0);

@@ -98,9 +98,8 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.epilogue = LINEAR_GELU, l.y = product, l.gelu = unused;
     CHECK_OK(linear_sm90(l, 0, &e), &e);
-    CHECK_OK(
-        layernorm_forward(expected, unused, mean, rstd, l.extra, product, l.bias, l.bias, {}, l.rows, l.out, 0, &e),
-        &e);
+    CHECK_OK(layernorm_forward(expected, unused, mean, rstd, l.extra, product, l.bias, l.bias, {}, l.rows, l.out, 0, &e),
+             &e);
     CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(y), "the residual sum's bits");
 }
 

@@ -6,7 +6,8 @@
 
 int main(void) {
     enum { MAX_V = 1000 };
-    static float logits[MAX_V], scratch[MAX_V];
+    static float logits[MAX_V];
+    static double scratch[MAX_V];
     SampleConfig config = {0};
     int V;
     while (scanf("%lf %d %lf %d", &config.temperature, &config.top_k, &config.top_p, &V) == 4 && V <= MAX_V) {

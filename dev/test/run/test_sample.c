@@ -25,7 +25,8 @@ static void shares(const float *logits, int V, double temperature, int k, double
 }
 
 static int draw(const float *logits, int V, double temperature, int k, double u) {
-    float own[MAX_V], scratch[MAX_V];
+    float own[MAX_V];
+    double scratch[MAX_V];
     memcpy(own, logits, sizeof own);
     for (int v = 0; v < MAX_V; v++) scratch[v] = NAN;
     const SampleConfig config = {.temperature = temperature, .top_k = k, .top_p = 1};

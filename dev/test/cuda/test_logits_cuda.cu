@@ -1,0 +1,204 @@
+// cuda_logits reuses keys and values of earlier calls: whatever happened in between, its logits are those of a new engine
+// but for the order of sums, and the CPU's; where each block has its own keys and values, the last token alone is computed;
+// the same calls give the same bits. Arguments: engine_test.cuh.
+#include "engine_test.cuh"
+
+#include "cuda/engine.cuh"
+
+#include <vector>
+
+static const double CLOSE = FP32 ? 1e-5 : 2e-2; // of the logits' norm
+
+static const struct {
+    const char *name;
+    int micro_batch;
+    Recompute recompute;
+    bool inference, reuses;
+} kinds[] = {
+    {"training", 2, RECOMPUTE_NONE, false, true},
+    {"training, recompute gelu", 1, RECOMPUTE_GELU, false, true},
+    {"training, recompute block", 1, RECOMPUTE_BLOCK, false, false},
+    {"inference", 1, RECOMPUTE_NONE, true, true},
+    {"inference, several rows", 2, RECOMPUTE_NONE, true, false},
+};
+enum { TRAINING, RECOMPUTING = 2, INFERENCE, KINDS = sizeof kinds / sizeof *kinds };
+
+static uint64_t draws;
+static int draw(int n) { return (int)(rng_u32(seed, 1 << 20, draws++) % (uint32_t)n); }
+
+static bool documents; // are kept apart: token 0 opens one
+
+static Engine *engine_with(const Api *api, const World *w, int kind) {
+    Error e = {};
+    Engine *engine = NULL;
+    EngineConfig config = {};
+    config.model = &w->model;
+    config.seq_len = w->c->seq_len;
+    config.micro_batch = kinds[kind].micro_batch;
+    config.recompute = kinds[kind].recompute;
+    config.inference = kinds[kind].inference;
+    config.document_mask = documents;
+    CHECK_OK(engine_create(api, &engine, &config, &e), &e);
+    CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
+    return engine;
+}
+
+static std::vector<float> logits_of(const World *w, const Api *api, Engine *engine, const uint16_t *tokens, int n) {
+    Error e = {};
+    std::vector<float> x(w->c->config.vocab, NAN);
+    CHECK_OK(api->logits(engine, tokens, n, x.data(), &e), &e);
+    return x;
+}
+
+static double difference(const std::vector<float> &got, const std::vector<float> &want) {
+    double off = 0, square = 0;
+    for (size_t v = 0; v < want.size(); v++) {
+        off += pow((double)got[v] - want[v], 2);
+        square += pow((double)want[v], 2);
+    }
+    return sqrt(off / square);
+}
+
+// One of the things that may happen between two calls. Returns the length of the text after it.
+static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, int n) {
+    const int T = w->c->seq_len, V = w->c->config.vocab;
+    std::vector<float> loss((size_t)T * w->c->micro_batch);
+    Error e = {};
+    switch (draw(6)) {
+    case 0: text[draw(n)] = (uint16_t)draw(V); return n;
+    case 1: return 1 + draw(T);
+    case 2: return n > 1 ? n - 1 : n;
+    case 3: CHECK_OK(gpu.eval(engine, w->tokens, 1, 1 + draw(T), loss.data(), &e), &e); return n;
+    case 4: CHECK_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e); return n;
+    default: return n;
+    }
+}
+
+// A key in memory that is not a number spoils the logits of a longer text where keys are read again.
+static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_t *text, int n) {
+    const size_t C = w->c->config.channels;
+    const real nan = (real)NAN;
+    real *key = engine->block[0].qkv + (size_t)draw(n) * 3 * C + C;
+    cudaMemcpy(key, &nan, sizeof nan, cudaMemcpyHostToDevice);
+    const float logit = logits_of(w, &gpu, engine, text, n + 1)[0];
+    CHECK(isnan(logit) == (kinds[kind].reuses || w->c->config.layers == 1),
+          "%s, %s, %d tokens: logit %g with a spoilt key", w->c->name, kinds[kind].name, n + 1, logit);
+}
+
+// fresh: never reuses anything.
+static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, double *worst) {
+    const int T = w->c->seq_len, V = w->c->config.vocab;
+    Engine *a = engine_with(&gpu, w, kind), *b = engine_with(&gpu, w, kind);
+    std::vector<uint16_t> text(T);
+    int n = 1 + draw(T < 8 ? T : 8), calls = small ? 4 : T < 200 ? 40 : 20;
+    for (uint16_t &t : text) t = (uint16_t)draw(V);
+    for (int i = 0; i < calls; i++, n = n < T ? n + 1 : 1 + draw(T)) {
+        const uint64_t before = draws;
+        const int was = n;
+        std::vector<uint16_t> same = text;
+        if (draw(4) == 0) n = disturb(w, a, text, n);
+        draws = before;
+        if (draw(4) == 0) disturb(w, b, same, was);
+        const std::vector<float> got = logits_of(w, &gpu, a, text.data(), n),
+                                 again = logits_of(w, &gpu, b, text.data(), n);
+        if (fresh) fresh->seen_count = 0;
+        const double off = difference(got, logits_of(w, &gpu, fresh, text.data(), n));
+        const double off_cpu = difference(got, logits_of(w, &cpu, c, text.data(), n));
+        CHECK(got == again, "%s, %s, %d tokens: other bits", w->c->name, kinds[kind].name, n);
+        CHECK(off <= CLOSE, "%s, %s, %d tokens: %.2e off", w->c->name, kinds[kind].name, n, off);
+        CHECK(off_cpu <= (FP32 ? 1e-4 : 3e-2), "%s, %s, %d tokens: %.2e off the CPU's", w->c->name, kinds[kind].name, n,
+              off_cpu);
+        *worst = fmax(*worst, off);
+        if (!documents && draw(8) == 0 && n > 1 && n < T)
+            check_spoilt(w, a, kind, text.data(), n), a->seen_count = b->seen_count = 0;
+    }
+    gpu.destroy(a);
+    gpu.destroy(b);
+}
+
+static void compare_cases(void) {
+    for (int i = 0; i < case_count; i++) {
+        World w;
+        double worst = 0;
+        world_open(&w, &cases[i], 1);
+        Engine *fresh = engine_with(&gpu, &w, RECOMPUTING), *c = engine_with(&cpu, &w, INFERENCE);
+        for (int kind = 0; kind < KINDS; kind++)
+            if (i == 2 || kind == TRAINING || kind == INFERENCE) compare_texts(&w, kind, fresh, c, &worst);
+        printf("  %s: at most %.1e off a new engine's\n", w.c->name, worst);
+        gpu.destroy(fresh);
+        cpu.destroy(c);
+        world_close(&w);
+    }
+}
+
+static void test_reuse(void) {
+    documents = false;
+    compare_cases();
+}
+
+static void test_reuse_within_documents(void) {
+    documents = true;
+    case_count = SMALL_CASES;
+    compare_cases();
+    documents = false;
+}
+
+// An update is seen, whether the text goes on or not.
+static void test_update(void) {
+    World w;
+    Error e = {};
+    world_open(&w, &cases[2], 1);
+    Engine *a = engine_with(&gpu, &w, TRAINING), *fresh = engine_with(&gpu, &w, TRAINING);
+    UpdateConfig u = update_config(w.c, 1);
+    u.lr = 0.1, u.batch = 1;
+    std::vector<float> param(w.model.flat_count);
+    CHECK_OK(gpu.begin_step(a, &e), &e);
+    CHECK_OK(gpu.micro_step(a, w.tokens, 1, GNS_OFF, &e), &e);
+    const std::vector<float> before = logits_of(&w, &gpu, a, w.tokens, 20);
+    CHECK_OK(gpu.norms(a, all_of(&w.model), &e), &e);
+    CHECK_OK(gpu.update(a, all_of(&w.model), &u, &e), &e);
+    CHECK_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), param.data(), &e), &e);
+    CHECK_OK(gpu.load(fresh, STATE_PARAM, all_of(&w.model), param.data(), &e), &e);
+    const std::vector<float> got = logits_of(&w, &gpu, a, w.tokens, 21);
+    CHECK(got == logits_of(&w, &gpu, fresh, w.tokens, 21), "logits from keys of the old weights");
+    CHECK(difference(before, got) > 0.01, "no update");
+    gpu.destroy(a);
+    gpu.destroy(fresh);
+    world_close(&w);
+}
+
+// Greedy text: the tokens of an engine that recomputes everything, wherever the likeliest leads by more than rounding.
+static void test_same_text(void) {
+    World w;
+    int ties = 0;
+    world_open(&w, &cases[8], 1);
+    const int T = w.c->seq_len;
+    Engine *a = engine_with(&gpu, &w, INFERENCE), *b = engine_with(&gpu, &w, RECOMPUTING);
+    std::vector<uint16_t> text(w.tokens, w.tokens + T);
+    for (int n = 900; n < T; n++) {
+        const std::vector<float> x = logits_of(&w, &gpu, a, text.data(), n);
+        b->seen_count = 0;
+        const std::vector<float> y = logits_of(&w, &gpu, b, text.data(), n);
+        size_t best = 0, other = 0;
+        for (size_t v = 1; v < y.size(); v++) best = y[v] > y[best] ? v : best;
+        for (size_t v = 1; v < x.size(); v++) other = x[v] > x[other] ? v : other;
+        const bool tie = y[best] - y[other] < 0.02f * fabsf(y[best]);
+        CHECK(best == other || (!FP32 && tie), "token %d: %zu, recomputed %zu", n, other, best);
+        ties += best != other;
+        text[n] = (uint16_t)best;
+    }
+    printf("  %d tokens, %d of them ties that fell otherwise\n", T - 900, ties);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    world_close(&w);
+}
+
+int main(int argc, char **argv) {
+    int code = engine_test_begin("test_logits_cuda", argc, argv);
+    if (code) return code;
+    RUN(test_reuse);
+    RUN(test_reuse_within_documents);
+    RUN(test_update);
+    if (!small) RUN(test_same_text);
+    return test_summary();
+}

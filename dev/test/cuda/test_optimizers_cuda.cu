@@ -1,0 +1,386 @@
+// The updates of the CUDA engine (--optimizer): against the CPU engine, and against plain loops in double that round where
+// Newton-Schulz does; the same bits twice, over any scratch, in any pieces and beside any other matrices; nothing from a
+// gradient that is not finite. Gradients are random, and those of low rank that training makes. Arguments: engine_test.cuh.
+#include "engine_test.cuh"
+
+#include "cuda/engine.cuh"
+#include "math/rng.h"
+#include "ranks/transport.h"
+
+#include <vector>
+
+static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
+
+static const double ROUNDING = 1e-4;               // of a step: weights are fp32
+static const double STEP = FP32 ? ROUNDING : 0.05; // of Muon's, against the CPU's, which multiplies in fp32
+
+struct Random {
+    uint64_t draws;
+    float operator()(double deviation) { return (float)(deviation * rng_normal(seed, 1 << 20, draws++)); }
+};
+
+// Gradients of different sizes, times the loss scale; 0 in the padding.
+static std::vector<float> random_gradient(const World *w, Random &random) {
+    std::vector<float> grad(w->model.flat_count, 0);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        const double size = loss_scale(w) * pow(10, -k % 4);
+        for (size_t i = 0; i < t->count; i++) grad[t->offset + i] = random(size);
+    }
+    return grad;
+}
+
+static std::vector<float> state_of(const World *w, const Api *api, Engine *engine, StateKind kind) {
+    Error e = {};
+    std::vector<float> x(w->model.flat_count, NAN);
+    CHECK_OK(api->store(engine, kind, all_of(&w->model), x.data(), &e), &e);
+    return x;
+}
+
+// Muon's scratch lies in memory of activations: whatever they left there.
+static void poison(Engine *engine, int byte) {
+    if (engine->muon) cudaMemset(engine->muon, byte, engine_muon_bytes(&engine->config));
+}
+
+static void load_gradient(const World *w, const Api *api, Engine *engine, const std::vector<float> &grad) {
+    Error e = {};
+    CHECK_OK(api->begin_step(engine, &e), &e);
+    CHECK_OK(api->load(engine, STATE_GRAD, all_of(&w->model), grad.data(), &e), &e);
+    CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
+}
+
+static void step(const World *w, const Api *api, Engine *engine, const std::vector<float> &grad, int number) {
+    Error e = {};
+    const UpdateConfig u = update_config(w->c, number);
+    load_gradient(w, api, engine, grad);
+    if (optimizer == OPTIMIZER_LAMB) CHECK_OK(api->trust(engine, all_of(&w->model), &u, &e), &e);
+    CHECK_OK(api->update(engine, all_of(&w->model), &u, &e), &e);
+}
+
+// |got - want| of a tensor, of |want - before|.
+static double tensor_error(const Tensor *t, const std::vector<float> &got, const std::vector<float> &want,
+                           const std::vector<float> &before) {
+    double off = 0, moved = 0;
+    for (size_t i = t->offset; i < t->offset + t->count; i++) {
+        off += pow((double)got[i] - want[i], 2);
+        moved += pow((double)want[i] - before[i], 2);
+    }
+    return moved > 0 ? sqrt(off / moved) : INFINITY;
+}
+
+static void compare_engines(const World *w) {
+    Random random = {};
+    double worst = 0;
+    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    for (int number = 1; number <= (small ? 1 : 2); number++) {
+        Error e = {};
+        const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
+        CHECK_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e), &e); // each step for itself
+        poison(a, 0xff);
+        step(w, &gpu, a, grad, number);
+        step(w, &cpu, b, grad, number);
+        const std::vector<float> got = state_of(w, &gpu, a, STATE_PARAM), want = state_of(w, &cpu, b, STATE_PARAM);
+        for (int k = 0; k < w->model.tensor_count; k++) {
+            const Tensor *t = &w->model.tensors[k];
+            const bool muon = optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
+            const double error = tensor_error(t, got, want, before), most = muon ? STEP : ROUNDING;
+            CHECK(error <= most, "%s, %s, step %d, %s: %.2e of the step off", optimizer_names[optimizer], w->c->name,
+                  number, t->name, error);
+            if (muon || optimizer != OPTIMIZER_MUON) worst = fmax(worst, error);
+        }
+        for (StateKind kind : {STATE_MOMENT1, STATE_MOMENT2}) {
+            const std::vector<float> x = state_of(w, &gpu, a, kind), y = state_of(w, &cpu, b, kind), none(x.size(), 0);
+            for (int k = 0; k < w->model.tensor_count; k++) {
+                const Tensor *t = &w->model.tensors[k];
+                if (kind == STATE_MOMENT2 && optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) continue; // 0
+                CHECK(tensor_error(t, x, y, none) <= 1e-5, "%s, %s: moment %d of %s", optimizer_names[optimizer],
+                      w->c->name, kind, t->name);
+            }
+        }
+    }
+    printf("  %s, %s: at most %.1e of a step off\n", optimizer_names[optimizer], w->c->name, worst);
+    gpu.destroy(a);
+    cpu.destroy(b);
+}
+
+template <typename F> static void each_world(F f) {
+    for (int i = 0; i < case_count + !small; i++) {
+        World w;
+        world_open(&w, i < case_count ? &cases[i] : &many, steps);
+        f(&w);
+        world_close(&w);
+    }
+}
+
+static void test_against_cpu(void) {
+    for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
+        optimizer = o;
+        each_world(compare_engines);
+    }
+}
+
+// ---- Newton-Schulz by plain loops in double, rounded where the GPU stores 16 bits ------------------------------
+
+typedef std::vector<double> Matrix; // row-major
+
+static double stored(double x) { return FP32 ? x : round_real((float)x); }
+
+// alpha a (m, k) b (k, n) + beta c
+static Matrix product(double alpha, const Matrix &a, const Matrix &b, double beta, const Matrix *c, size_t m, size_t k,
+                      size_t n) {
+    Matrix out(m * n, 0);
+    for (size_t i = 0; i < m; i++) {
+        for (size_t l = 0; l < k; l++)
+            for (size_t j = 0; j < n; j++) out[i * n + j] += alpha * a[i * k + l] * b[l * n + j];
+        for (size_t j = 0; j < n; j++) out[i * n + j] = stored(out[i * n + j] + (c ? beta * (*c)[i * n + j] : 0));
+    }
+    return out;
+}
+
+static Matrix transpose(const Matrix &x, size_t rows, size_t columns) {
+    Matrix t(x.size());
+    for (size_t r = 0; r < rows; r++)
+        for (size_t c = 0; c < columns; c++) t[c * rows + r] = x[r * columns + c];
+    return t;
+}
+
+static Matrix orthogonal(Matrix x, size_t rows, size_t columns) {
+    double square = 0;
+    for (double v : x) square += v * v;
+    for (double &v : x) v = stored(v / (sqrt(square) + 1e-7));
+    if (rows > columns) return transpose(orthogonal(transpose(x, rows, columns), columns, rows), columns, rows);
+    for (int i = 0; i < 5; i++) {
+        const Matrix gram = product(1, x, transpose(x, rows, columns), 0, NULL, rows, columns, rows);
+        const Matrix poly = product(2.0315, gram, gram, -4.7750, &gram, rows, rows, rows);
+        x = product(1, poly, x, 3.4445, &x, rows, rows, columns);
+    }
+    return x;
+}
+
+// From the summed gradient to x of a first step, whose moments begin at 0.
+static double x_scale(const World *w, const std::vector<float> &grad, const UpdateConfig &u) {
+    const double batch = (double)u.batch * loss_scale(w);
+    double square = 0;
+    for (float g : grad) square += (double)g * g;
+    const double norm = sqrt(square) / batch;
+    return fmin(1, u.grad_clip / norm) / batch * (1 - u.momentum) * (1 + u.momentum);
+}
+
+static void compare_loops(const World *w) {
+    Random random = {1 << 20};
+    double worst = 0;
+    Engine *engine = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &gpu, engine, STATE_PARAM);
+    const UpdateConfig u = update_config(w->c, 1);
+    const double from_grad = x_scale(w, grad, u);
+    poison(engine, 0xff);
+    step(w, &gpu, engine, grad, 1);
+    const std::vector<float> got = state_of(w, &gpu, engine, STATE_PARAM);
+    for (int k = 0; k < w->model.tensor_count; k++) {
+        const Tensor *t = &w->model.tensors[k];
+        const size_t matrices = tensor_muon_matrices(t), rows = t->rows, columns = matrices ? t->columns / matrices : 0;
+        for (size_t m = 0; m < matrices; m++) {
+            Matrix x(rows * columns);
+            double off = 0, square = 0;
+            const auto place = [&](size_t i) {
+                return t->offset + i / columns * t->columns + m * columns + i % columns;
+            };
+            for (size_t i = 0; i < x.size(); i++) x[i] = grad[place(i)] * from_grad;
+            x = orthogonal(x, rows, columns);
+            const double scale = 0.2 * sqrt((double)(rows > columns ? rows : columns));
+            for (size_t i = 0; i < x.size(); i++) {
+                const double p = before[place(i)], moved = u.lr * (scale * x[i] + u.weight_decay * p);
+                off += pow((double)got[place(i)] - (p - moved), 2);
+                square += moved * moved;
+            }
+            const double error = sqrt(off / square);
+            CHECK(error <= (FP32 ? 1e-4 : 0.05), "%s, %s, matrix %zu: %.2e of the step off", w->c->name, t->name, m,
+                  error);
+            worst = fmax(worst, error);
+        }
+    }
+    printf("  %s: at most %.1e of a step off\n", w->c->name, worst);
+    gpu.destroy(engine);
+}
+
+static void test_against_loops(void) {
+    optimizer = OPTIMIZER_MUON;
+    each_world(compare_loops);
+}
+
+// ---- Bits -----------------------------------------------------------------------------------------------------------
+
+static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
+    for (StateKind kind : {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2}) {
+        const std::vector<float> x = state_of(w, &gpu, a, kind), y = state_of(w, &gpu, b, kind);
+        CHECK(memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0, "%s, %s: %s, array %d differs",
+              optimizer_names[optimizer], w->c->name, what, kind);
+        for (float v : x) CHECK(isfinite(v), "%s: %g", w->c->name, v);
+    }
+}
+
+// Cut into buckets, and these into the parts of ranks that keep matrices whole. LAMB's norms are of whole tensors.
+static void update_in_parts(const World *w, Engine *engine, int number, int ranks) {
+    Error e = {};
+    const UpdateConfig u = update_config(w->c, number);
+    if (optimizer == OPTIMIZER_LAMB) CHECK_OK(gpu.trust(engine, all_of(&w->model), &u, &e), &e);
+    for (int i = 0; i < model_bucket_count(&w->model); i++)
+        for (int r = 0; r < ranks; r++)
+            CHECK_OK(gpu.update(engine, transport_whole_part(&w->model, i, r, ranks), &u, &e), &e);
+}
+
+static void compare_bits(const World *w) {
+    Random random = {2 << 20};
+    Engine *engine[4];
+    for (Engine *&one : engine) one = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    for (int number = 1; number <= 2; number++) {
+        const std::vector<float> grad = random_gradient(w, random);
+        for (int i = 0; i < 4; i++) {
+            poison(engine[i], i == 1 ? 0 : 0xff);
+            if (i < 2) step(w, &gpu, engine[i], grad, number);
+            else load_gradient(w, &gpu, engine[i], grad), update_in_parts(w, engine[i], number, i == 2 ? 1 : 4);
+        }
+        check_bits(w, engine[0], engine[1], "two runs");
+        check_bits(w, engine[0], engine[2], "by bucket");
+        check_bits(w, engine[0], engine[3], "by the parts of four ranks");
+    }
+    for (Engine *one : engine) gpu.destroy(one);
+}
+
+static void test_bits(void) {
+    for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
+        optimizer = o;
+        each_world(compare_bits);
+    }
+}
+
+// Squared norms add up over the parts of a tensor.
+static void test_trust_in_parts(void) {
+    World w;
+    Error e = {};
+    Random random = {};
+    optimizer = OPTIMIZER_LAMB;
+    world_open(&w, &cases[2], 1);
+    const size_t n = 2 * (size_t)w.model.tensor_count,
+                 cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
+    const UpdateConfig u = update_config(w.c, 1);
+    Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+    std::vector<double> whole(n), part(n), sum(n, 0);
+    const auto squares = [&](Range range, std::vector<double> &out) {
+        cudaMemset(engine_buffer(engine, BUFFER_TRUST, 0), 0, n * sizeof(double));
+        CHECK_OK(gpu.trust(engine, range, &u, &e), &e);
+        cudaStreamSynchronize((cudaStream_t)engine_stream(engine));
+        cudaMemcpy(out.data(), engine_buffer(engine, BUFFER_TRUST, 0), n * sizeof(double), cudaMemcpyDeviceToHost);
+    };
+    load_gradient(&w, &gpu, engine, random_gradient(&w, random));
+    squares(all_of(&w.model), whole);
+    for (int i = 0; i < 3; i++) {
+        squares(Range{cut[i], cut[i + 1]}, part);
+        for (size_t k = 0; k < n; k++) sum[k] += part[k];
+    }
+    for (size_t k = 0; k < n; k++) {
+        CHECK(k % (n / 2) == 0 || whole[k] > 0, "squares %zu: %g", k, whole[k]);
+        CHECK_CLOSE(sum[k], whole[k], 1e-12, 0);
+    }
+    gpu.destroy(engine);
+    world_close(&w);
+}
+
+static void test_nonfinite(void) {
+    World w;
+    Random random = {};
+    world_open(&w, &cases[2], 1);
+    for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
+        optimizer = o;
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        std::vector<float> grad = random_gradient(&w, random);
+        step(&w, &gpu, a, grad, 1);
+        step(&w, &gpu, b, grad, 1);
+        grad[w.model.tensors[4].offset + 5] = o == OPTIMIZER_LAMB ? INFINITY : NAN;
+        step(&w, &gpu, a, grad, 2);
+        check_bits(&w, a, b, "a gradient that is not finite");
+        gpu.destroy(a);
+        gpu.destroy(b);
+    }
+    world_close(&w);
+}
+
+// ---- Training: gradients as they are, losses beside the CPU's -------------------------------------------------------
+
+static void compare_training(const World *w) {
+    double got[STEPS], again[STEPS], want[STEPS], worst = 0;
+    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    Engine *b = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_BLOCK);
+    Engine *c = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+    train(&gpu, a, w, got);
+    train(&gpu, b, w, again);
+    train(&cpu, c, w, want);
+    check_bits(w, a, b, "recompute block");
+    for (int s = 0; s < steps; s++) {
+        worst = fmax(worst, fabs(got[s] / want[s] - 1));
+        CHECK(got[s] == again[s] && fabs(got[s] - want[s]) <= (FP32 ? 1e-3 : 3e-2) * want[s],
+              "%s, %s, step %d: loss %.7f, recomputed %.7f, want %.7f", optimizer_names[optimizer], w->c->name, s + 1,
+              got[s], again[s], want[s]);
+    }
+    CHECK(want[steps - 1] != want[0], "%s: no step", w->c->name);
+    printf("  %s, %s: losses %.4f to %.4f, at most %.1e off\n", optimizer_names[optimizer], w->c->name, want[0],
+           want[steps - 1], worst);
+    gpu.destroy(a);
+    gpu.destroy(b);
+    cpu.destroy(c);
+}
+
+static void test_training(void) {
+    for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON})
+        for (const Case *c : {&cases[1], &cases[2], &cases[5], &many}) {
+            World w;
+            optimizer = o;
+            world_open(&w, c, steps);
+            compare_training(&w);
+            world_close(&w);
+        }
+}
+
+// Muon's scratch lies in memory of activations, where these are more.
+static void test_memory(void) {
+    Error e = {};
+    Model model;
+    ModelConfig shape = {0, 0, 0, 50257, 1024};
+    CHECK(model_preset(&shape, "gpt2-124M"), "preset");
+    CHECK_OK(model_create(&model, &shape, &e), &e);
+    for (int micro_batch : {1, 64}) {
+        size_t total[OPTIMIZERS];
+        for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
+            EngineConfig config = {};
+            MemoryPlan plan;
+            config.model = &model;
+            config.micro_batch = micro_batch;
+            config.seq_len = 1024;
+            config.recompute = RECOMPUTE_BLOCK;
+            config.optimizer = o;
+            cuda_engine.plan_memory(&config, &plan);
+            total[o] = plan.total;
+        }
+        CHECK(total[OPTIMIZER_LAMB] - total[OPTIMIZER_ADAMW] < (8 << 20), "%d rows: tables of LAMB", micro_batch);
+        CHECK((total[OPTIMIZER_MUON] == total[OPTIMIZER_ADAMW]) == (micro_batch == 64) &&
+                  total[OPTIMIZER_MUON] - total[OPTIMIZER_ADAMW] <= (size_t)256 << 20,
+              "%d rows: Muon takes %zu bytes more", micro_batch, total[OPTIMIZER_MUON] - total[OPTIMIZER_ADAMW]);
+    }
+    model_destroy(&model);
+}
+
+int main(int argc, char **argv) {
+    int code = engine_test_begin("test_optimizers_cuda", argc, argv);
+    if (code) return code;
+    steps = steps < 10 ? steps : 10;
+    RUN(test_against_cpu);
+    RUN(test_against_loops);
+    RUN(test_bits);
+    RUN(test_trust_in_parts);
+    RUN(test_nonfinite);
+    RUN(test_memory);
+    if (!small) RUN(test_training);
+    return test_summary();
+}

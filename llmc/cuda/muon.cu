@@ -1,0 +1,159 @@
+#include "cuda/muon.cuh"
+#include "cuda/vec.cuh"
+#include "math/muon.h"
+
+enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 }; // blocks of a matrix
+enum { LIKE_MATRICES = 24 };                   // MatmulShape.like_batch: ranks with other shares compute the same bits
+
+// Scratch, for each of `count` matrices: x and y (rows, columns), gram and poly (side, side), and parts of |x|^2.
+typedef struct {
+    real *x, *y, *gram, *poly;
+    double *squares; // (count, MATRIX_BLOCKS)
+} Scratch;
+
+static size_t side_of(int rows, int columns) { return rows < columns ? rows : columns; }
+
+size_t muon_scratch_bytes(int count, int rows, int columns) {
+    const size_t side = side_of(rows, columns), reals = 2 * ((size_t)rows * columns + side * side);
+    return count * (reals * sizeof(real) + MATRIX_BLOCKS * sizeof(double));
+}
+
+int muon_capacity(size_t bytes, int rows, int columns) {
+    const size_t n = bytes / muon_scratch_bytes(1, rows, columns);
+    return n < 1 ? 1 : n > MUON_MATRICES_MAX ? MUON_MATRICES_MAX : (int)n;
+}
+
+static Scratch scratch_of(void *memory, int count, int rows, int columns) {
+    const size_t elements = count * (size_t)rows * columns, side = side_of(rows, columns), square = count * side * side;
+    double *squares = (double *)memory;
+    real *x = (real *)(squares + count * MATRIX_BLOCKS), *gram = x + 2 * elements;
+    return {x, x + elements, gram, gram + square, squares};
+}
+
+// ---- From gradients to x, from its orthogonal form to weights. A warp takes a row, W columns a lane at a time -------
+
+// f(row, column) for this thread's share of a matrix.
+template <int W, typename F> __device__ static inline void each_of_matrix(int rows, int columns, F f) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    for (int r = blockIdx.x * MATRIX_WARPS + warp; r < rows; r += MATRIX_BLOCKS * MATRIX_WARPS)
+#pragma unroll 2
+        for (int c = lane * W; c < columns; c += WARP * W) f(r, c);
+}
+
+// The moments, and squares of x.
+template <int W>
+__global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
+    momentum_kernel(double *squares, const __grid_constant__ MuonMatrices all, float mu, const float *grad_scale) {
+    __shared__ double shared[MATRIX_WARPS];
+    const MuonMatrix &m = all.matrix[blockIdx.y];
+    const float scale = *grad_scale;
+    float sum = 0;
+    if (!isnan(scale)) {
+        each_of_matrix<W>(all.rows, all.columns, [&](int r, int c) {
+            const size_t at = r * m.stride + c;
+            float g[W], moment[W];
+            floats_load(g, m.grad + at);
+            floats_load(moment, m.moment + at);
+            UNROLL_FOR (int j = 0; j < W; j++) {
+                const float x = muon_momentum(g[j] * scale, &moment[j], mu);
+                sum += x * x;
+            }
+            floats_store(m.moment + at, moment);
+        });
+    }
+    const double total = block_sum((double)sum, shared);
+    if (threadIdx.x == 0) squares[blockIdx.y * MATRIX_BLOCKS + blockIdx.x] = total;
+}
+
+template <int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
+
+// x = x / (|x| + eps), computed again from gradients and moments, which are fp32.
+template <int W>
+__global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
+    normalize_kernel(real *out, const double *squares, const __grid_constant__ MuonMatrices all, float mu,
+                     const float *grad_scale) {
+    const MuonMatrix &m = all.matrix[blockIdx.y];
+    const float scale = *grad_scale;
+    double sum = 0;
+    for (int k = 0; k < MATRIX_BLOCKS; k++) sum += squares[blockIdx.y * MATRIX_BLOCKS + k];
+    const float norm = (float)(1.0 / (sqrt(sum) + MUON_EPS));
+    out += (size_t)blockIdx.y * all.rows * all.columns;
+    each_of_matrix<W>(all.rows, all.columns, [&](int r, int c) {
+        const size_t at = r * m.stride + c;
+        float g[W], moment[W];
+        Reals<W> x;
+        floats_load(g, m.grad + at);
+        floats_load(moment, m.moment + at);
+        UNROLL_FOR (int j = 0; j < W; j++) x.x[j] = (real)(norm * muon_nesterov(g[j] * scale, moment[j], mu));
+        *(Reals<W> *)(out + (size_t)r * all.columns + c) = x;
+    });
+}
+
+template <int W>
+__global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
+    apply_kernel(const real *o, const __grid_constant__ MuonMatrices all, MuonStep step, float scale,
+                 const float *grad_scale) {
+    const MuonMatrix &m = all.matrix[blockIdx.y];
+    if (isnan(*grad_scale)) return;
+    o += (size_t)blockIdx.y * all.rows * all.columns;
+    each_of_matrix<W>(all.rows, all.columns, [&](int r, int c) {
+        const size_t at = r * m.stride + c;
+        const Reals<W> x = *(const Reals<W> *)(o + (size_t)r * all.columns + c);
+        float p[W];
+        Reals<W> rounded;
+        floats_load(p, m.param + at);
+        UNROLL_FOR (int j = 0; j < W; j++) {
+            p[j] = muon_update(p[j], real_to_float(x.x[j]), step.lr, scale, step.weight_decay);
+            rounded.x[j] = (real)p[j];
+        }
+        floats_store(m.param + at, p);
+        if (m.weight) *(Reals<W> *)(m.weight + at) = rounded;
+    });
+}
+
+// ---- Newton-Schulz --------------------------------------------------------------------------------------------------
+
+// y = a x + (b G + c G^2) x with G = x x^T, or, where x is tall, x (b G + c G^2) with G = x^T x, which is the same.
+static int iterate(Matmul *mm, real *y, const real *x, const Scratch *s, int count, int rows, int columns, Error *e) {
+    const bool wide = rows <= columns;
+    const int side = wide ? rows : columns, longer = wide ? columns : rows;
+    const int64_t square = (int64_t)side * side, all = (int64_t)rows * columns;
+    MatmulShape gram = {.m = side, .n = side, .k = longer, .transpose_a = !wide, .transpose_b = wide, .batch = count};
+    MatmulShape poly = {.m = side, .n = side, .k = side, .accumulate = true, .batch = count};
+    MatmulShape next = {.m = rows, .n = columns, .k = side, .accumulate = true, .batch = count};
+    gram.stride_a = gram.stride_b = all, gram.stride_out = square;
+    poly.stride_a = poly.stride_b = poly.stride_out = square;
+    gram.like_batch = poly.like_batch = next.like_batch = LIKE_MATRICES;
+    next.stride_a = wide ? square : all, next.stride_b = wide ? all : square, next.stride_out = all;
+    TRY(matmul_run(mm, gram, s->gram, x, x, NULL, e));
+    TRY(matmul_add(mm, poly, s->poly, {MUON_B, s->gram}, MUON_C, s->gram, s->gram, e));
+    return matmul_add(mm, next, y, {MUON_A, x}, 1, wide ? s->poly : x, wide ? x : s->poly, e);
+}
+
+template <int W>
+static int run(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *grad_scale, Scratch s,
+               cudaStream_t stream, Error *e) {
+    const dim3 blocks(MATRIX_BLOCKS, all.count);
+    const unsigned threads = MATRIX_WARPS * WARP;
+    const float scale = (float)muon_scale(all.rows, all.columns);
+    momentum_kernel<W><<<blocks, threads, 0, stream>>>(s.squares, all, step.momentum, grad_scale);
+    TRY(CUDA_LAUNCHED(e));
+    normalize_kernel<W><<<blocks, threads, 0, stream>>>(s.x, s.squares, all, step.momentum, grad_scale);
+    TRY(CUDA_LAUNCHED(e));
+    for (int i = 0; i < MUON_STEPS; i++) {
+        TRY(iterate(mm, s.y, s.x, &s, all.count, all.rows, all.columns, e));
+        real *x = s.x;
+        s.x = s.y;
+        s.y = x;
+    }
+    apply_kernel<W><<<blocks, threads, 0, stream>>>(s.x, all, step, scale, grad_scale);
+    return CUDA_LAUNCHED(e);
+}
+
+int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,
+             cudaStream_t stream, Error *e) {
+    if (matrices->count == 0) return 0;
+    const Scratch s = scratch_of(scratch, matrices->count, matrices->rows, matrices->columns);
+    const auto of_width = matrices->columns % 4 ? run<1> : run<4>;
+    return of_width(mm, *matrices, step, grad_scale, s, stream, e);
+}
