@@ -555,7 +555,6 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 // The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
 // call returns when done: so there is no check, pin, unpin or stream.
 const EngineApi cpu_engine = {
-    .features = FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK | FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS,
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,
     .plan_memory = cpu_plan_memory,

@@ -788,7 +788,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 
 // The engine, as main (llmc/run/main_cuda.c) hands it to the program.
 const EngineApi cuda_engine = {
-    .features = CUDA_FEATURES | (REAL_DTYPE == DTYPE_FP16 ? FEATURE_LOSS_SCALE : 0),
+    .needs_loss_scale = REAL_DTYPE == DTYPE_FP16,
     .dtype = cuda_dtype,
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,

@@ -7,11 +7,13 @@
 #include <unistd.h>
 
 int process_begin(void) {
+    static char printed[1 << 16];   // more than --help: the write that fails is then process_end's, which knows why
     enum { STACK_BYTES = 1 << 18 }; // more than twice what any program uses
     struct rlimit stack;
     char line[120];
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // takes the lowest free number, which is fd
+    setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);
     if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= STACK_BYTES) return 0;
     // Not with error_print, which takes a third of the smallest stack that a program starts on (16 KiB).
     int n = snprintf(line, sizeof line,

@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     Partial all = row_partial<false, SMOOTH>(row, k.V, &logits);
     all = partial_join_block<SMOOTH>(all, shared, &logits, shared_sums);
     const RowEnd end = row_end<SMOOTH>(k, r, row_target(k, r), all, logits, row);
-#pragma unroll 4
+#pragma unroll 2 // 4 spill in fp16
     for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC)
         gradient_write<SMOOTH>(k, row, end, row, c);
 }

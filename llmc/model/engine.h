@@ -128,7 +128,7 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
-    unsigned features; // of Feature, those that it has
+    bool needs_loss_scale; // its gradients are fp16
 
     Dtype (*dtype)(void); // the default
 
@@ -200,7 +200,7 @@ struct EngineApi {
     // other. What drops depends on this number. NULL: the engine needs no number.
     void (*examples)(Engine *engine, uint64_t first);
 
-    // The loss scale of the steps from here on: 1 until set. NULL without FEATURE_LOSS_SCALE.
+    // The loss scale of the steps from here on: 1 until set. NULL: it has none.
     void (*scale_loss)(Engine *engine, double scale);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
@@ -213,8 +213,7 @@ struct EngineApi {
     int (*norms)(Engine *engine, Range range, Error *e);
 
     // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction, of the
-    // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all. NULL without
-    // FEATURE_OPTIMIZERS.
+    // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that

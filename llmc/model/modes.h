@@ -2,18 +2,6 @@
 // in options/table.def in the order of its enum.
 #pragma once
 
-// What only some engines have (EngineApi.features): an option that needs it is refused elsewhere.
-typedef enum {
-    FEATURE_LABEL_SMOOTHING = 1,
-    FEATURE_OPTIMIZERS = 2, // other than AdamW
-    FEATURE_DROPOUT = 4,
-    FEATURE_DOCUMENT_MASK = 8,
-    FEATURE_LOSS_SCALE = 16, // it needs one: gradients of fp16
-} Feature;
-enum { // the CUDA engine's, which the CPU's program plans for, too
-    CUDA_FEATURES = FEATURE_LABEL_SMOOTHING | FEATURE_OPTIMIZERS | FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK
-};
-
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
     GNS_OFF,

@@ -36,8 +36,7 @@ typedef struct {
     bool idle_at_0;    // 0, "" and false ask for nothing, and need nothing
     int used_by;       // BY_*: the kinds of run without training that use the option
     OptionGroup group;
-    Feature feature; // that the engine must have, except at 0
-    bool of_run;     // may not change on resume; before the option existed it was as by default
+    bool of_run; // may not change on resume; before the option existed it was as by default
 } OptionRow;
 
 extern const OptionRow option_rows[OPTION_COUNT];

@@ -126,7 +126,7 @@ static GnsMode most_measured(const Options *o) {
 
 static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e) {
     if (o->loss_scale == 0) return 0;
-    if (!(engine->features & FEATURE_LOSS_SCALE) && o->dtype != DTYPE_FP16)
+    if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
                     "--loss-scale: gradients of %s need none", dtype_names[o->dtype]);
     if (loss_scale_valid(o->loss_scale)) return 0;
@@ -139,29 +139,11 @@ static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
 }
 
-// ERR_USAGE where an option asks for what this engine, or a GPU of --device, has not.
-static int check_features(const Setup *setup, Error *e) {
-    char flag[FLAG_BYTES];
-    bool plan_gpu = setup->options.dry_run && setup->options.device[0];
-    bool train = options_train(&setup->options) || setup->options.dry_run;
-    unsigned features = plan_gpu ? CUDA_FEATURES : setup->engine_api->features;
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        unsigned lacking = option_rows[id].feature & ~features;
-        bool used = train || option_rows[id].used_by;
-        if (!lacking || !used || option_is_zero(&setup->options, (OptionId)id)) continue;
-        option_flag(flag, (OptionId)id);
-        return FAIL(e, ERR_USAGE, "leave it out, or use the CPU trainer, train_gpt2", "%s: not there for GPUs yet",
-                    flag);
-    }
-    return 0;
-}
-
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
-    TRY(check_features(setup, e));
     TRY(check_loss_scale(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));

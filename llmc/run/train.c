@@ -359,7 +359,7 @@ static void end_save(Run *r) {
 
 // A run of another type that resumes in fp16 begins with the first scale.
 static void begin_loss_scale(const Setup *setup, LossScale *s) {
-    if (!(setup->engine_api->features & FEATURE_LOSS_SCALE)) s->scale = 0;
+    if (!setup->engine_api->needs_loss_scale) s->scale = 0;
     else if (s->scale == 0) s->scale = setup->options.loss_scale > 0 ? setup->options.loss_scale : LOSS_SCALE_START;
 }
 

@@ -184,7 +184,7 @@ static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
 
 static EngineApi overflowing_engine(void) {
     EngineApi engine = cpu_engine;
-    engine.features |= FEATURE_LOSS_SCALE;
+    engine.needs_loss_scale = true;
     engine.scale_loss = overflowing_scale;
     engine.begin_step = overflowing_begin;
     engine.norms = overflowing_norms;

@@ -256,26 +256,7 @@ static void test_label_smoothing(void) {
     CHECK(isnan(number_of("plain/metrics.jsonl", "loss_nll")) &&
               file_mentions("smooth/run.json", "\"label_smoothing\": 0.25"),
           "the logs");
-    trainer.engine.features = 0; // an engine without
-    CHECK(trainer_run(TWO "no --label-smoothing 0.25") == ERR_USAGE && !directory_exists("no") &&
-              log_mentions("--label-smoothing: not there for GPUs yet"),
-          "%s", log_tail());
-    CHECK(trainer_run(TWO "no --label-smoothing 0") == 0, "%s", log_tail());
-    trainer.engine = cpu_engine;
     CHECK(trainer_run("train_gpt2 --dry-run --model d1 --device H200 --label-smoothing 0.25") == 0, "%s", log_tail());
-}
-
-// An engine without masks refuses them.
-static void test_engine_without_masks(void) {
-    trainer.engine.features &= ~(unsigned)(FEATURE_DROPOUT | FEATURE_DOCUMENT_MASK);
-    int code = trainer_run("--train-tokens 900 --out lacking --dropout 0.2");
-    CHECK(code == ERR_USAGE && log_mentions("error: --dropout: not there for GPUs yet. leave it out"), "%d: %s", code,
-          log_tail());
-    code = trainer_run("--train-tokens 900 --out lacking --document-mask");
-    CHECK(code == ERR_USAGE && log_mentions("error: --document-mask: not there for GPUs yet"), "%d: %s", code,
-          log_tail());
-    CHECK(trainer_run("--train-tokens 900 --out lacking") == 0, "%s", log_tail());
-    trainer.engine = cpu_engine;
 }
 
 // Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
@@ -582,7 +563,6 @@ int main(void) {
     RUN(test_dropout);
     RUN(test_label_smoothing);
     RUN(test_options_of_a_run);
-    RUN(test_engine_without_masks);
     RUN(test_missing_fields);
     RUN(test_batch_of_old_builds);
     RUN(test_ramp_of_the_whole_model);
