@@ -741,7 +741,8 @@ static int tokens_before_document(const Engine *engine, const uint16_t *tokens, 
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    return apart && !engine->config.shard_weights && m->channels <= DECODE_CHANNELS_MAX && n > 1 &&
+    return apart && !engine->config.shard_weights &&
+           decode_fits(m->channels, engine->device.properties.sharedMemPerBlockOptin) && n > 1 &&
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 

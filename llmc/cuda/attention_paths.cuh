@@ -9,7 +9,8 @@
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
-// The workspace of the backward, filled by its first kernel. In the padding lse2 is infinite, so that P = exp2(S - lse2) is zero, and delta is zero.
+// The workspace of the backward, filled by its first kernel. In the padding lse2 is infinite, so that P = exp2(S - lse2) is
+// zero, and delta is zero.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O)

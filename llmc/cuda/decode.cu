@@ -426,8 +426,14 @@ static Layers layers_of(const Decoder *d, float *logits, int columns) {
             .arrived = (unsigned *)(d->scratch + decode_scratch_floats(m) - 1)};
 }
 
+static size_t shared_bytes_of(int channels) { return 5 * (size_t)channels * sizeof(float); }
+
+bool decode_fits(int channels, size_t shared_bytes) {
+    return shared_bytes_of(channels) + WARPS * (2 + ROOM) * sizeof(float) <= shared_bytes;
+}
+
 template <int W> static int run(float *logits, const Decoder *d, int token, int row, cudaStream_t stream, Error *e) {
-    const size_t shared = 5 * (size_t)d->model->config.channels * sizeof(float);
+    const size_t shared = shared_bytes_of(d->model->config.channels);
     Layers layers = layers_of(d, logits, TILE_THREADS * W);
     CUDA_TRY(cudaMemsetAsync(layers.arrived, 0, sizeof *layers.arrived, stream), e);
     void *parameters[] = {&layers, &token, &row};

@@ -9,8 +9,6 @@
 
 #include "model/model.h"
 
-enum { DECODE_CHANNELS_MAX = 8192 }; // shared memory
-
 typedef struct {
     const Model *model;
     const real *weight; // all, in the flat layout
@@ -21,6 +19,9 @@ typedef struct {
 } Decoder;
 
 size_t decode_scratch_floats(const ModelConfig *config);
+
+// Does a token of so many channels fit into the shared memory that a thread block can have?
+bool decode_fits(int channels, size_t shared_bytes);
 
 // Writes row number `row` of qkv in every block, that of the token after as many others, and the logits of the next one (V).
 int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e);

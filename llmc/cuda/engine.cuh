@@ -38,7 +38,7 @@ struct Engine {
     void *memory;      // the one device allocation
 
     real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
-    real *own_weight; // with shard_weights in bf16: of the owned ranges, which the ranks gather from here
+    real *own_weight; // with shard_weights in 16 bits: of the owned ranges, which the ranks gather from here
     float *param; // master weights: of the owned ranges (model/shard.h); the same as weight if these are fp32 and whole
     float *grad;  // of the step so far, with shard_grads of this micro-step: see shard_grad_place
     float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges

@@ -76,8 +76,8 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
         if (kind == STATE_PARAM && engine->own_weight)
-            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, range_length(p.range), engine->stream,
-                                e));
+            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, // with the padding after a tensor
+                                round_up(range_length(p.range), DECAY_GRANULE), engine->stream, e));
     }
     if (kind != STATE_PARAM || !masters_apart(engine)) return 0;
     Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};

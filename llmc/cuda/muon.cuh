@@ -1,5 +1,5 @@
-// muon: Muon's step (math/muon.h) for matrices of one shape, all at once. Newton-Schulz multiplies in bf16 (FP32 build: in
-// fp32); moments and weights are fp32.
+// muon: Muon's step (math/muon.h) for matrices of one shape, all at once. Newton-Schulz multiplies in the
+// build's type; moments and weights are fp32.
 #pragma once
 
 #include "cuda/matmul.cuh"

@@ -13,7 +13,7 @@ typedef struct {
     double link;           // B/s, each way, from a device to the others of its machine
     double network;        // B/s, each way, of a device's share of the machine's network; 0: no usual machine
     int devices_a_machine; // that `link` joins
-    bool hopper;           // compute capability 9.0: the kernel that fuses exact norms, in bf16
+    bool hopper;           // compute capability 9.0: the kernel that fuses exact norms, in 16 bits
 } DeviceSpec;
 
 // The row of a device by what its driver calls it ("NVIDIA H200"), or by what a person does ("h200", "A100 80GB");

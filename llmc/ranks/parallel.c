@@ -82,7 +82,8 @@ static int gather_weights(Parallel *p, int i, Error *e) {
     size_t bytes = engine_weight_bytes(p->engine);
     void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights && range_length(part)) own = engine_own_weights(p->engine, part);
+    if (p->shard_weights) // elsewhere on all ranks or none, as MPI wants it, also where the part is empty
+        own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
 

@@ -92,7 +92,7 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW counts its updates
+        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW does not count them, but outliers
         .batch = B,
     };
 }

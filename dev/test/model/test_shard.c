@@ -141,7 +141,8 @@ static void rank_open(World *w, int r, Shared shared, Recompute recompute) {
     rank->config.shard_weights = shared == SHARED_WEIGHTS;
     CHECK_OK(engine_create(&GNS_ENGINE, &rank->engine, &rank->config, &e), &e);
     if (rank->config.shard_weights) engine_watch_weights(rank->engine, &watch);
-    CHECK_OK(engine_load(rank->engine, STATE_PARAM, all_of(w), w->param, &e), &e);
+    for (const Tensor *t = w->model.tensors; t < w->model.tensors + w->model.tensor_count; t++)
+        CHECK_OK(engine_load(rank->engine, STATE_PARAM, tensor_range(t), w->param + t->offset, &e), &e);
 }
 
 // The whole engine recomputes nothing.

@@ -34,7 +34,6 @@ static void test_horizon_and_batch(void) {
     CHECK_OK(resolve(&o, "--train a --steps 1 --model d4 --layers 2 --vocab-size 256", &e), &e);
 }
 
-// A length in passes is known once the rows are counted.
 // The rate follows the batch with what was measured for gns, in its replay too; with the square root elsewhere; or as told.
 static void test_lr_power(void) {
     static const struct {
@@ -57,6 +56,7 @@ static void test_lr_power(void) {
     }
 }
 
+// A length in passes is known once the rows are counted.
 static void test_epochs(void) {
     Options o;
     Error e;

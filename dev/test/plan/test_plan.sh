@@ -56,7 +56,7 @@ compares_the_modes() { # of a model too large for one card; tensor parallelism i
     awk '$1 == "--zero" || $2 == "--zero" { memory = $(NF - 5); if (before && memory >= before) { print "not less: " $0; exit 1 } before = memory; n++ }
         END { if (n != 4) { print n " modes"; exit 1 } }' plan.txt || { cat plan.txt; return 1; }
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: 5 with --zero 1, 3 with --zero 2, 3 with --zero 3' &&
-        plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> --zero 1 .* unknown$' && ! grep 'on GPUs yet' plan.txt
+        plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> --zero 1 .* unknown$'
 }
 limits_count_ranks_with_rows() {
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'

@@ -202,7 +202,7 @@ static void test_loss_scale(void) {
     check_every_step("over", "--loss-scale 1073741824 --checkpoint-every 2 --keep 0", 3);
     CHECK(log_mentions("step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n"), "%s",
           log_tail());
-    CHECK(log_mentions("  3 skipped"), "%s", log_tail());
+    CHECK(log_mentions("  3 overflows"), "%s", log_tail());
     CHECK(file_mentions(path_of("over/step_%08ld/state.json", newest_step("over")), "\"loss_scale\":\t134217728,"),
           "state.json");
     copy_tree("over/step_00000002", "part/step_00000002");
