@@ -7,6 +7,8 @@
 
 #include <omp.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
@@ -160,11 +162,23 @@ void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     }
 }
 
+// Asks for large pages, before the memory is touched: with small ones every pass over it waits for their addresses. A
+// system that has none, or is told not to use them, keeps small ones.
+static void ask_for_large_pages(char *memory, size_t bytes) {
+#ifdef MADV_HUGEPAGE
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), skip = round_up((size_t)(uintptr_t)memory, page) - (uintptr_t)memory;
+    if (bytes > skip) madvise(memory + skip, (bytes - skip) / page * page, MADV_HUGEPAGE);
+#else
+    (void)memory, (void)bytes;
+#endif
+}
+
 int engine_memory_take(Engine *engine, Error *e) {
     for (int i = 0; i < ENGINE_LAYOUTS; i++) {
         Layout layout = {0};
         layouts[i].fill(engine, &layout);
         TRY(memory_alloc(&engine->memory[i], layout.used, "the engine's memory", e));
+        ask_for_large_pages(engine->memory[i], layout.used);
         if (layouts[i].fill != layout_workspaces) memset(engine->memory[i], 0, layout.used);
         layout = (Layout){.base = engine->memory[i]};
         layouts[i].fill(engine, &layout);

@@ -2,6 +2,7 @@
 #include "cpu/value.h"
 
 #include <assert.h>
+#include <omp.h>
 #include <unistd.h>
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
@@ -12,6 +13,7 @@ enum { A_BLOCK_MAX = 1 << 20 };        // bytes
 enum { PARTIAL_COLUMNS = 768 };        // where sums wait outside C
 enum { ROW_COLUMNS = 384 };            // columns that a product of one row computes at a time
 enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
+enum { STREAM_FLOATS = 1 << 18 };      // of C: with less, all gradients may fit in a cache
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
 enum { CACHE_LINE = 64 };
 
@@ -35,11 +37,23 @@ static void *a_panel(const MatmulProduct *p, const MatmulBlock *block, size_t pa
     return block->panels + panel * a_panel_bytes(p, block);
 }
 
-// Asks for share `at` of `of` of what the block needs of B's columns [j, j + count).
-static void prefetch_b(const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count, size_t at, size_t of) {
+// A panel of B: the block's, from column j on.
+typedef struct {
+    const MatmulBlock *block; // NULL: there is none
+    size_t j;
+} BPanel;
+
+static size_t panel_columns(const MatmulProduct *p, BPanel panel) {
+    return size_min(p->kernel->columns, panel.block->n + panel.block->columns - panel.j);
+}
+
+// Asks for share `at` of `of` of what a panel of B is packed from.
+static void prefetch_b(const MatmulProduct *p, BPanel panel, size_t at, size_t of) {
+    const MatmulBlock *block = panel.block;
+    size_t count = panel_columns(p, panel);
     size_t size = value_bytes(p->kernel->type), runs = block->depth, length = count * size, stride = p->b_row * size;
     if (p->b_column != 1) runs = count, length = block->depth * size, stride = p->b_column * size;
-    const char *b = (const char *)p->b + (block->k * p->b_row + j * p->b_column) * size;
+    const char *b = (const char *)p->b + (block->k * p->b_row + panel.j * p->b_column) * size;
     for (size_t run = runs * at / of; run < runs * (at + 1) / of; run++)
         for (size_t byte = 0; byte < length; byte += CACHE_LINE) __builtin_prefetch(b + run * stride + byte);
 }
@@ -53,40 +67,43 @@ static void prefetch_c(const MatmulProduct *p, size_t i, size_t j) {
     }
 }
 
-// Panels [first, end) of the block's rows by the kernel's columns of B from j. next: columns from here come next, or 0.
-static void compute_columns(const MatmulProduct *p, const MatmulBlock *block, size_t first, size_t end, size_t j,
-                            size_t next) {
+// Panels [first, end) of the block's rows by one of B. next: the one that this thread packs next.
+static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, size_t end, BPanel next) {
     const MatmulKernel *kernel = p->kernel;
-    size_t limit = block->n + block->columns;
+    const MatmulBlock *block = now.block;
     char b[MATMUL_PANEL_BYTES] __attribute__((aligned(CACHE_LINE)));
-    kernel->pack_b(b, p, block, j, size_min(kernel->columns, limit - j));
+    kernel->pack_b(b, p, block, now.j, panel_columns(p, now));
     for (size_t panel = first; panel < end; panel++) {
-        if (next) prefetch_b(p, block, next, size_min(kernel->columns, limit - next), panel - first, end - first);
-        prefetch_c(p, block->i + (panel + 1) * kernel->rows, j);
-        kernel->tile(p, block, a_panel(p, block, panel), b, block->i + panel * kernel->rows, j);
+        size_t i = block->i + panel * kernel->rows;
+        if (next.block) prefetch_b(p, next, panel - first, end - first);
+        if (!p->stream) prefetch_c(p, i + kernel->rows, now.j);
+        kernel->tile(p, block, a_panel(p, block, panel), b, i, now.j);
     }
 }
 
 // Called by every thread of a parallel region. The barrier after the packing is the only one: a thread that passes it
-// knows that all have left the previous block, whose buffer is packed next. The schedules are static so that a thread
-// finds what it wrote last time still in its cache.
-static void compute_block(const MatmulProduct *p, const MatmulBlock *block, int threads) {
+// knows that all have left the previous block, whose buffer is packed next. A thread's share of the columns is the same in
+// every block, so that it finds what it wrote last time still in its cache. after: the next block, or NULL.
+static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
     size_t wanted = threads > 1 ? (size_t)threads * TASKS_PER_THREAD : 1;
     size_t parts = size_min(panels, divide_up(wanted, columns)); // of the block's rows
+    size_t me = (size_t)omp_get_thread_num(), all = (size_t)omp_get_num_threads();
+    size_t first = columns * parts * me / all, end = columns * parts * (me + 1) / all;
 #pragma omp for schedule(static)
     for (size_t panel = 0; panel < panels; panel++)
         kernel->pack_a(a_panel(p, block, panel), p, block, block->i + panel * kernel->rows,
                        size_min(kernel->rows, block->rows - panel * kernel->rows));
-#pragma omp for schedule(static) nowait
-    for (size_t task = 0; task < columns * parts; task++) {
-        size_t part = task / columns, column = task % columns, j = block->n + column * kernel->columns;
-        MatmulProduct now = *p;
-        if (part || block->i) now.column_sums = NULL; // once is enough
-        compute_columns(&now, block, panels * part / parts, panels * (part + 1) / parts, j,
-                        column + 1 < columns ? j + kernel->columns : 0);
+    for (size_t task = first; task < end; task++) {
+        size_t part = task / columns, next = task + 1 < end ? task + 1 : first;
+        BPanel now = {block, block->n + task % columns * kernel->columns};
+        BPanel then = {task + 1 < end ? block : after, block->n + next % columns * kernel->columns};
+        MatmulProduct product = *p;
+        if (part || block->i) product.column_sums = NULL; // once is enough
+        compute_columns(&product, now, panels * part / parts, panels * (part + 1) / parts, then);
     }
+    if (p->stream) vec_stream_end();
 }
 
 // The length of the blocks that n is cut into: as few as possible of at most `limit`, about equal, multiples of `unit`.
@@ -127,10 +144,20 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                compute_block(p, &block, threads);
+                MatmulBlock after = block; // as far as its part of B is concerned
+                bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
+                if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
+                compute_block(p, &block, last ? NULL : &after, threads);
             }
         }
     }
+}
+
+// Is C a large gradient that is written once, in whole cache lines? It would leave the cache before it is read again.
+static bool streams(const MatmulProduct *p, size_t depth) {
+    size_t line = CACHE_LINE / sizeof(float);
+    bool aligned = (uintptr_t)p->c % CACHE_LINE == 0 && p->N % line == 0;
+    return VEC_STREAMS && p->c_float && !p->accumulate && p->K <= depth && p->M * p->N >= STREAM_FLOATS && aligned;
 }
 
 static void multiply(Matmul mm, MatmulProduct p) {
@@ -143,6 +170,7 @@ static void multiply(Matmul mm, MatmulProduct p) {
         multiply_one_row(&p, depth, threads);
         return;
     }
+    p.stream = streams(&p, depth);
     MatmulBlock block = {.columns = p.N, .partial = (float *)((char *)mm.scratch + 2 * (size_t)A_BLOCK_MAX)};
     if (kernel->type != DTYPE_FP32 && !p.c_float && p.K > depth) block.columns = PARTIAL_COLUMNS;
 #pragma omp parallel num_threads(threads) firstprivate(block)

@@ -29,9 +29,7 @@ VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const ui
 VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                     size_t depth, size_t padded) {
     size_t blocked = count == width ? depth / 8 * 8 : 0;
-    for (size_t i = 0; i < width && blocked; i += 4)
-        for (size_t k = 0; k < blocked; k += 8)
-            transpose_4x4(panel + k / 2 * width + i, width, src + i * row + k, row * sizeof *src);
+    transpose_rows(panel, width, src, row * sizeof *src, blocked / 2);
     memset(panel + blocked / 2 * width, 0, (padded - blocked) / 2 * width * sizeof *panel);
     uint16_t *halves = (uint16_t *)panel;
     for (size_t k = blocked; k < depth; k++)
@@ -109,7 +107,9 @@ static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const
         float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
         size_t at = (i + r) * p->N + j;
         if (p->c_float) partial = (float *)p->c + at;
-        if (count == COLUMNS) { // of constant length
+        if (p->stream && count == COLUMNS) {
+            for (size_t k = 0; k < COLUMNS; k += VEC) vec_stream(partial + k, vec_load(sum + k));
+        } else if (count == COLUMNS) { // of constant length
             if (add) add_floats(sum, partial, COLUMNS);
             if (last) store_row(p, at, sum, bias, COLUMNS);
             else memcpy(partial, sum, COLUMNS * sizeof *sum);

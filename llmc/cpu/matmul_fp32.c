@@ -48,7 +48,8 @@ static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, block->depth, a, 1, TILE_ROWS, b, TILE_COLUMNS);
         tile_add_row(ROWS, &t, bias0, bias1);
-        tile_write(ROWS, c, c_row, &t, add);
+        if (p->stream && !edge) tile_stream(ROWS, c, c_row, &t);
+        else tile_write(ROWS, c, c_row, &t, add);
     });
     if (edge) copy_rows((float *)p->c + i * p->N + j, p->N, edge_tile, TILE_COLUMNS, rows, columns);
 }

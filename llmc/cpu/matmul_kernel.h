@@ -18,6 +18,7 @@ typedef struct {
     float *column_sums; // (N), of B over k; or NULL. b_column must then be 1
     bool accumulate;    // for column_sums too
     bool c_float;       // C is fp32 whatever the values are
+    bool stream;        // C is written once, and so large that it is written past the caches
 } MatmulProduct;
 
 typedef struct {

@@ -91,6 +91,15 @@ VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile
     }
 }
 
+// C (rows, TILE_COLUMNS) = t, past the caches.
+VECTOR_INLINE void tile_stream(const int rows, float *c, size_t c_row, const Tile *t) {
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++, c += c_row) {
+        vec_stream(c, t->v[i][0]);
+        vec_stream(c + VEC, t->v[i][1]);
+    }
+}
+
 // Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros after the last.
 
 typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2))); // floats, or pairs of bf16
@@ -117,15 +126,50 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
     words_store(panel, 3 * width, SHUFFLE4(high01, high23, 2, 3, 6, 7));
 }
 
+#ifdef __AVX512F__
+// The same of 16 rows: a vector holds four words of each of rows i, i + 4, i + 8 and i + 12.
+VECTOR_INLINE void transpose_16x4(void *panel, size_t width, const void *src, size_t row_bytes) {
+    uint32_t *to = panel;
+    __m512i r[4];
+#    pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        const char *row = (const char *)src + i * row_bytes;
+        r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)row));
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 4 * row_bytes)), 1);
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 8 * row_bytes)), 2);
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 12 * row_bytes)), 3);
+    }
+    __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
+    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(low01, low23));
+    _mm512_storeu_si512(to + width, _mm512_unpackhi_epi64(low01, low23));
+    _mm512_storeu_si512(to + 2 * width, _mm512_unpacklo_epi64(high01, high23));
+    _mm512_storeu_si512(to + 3 * width, _mm512_unpackhi_epi64(high01, high23));
+}
+#endif
+
+// panel (words, width) = the transposed `width` rows of src. words: a multiple of 4.
+VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
+    size_t i = 0;
+#ifdef __AVX512F__
+    for (; i + 16 <= width; i += 16)
+        for (size_t k = 0; k < words; k += 4)
+            transpose_16x4((uint32_t *)panel + k * width + i, width, (const char *)src + i * row_bytes + 4 * k,
+                           row_bytes);
+#endif
+    for (; i < width; i += 4) {
+        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the four before: width 6
+        for (size_t k = 0; k < words; k += 4)
+            transpose_4x4((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
+                          row_bytes);
+    }
+}
+
 // From a matrix whose k run along its rows: panel[k * width + i] = src[i * row + k], i < count <= width.
 VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                    size_t K) {
     size_t blocked_k = count == width ? K / 4 * 4 : 0;
-    for (size_t i = 0; i < width && blocked_k; i += 4) {
-        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the four before: width 6
-        for (size_t k = 0; k < blocked_k; k += 4)
-            transpose_4x4(panel + k * width + i4, width, src + i4 * row + k, row * sizeof *src);
-    }
+    transpose_rows(panel, width, src, row * sizeof *src, blocked_k);
     for (size_t k = blocked_k; k < K; k++)
         for (size_t i = 0; i < width; i++) panel[k * width + i] = i < count ? src[i * row + k] : 0;
 }

@@ -6,6 +6,9 @@
 
 #include "math/gelu.h"
 
+#ifdef __AVX512F__
+#    include <immintrin.h>
+#endif
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,6 +30,19 @@ typedef uint32_t VecBits __attribute__((vector_size(VEC * 4), may_alias));
 
 VECTOR_INLINE Vec vec_load(const float *p) { return *(const VecUnaligned *)p; }
 VECTOR_INLINE void vec_store(float *p, Vec v) { *(VecUnaligned *)p = v; }
+
+// Past the caches, where a vector is a whole cache line; p is a multiple of one. vec_stream_end comes before any thread
+// reads what was written.
+#ifdef __AVX512F__
+enum { VEC_STREAMS = 1 };
+VECTOR_INLINE void vec_stream(float *p, Vec v) { _mm512_stream_ps(p, (__m512)v); }
+VECTOR_INLINE void vec_stream_end(void) { _mm_sfence(); }
+#else
+enum { VEC_STREAMS = 0 };
+VECTOR_INLINE void vec_stream(float *p, Vec v) { vec_store(p, v); }
+VECTOR_INLINE void vec_stream_end(void) {}
+#endif
+
 VECTOR_INLINE Vec vec_set(float x) { return (Vec){0} + x; }
 VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in each place
     return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));

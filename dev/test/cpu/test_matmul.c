@@ -151,8 +151,8 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
 // AVX512-BF16 adds a pair's products one after the other, as plain C does. (AMX sums even and odd k apart, and Arm rounds
 // otherwise.)
 static void test_same_bits(void) {
-    if (strcmp(kernels[1]->name, "AVX512-BF16") != 0) SKIP("no AVX512-BF16 here");
     enum { M = 29, K = 1601, N = 83 };
+    bool found = false;
     float *x = random_array(M * K, 1), *w = random_array(K * N, 1);
     void *xv = values_of(x, M * K, DTYPE_BF16), *wv = values_of(w, K * N, DTYPE_BF16);
     float *want = malloc(M * N * sizeof(float)), *got = malloc(M * N * sizeof(float));
@@ -160,12 +160,14 @@ static void test_same_bits(void) {
     matmul_tn(plain, want, NULL, xv, wv, M, N, K, false);
     for (int i = 0; i < kernel_count; i++) {
         if (strcmp(kernels[i]->name, "AVX512-BF16") != 0) continue;
+        found = true;
         Matmul mm = matmul_create(kernels[i], 2, matmul_a_block());
         matmul_tn(mm, got, NULL, xv, wv, M, N, K, false);
         CHECK(!memcmp(got, want, M * N * sizeof(float)), "%s", kernels[i]->name);
         free(mm.scratch);
     }
     free(x), free(w), free(xv), free(wv), free(want), free(got), free(plain.scratch);
+    if (!found) SKIP("no AVX512-BF16 here");
 }
 
 static void test_small_shapes(void) { // every size from 1 to past a tile, in every place
@@ -178,7 +180,8 @@ static void test_small_shapes(void) { // every size from 1 to past a tile, in ev
 static void test_blocked_shapes(void) { // beyond one block of K or N, with and without a remainder
     const size_t shapes[][3] = {{1, 1, 1000},    {1, 1100, 1},   {1100, 1, 1},    {13, 33, 769}, {37, 513, 385},
                                 {24, 1024, 384}, {70, 384, 128}, {64, 1537, 9},   {1025, 47, 5}, {12, 32, 1153},
-                                {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801}};
+                                {769, 33, 13},   {385, 513, 37}, {1024, 24, 384}, {690, 3, 801}, {3, 3100, 801},
+                                {601, 464, 9}}; // the last: a gradient that is written past the caches
     check_shapes(shapes, sizeof shapes / sizeof *shapes);
 }
 
