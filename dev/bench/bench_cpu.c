@@ -77,11 +77,10 @@ static void run_cross_entropy(Bench *b, size_t s[3]) { // the gradients of one c
     cross_entropy(b->rows, NULL, b->y, b->targets, (int)s[0], (int)s[1], (int)s[1], 0, 1, b->type);
 }
 static void run_norms(Bench *b, size_t s[3]) { b->sum = sum_squares(b->w, s[0]); }
-static void run_adamw(Bench *b, size_t s[3]) { // as cpu_update does
+static void run_adamw(Bench *b, size_t s[3]) {
     const AdamWStep step = adamw_step(1e-3, 0.9, 0.95, 1e-8, 0.1, 10, 1e-3);
     float *param = b->w, *grad = param + s[0], *m = grad + s[0], *v = m + s[0];
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < s[0]; i++) param[i] = adamw_update(param[i], grad[i], &m[i], &v[i], &step, true);
+    adamw(param, NULL, grad, m, v, s[0], &step, true);
 }
 
 #ifdef HAVE_OPENBLAS

@@ -155,25 +155,6 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
-static void update_floats(const TensorPart *t, const AdamWStep *step) {
-    float *param = t->param, *moment1 = t->moment1, *moment2 = t->moment2;
-    const float *grad = t->grad;
-    uint16_t *rounded = t->rounded;
-    size_t n = t->n;
-    bool decay = decays(t->tensor);
-    if (rounded) {
-#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
-        for (size_t i = 0; i < n; i++) {
-            param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
-            rounded[i] = f32_to_bf16(param[i]);
-        }
-    } else {
-#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
-        for (size_t i = 0; i < n; i++)
-            param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
-    }
-}
-
 // Of one of `count` matrices side by side, number k: its columns of the tensor.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
@@ -218,7 +199,7 @@ static void update_piece(Engine *engine, Piece p, const UpdateConfig *u, AdamWSt
             step.lr = (float)(u->lr * lamb_ratio(engine->trust_sq[2 * i], engine->trust_sq[2 * i + 1]));
         assert(!matrices || t.n == 0 || t.n == t.tensor->count);
         for (size_t k = 0; k < matrices && t.n > 0; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
-        if (!matrices) update_floats(&t, &step);
+        if (!matrices) adamw(t.param, t.rounded, t.grad, t.moment1, t.moment2, t.n, &step, decays(t.tensor));
     }
 }
 

@@ -309,6 +309,33 @@ void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target
     }
 }
 
+// ---- AdamW ----------------------------------------------------------------------------------------------------------
+
+enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats: at a time; how far ahead a thread asks for them
+
+VECTOR_INLINE void adamw_run(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2,
+                             size_t n, const AdamWStep *step, bool decay) {
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) param[i] = adamw_update(param[i], grad[i], &moment1[i], &moment2[i], step, decay);
+    if (!rounded) return;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) rounded[i] = f32_to_bf16(param[i]);
+}
+
+void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
+           const AdamWStep *step, bool decay) {
+#pragma omp parallel for schedule(static) if (n > PARALLEL_FLOATS)
+    for (size_t i = 0; i < n; i += ADAMW_RUN) {
+        for (size_t k = i + ADAMW_AHEAD; k < i + ADAMW_AHEAD + ADAMW_RUN; k += LINE_FLOATS) {
+            __builtin_prefetch(param + k, 1), __builtin_prefetch(grad + k);
+            __builtin_prefetch(moment1 + k, 1), __builtin_prefetch(moment2 + k, 1);
+        }
+        uint16_t *to = rounded ? rounded + i : NULL;
+        if (i + ADAMW_RUN <= n) adamw_run(param + i, to, grad + i, moment1 + i, moment2 + i, ADAMW_RUN, step, decay);
+        else adamw_run(param + i, to, grad + i, moment1 + i, moment2 + i, n - i, step, decay);
+    }
+}
+
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
 enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough that fp32 lanes lose nothing

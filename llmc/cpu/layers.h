@@ -2,6 +2,7 @@
 // on the number of threads, and so do the bits of results. `void` arrays are values of the given type (cpu/value.h).
 #pragma once
 
+#include "math/adamw.h"
 #include "model/modes.h"
 
 #include <stddef.h>
@@ -54,6 +55,10 @@ void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
+
+// An AdamW step (math/adamw.h) of n parameters. rounded: what becomes of them in bf16; or NULL.
+void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
+           const AdamWStep *step, bool decay);
 
 // Sum of squares: double, of chunks of a fixed size, whose own sums are fp32.
 double sum_squares(const float *x, size_t n);

@@ -3,6 +3,9 @@
 #include "../small_model.h"
 #include "../test.h"
 
+#include "arrays.h"
+#include "base/float16.h"
+#include "cpu/layers.h"
 #include "cpu/matmul.h"
 
 enum { ROWS = 2, T = 12, STEPS = 3 };
@@ -132,6 +135,37 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
+// The pass over n parameters beside one of them at a time, in double.
+static void check_adamw(size_t n, bool decay) {
+    enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
+    const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
+    float *x[ARRAYS], *was[ARRAYS], *rounded = guarded_array(n); // two bytes of four
+    for (int k = 0; k < ARRAYS; k++) {
+        x[k] = guarded_array(n), was[k] = guarded_array(n);
+        for (size_t i = 0; i < n; i++) x[k][i] = was[k][i] = k == MOMENT2 ? fabsf(random_float()) : random_float();
+    }
+    adamw(x[PARAM], (uint16_t *)rounded, x[GRAD], x[MOMENT1], x[MOMENT2], n, &step, decay);
+    for (size_t i = 0; i < n; i++) {
+        double g = 0.5 * was[GRAD][i], m = 0.9 * was[MOMENT1][i] + 0.1 * g, v = 0.95 * was[MOMENT2][i] + 0.05 * g * g;
+        double p = was[PARAM][i],
+               want = p - 1e-2 * (m / (1 - 0.729) / (sqrt(v / (1 - 0.857375)) + 1e-8) + decay * 0.1 * p);
+        CHECK(fabs(x[PARAM][i] - want) < 1e-6 && fabs(x[MOMENT1][i] - m) < 1e-6 && fabs(x[MOMENT2][i] - v) < 1e-6,
+              "%zu of %zu: %g, not %g", i, n, x[PARAM][i], want);
+        CHECK(((uint16_t *)rounded)[i] == f32_to_bf16(x[PARAM][i]), "%zu of %zu: not rounded", i, n);
+    }
+    for (size_t i = (n + 1) / 2; i < n; i++) CHECK(!memcmp(&rounded[i], &guard_bits, 4), "%zu wrote beyond", n);
+    for (int k = 0; k < ARRAYS; k++) {
+        CHECK(guards_intact(x[k], n), "%zu wrote beyond", n);
+        guarded_free(x[k]), guarded_free(was[k]);
+    }
+    guarded_free(rounded);
+}
+
+static void test_adamw_of_any_length(void) {
+    const size_t lengths[] = {1, 15, 63, 64, 65, 130, 9000, 20001};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) check_adamw(lengths[i], i % 2);
+}
+
 // Masters are fp32: what three steps did to them is as in fp32 but for the gradients' rounding.
 static void test_bf16(void) {
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
@@ -154,6 +188,7 @@ static void test_bf16(void) {
 int main(void) {
     RUN(test_threads);
     RUN(test_nonfinite_gradient);
+    RUN(test_adamw_of_any_length);
     RUN(test_bf16);
     return test_summary();
 }
