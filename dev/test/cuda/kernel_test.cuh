@@ -122,19 +122,15 @@ static void check_within(const char *name, const std::vector<X> &got, const std:
           at, want.size(), value(got[at]), want[at], worst);
 }
 
-static double root_mean_square(const std::vector<double> &v) {
-    double mean = 0;
-    for (double x : v) mean += x * x / v.size();
-    return sqrt(mean);
-}
-
 // The same, |got - want| <= relative |want| + absolute rms(want).
 template <typename X>
 static void check_close(const char *name, const std::vector<X> &got, const std::vector<double> &want, double relative,
                         double absolute) {
-    const double floor = 1e-30, rms = root_mean_square(want);
+    const double floor = 1e-30;
+    double rms = 0.0;
+    for (double w : want) rms += w * w / want.size();
     std::vector<double> tolerance;
-    for (double w : want) tolerance.push_back(relative * fabs(w) + absolute * rms + floor);
+    for (double w : want) tolerance.push_back(relative * fabs(w) + absolute * sqrt(rms) + floor);
     check_within(name, got, want, tolerance);
 }
 
