@@ -244,7 +244,7 @@ static void print_case(const Bench *bench, const Case *c) {
         printf(" %7.1f GFLOP/s %5.1f%% of the peak", c->flops / c->best / 1e9,
                100 * c->flops / c->best / 1e9 / bench->peak);
     printf(" %5.1f%% of the roofline", 100 * roofline_seconds(bench, c) / c->best);
-    if (c->blas)
+    if (c->blas && bench->type == DTYPE_FP32)
         printf("   OpenBLAS %8.1f GFLOP/s, ours is %.2fx", c->flops / c->best_blas / 1e9, c->best_blas / c->best);
     printf("\n");
 }
