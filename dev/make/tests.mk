@@ -32,11 +32,15 @@ $(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat fstatat open ope
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
-BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save)
+BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 
 # Calls that this benchmark times.
 TIMED := write fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
+
+# And these that one.
+STEP_KERNELS := matmul_nn matmul_nt matmul_tn layernorm_forward layernorm_backward gelu_forward gelu_backward cross_entropy attention_forward attention_backward
+$(BUILD)/dev/bench/bench_step: LDFLAGS += $(call wrap,$(STEP_KERNELS))
 
 # OpenBLAS is for comparison only.
 ifeq ($(shell pkg-config --exists openblas 2> /dev/null && echo yes),yes)
