@@ -1,5 +1,5 @@
 // amx_model: AMX's instructions in C, after Intel's manual (volume 2, TDPBF16PS): bf16_tile_amx runs on any machine. Its
-// loads, products and places are tested so; that the instructions do what the manual says is not.
+// loads, products and places are tested so. What the instructions do is tested by test_matmul where the machine has them.
 #pragma once
 
 #include "cpu/value.h"
@@ -8,7 +8,7 @@
 
 static _Thread_local struct {
     uint16_t row_bytes[8];
-    uint8_t rows[8], bytes[8][16][64];
+    uint8_t rows[8], bytes[8][16][64] __attribute__((aligned(64)));
 } amx;
 
 static void amx_configure(const void *config) { // palette 1: rows' bytes at 16, rows at 48
