@@ -125,15 +125,17 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
         mine.max = max;
         UNROLL_FOR (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
-            float x[VEC];
+            float x[VEC], sum = 0.0f;
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
-            if (SMOOTH && c0 + p * stride + VEC <= V)
-                UNROLL_FOR (int j = 0; j < VEC; j++) *logits += x[j];
+            if (SMOOTH)
+                UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
+            if (SMOOTH) *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // a choice, no branch: packs overlap
         }
     }
     const int tail = V / VEC * VEC; // the last pack, if part of it is padding
     if (SMOOTH && tail / VEC % ROW_THREADS == (int)threadIdx.x)
+#pragma unroll 1
         for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
@@ -165,12 +167,11 @@ __device__ static inline void gradient_write(const Rows &k, real *row, const Row
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
     if (SMOOTH)
         UNROLL_FOR (int j = 0; j < VEC; j++) x[j] -= k.everywhere;
-    if (SMOOTH && c + VEC > k.V)
-        UNROLL_FOR (int j = 0; j < VEC; j++)
-            if (c + j >= k.V) x[j] = 0.0f;
-    if (e.target / VEC == c / VEC)
-        UNROLL_FOR (int j = 0; j < VEC; j++)
+    if (e.target / VEC == c / VEC || (SMOOTH && c + VEC > k.V)) // one branch for both
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
             if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
+            if (SMOOTH && c + j >= k.V) x[j] = 0.0f;
+        }
     pack_store(row + c, pack_of<VEC>(x));
 }
 
