@@ -140,32 +140,23 @@ def draw_exact(plots, run):
     return figure
 
 
-def smooth_scale(run):
-    """(training losses, the whole model's noise scale, its standard error), averages of a 40th of the run each."""
-    rows = [row for row in run.rows if row.get("gns_total_se")]
-    size = max(1, len(rows) // 40)
-    parts = [rows[i:i + size] for i in range(0, len(rows) - size + 1, size)]
-    return ([mean(row[name] for row in part) for part in parts] for name in ("loss", "gns_total", "gns_total_se"))
-
-
 def draw_muon(plots, directory):
-    """Left: the noise scale of whole runs at equal training loss. Right: what short runs end at, by batch."""
+    """Left: the noise scale over whole runs, which end at like losses. Right: what short runs end at, by batch."""
     figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.6))
     for name, colour in (("AdamW", "tab:blue"), ("Muon", "tab:orange")):
         whole, short = (load(os.path.join(directory, name.lower() + kind)) for kind in ("", "-short"))
         for run in whole:
-            points = [point for point in zip(*smooth_scale(run)) if point[0] < 1.3]
-            if not points:
-                raise Fault(EXIT_INPUT, f"{run.path}: no exact noise scale below a loss of 1.3")
-            loss, scale, se = zip(*points)
-            left.plot(loss, scale, color=colour, lw=1.3, label=f"{name}, {run.label}")
-            left.fill_between(loss, *([max(x + sign * d, 1) for x, d in zip(scale, se)] for sign in (-1, 1)), color=colour,
-                              alpha=0.2, lw=0)
+            rows = [row for row in run.rows if row.get("gns_total")]
+            if not rows:
+                raise Fault(EXIT_INPUT, f"{run.path}: no exact noise scale")
+            at, scale = plots.thin(*([row[field] for row in rows] for field in ("tokens", "gns_total")))
+            left.plot([100 * x / at[-1] for x in at], scale, color=colour, lw=1.3,
+                      label=f"{name}, {run.label}, {at[-1] / 1e6:.0f} million tokens")
         right.plot([run.size for run in short], [last_val(run) for run in short], "o-", color=colour, label=name)
-    left.set(yscale="log", xlim=(1.3, 0.63), ylim=(10, 1000), xlabel="training loss (nats a token)", ylabel="rows",
+    left.set(yscale="log", ylim=(10, 1000), xlabel="share of the tokens (%)", ylabel="rows",
              title="noise scale of the whole model")
     right.set(xscale="log", xlabel="batch (rows)", ylabel="validation loss (nats a token)",
-              title=f"after {short[0].rows[-1]['tokens'] / 1e6:.0f} million tokens, at the best rate")
+              title=f"after {short[0].rows[-1]['tokens'] / 1e6:.0f} million tokens, at the best settings tried")
     right.xaxis.set_major_locator(plots.LogLocator(base=2))
     right.xaxis.set_minor_locator(plots.NullLocator())
     for axis in (right.xaxis, left.yaxis):
@@ -210,7 +201,10 @@ def main():
     if not any(x > 0 for x in ramp.column("ramp_target")):
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
     if args.muon:
-        write_figure(plots, os.path.join(args.out, "gns-muon.svg"), "Noise scale and batch under Muon", draw_muon(plots, args.muon))
+        plots.POINTS = 60
+        write_figure(plots, os.path.join(args.out, "gns-muon.svg"), "Noise scale and batch under Muon",
+                     draw_muon(plots, args.muon))
+        plots.POINTS = 300
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
             ("loss", "Loss against steps, and every seed's difference", draw_loss(plots, runs)),
