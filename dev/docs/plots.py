@@ -192,19 +192,19 @@ def main():
                         help="where the figures go (default: beside this program)")
     args = parser.parse_args()
     runs = load(args.study)
+    if not any(run.ramp for run in runs):
+        raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.sh in it")
     import report_plots as plots
 
     plots.POINTS = 300  # of a curve: small files
-    ramp = next((run for run in runs if run.ramp), None)
-    if not ramp:
-        raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.sh in it")
+    ramp = next(run for run in runs if run.ramp)
     if not any(x > 0 for x in ramp.column("ramp_target")):
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
     if args.muon:
-        plots.POINTS = 60
+        points, plots.POINTS = plots.POINTS, 60
         write_figure(plots, os.path.join(args.out, "gns-muon.svg"), "Noise scale and batch under Muon",
                      draw_muon(plots, args.muon))
-        plots.POINTS = 300
+        plots.POINTS = points
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
             ("loss", "Loss against steps, and every seed's difference", draw_loss(plots, runs)),
