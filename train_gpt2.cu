@@ -165,9 +165,15 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
 // Does the product that makes dfc sum its columns, fc's bias gradient, too?
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
+// And attention's backward those of dqkv, qkv's? That costs it 7%: more than weight_gradient's sums, where its tiles are
+// whole, and less where they are not, or a pass over dqkv.
+static bool qkv_is_summed(const Engine *engine, const Pass *p) {
+    return engine->fused_linear && p->C % WEIGHT_GRADIENT_TILE != 0 && attention_sums(p->attention);
+}
+
 // The bias of w has its gradient from nowhere else.
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
-    return w == QKV_W || (w == FC_W && !fc_is_summed(engine, p));
+    return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
 // Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
@@ -464,7 +470,9 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
-    TRY(attention_backward(dwide, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
+    const ColumnGradient bias =
+        qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
+    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
                            p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
