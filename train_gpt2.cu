@@ -90,12 +90,6 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Err
 
 // ---- Linear layers: y (N, out) = x (N, in) W (in, out) + b ----------------------------------------------------------
 
-static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
-    const Tensor *t = model_tensor(engine->config.model, w, layer);
-    return matmul_run(engine->matmul, {.m = N, .n = (int)t->columns, .k = (int)t->rows, .epilogue = MATMUL_BIAS}, y, x,
-                      weight(engine, w, layer), weight(engine, bias_of(w), layer), e);
-}
-
 static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
                         int N) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -105,6 +99,13 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
     l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
     l.ticket = engine->ticket;
     return l;
+}
+
+static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
+    const Linear l = linear_of(engine, LINEAR_BIAS, y, x, w, layer, N);
+    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
+    return matmul_run(engine->matmul, {.m = N, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS}, y, x, l.weight, l.bias,
+                      e);
 }
 
 // y = x W + b, gelu = GELU(y)
@@ -164,9 +165,15 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
 // Does the product that makes dfc sum its columns, fc's bias gradient, too?
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
+// And attention's backward those of dqkv, qkv's? That costs it 7%: more than weight_gradient's sums, where its tiles are
+// whole, and less where they are not, or a pass over dqkv.
+static bool qkv_is_summed(const Engine *engine, const Pass *p) {
+    return engine->fused_linear && p->C % WEIGHT_GRADIENT_TILE != 0 && attention_sums(p->attention);
+}
+
 // The bias of w has its gradient from nowhere else.
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
-    return w == QKV_W || (w == FC_W && !fc_is_summed(engine, p));
+    return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
 // Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
@@ -331,6 +338,45 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
+// Are the exponentials of the logits stored instead of these? A pass over them less; fp16 has not the range, and label
+// smoothing adds to every gradient.
+static bool head_is_exponentials(const Engine *engine) {
+    return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !engine->smoothed;
+}
+
+// Losses of rows from `first` on, and the gradient of lnf there, into dy. The product of logits and lnf, as they are on
+// return, is that of wte. scratch: numbers of a row, then sums of a tile's rows.
+static int head_exponentials(Engine *engine, size_t first, int rows, int T, Error *e) {
+    const Model *model = engine->config.model;
+    const int C = model->config.channels, Vp = (int)model->vocab_padded;
+    real *lnf = engine->lnf + first * C, *wte = weight(engine, WTE, 0);
+    float *targets = (float *)engine->scratch, *factors = targets + rows, *sums = factors + rows;
+    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = rows, .in = C, .out = Vp, .x = lnf, .weight = wte};
+    l.y = engine->logits, l.row_values = targets, l.row_sums = sums, l.counted = model->config.vocab;
+    Linear d = {.epilogue = LINEAR_SCALED, .rows = rows, .in = Vp, .out = C, .x = engine->logits, .weight = wte};
+    d.y = engine->dy + first * C, d.row_values = factors;
+    l.ticket = d.ticket = engine->ticket;
+    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, engine->stream, e));
+    TRY(linear_sm90(l, engine->stream, e));
+    TRY(crossentropy_finish(engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp),
+                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, engine->stream, e));
+    return linear_sm90(d, engine->stream, e);
+}
+
+// Losses of rows from `first` on; in training the gradient of lnf there, into dy, and logits become their gradient.
+static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
+    const Model *model = engine->config.model;
+    const int C = model->config.channels, Vp = (int)model->vocab_padded;
+    TRY(head_logits(engine, first, rows, false, e));
+    float *smoothed = train && engine->smoothed ? engine->smoothed + first : NULL;
+    TRY(crossentropy(engine->loss + first, smoothed, engine->config.label_smoothing, engine->logits,
+                     train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, T, model->config.vocab, Vp,
+                     engine->stream, e));
+    if (!train) return 0;
+    return matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
+                      weight(engine, WTE, 0), NULL, e); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
+}
+
 // Loss of the pass; in training also, a chunk of examples at a time, the gradients of lnf (into dy) and of wte.
 static int head(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
@@ -339,14 +385,9 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
-        TRY(head_logits(engine, first, rows, false, e));
-        float *smoothed = train && engine->smoothed ? engine->smoothed + first : NULL;
-        TRY(crossentropy(engine->loss + first, smoothed, engine->config.label_smoothing, engine->logits,
-                         train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, p->T, model->config.vocab,
-                         Vp, engine->stream, e));
+        if (train && head_is_exponentials(engine)) TRY(head_exponentials(engine, first, rows, p->T, e));
+        else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
         if (!train) continue;
-        TRY(matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
-                       weight(engine, WTE, 0), NULL, e)); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
         if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
         else if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
         else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
@@ -429,7 +470,9 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
-    TRY(attention_backward(dwide, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
+    const ColumnGradient bias =
+        qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
+    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
                            p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));

@@ -1,16 +1,18 @@
 // bench_engine: whole training steps through engine.h: time of a step, tokens a second, share of the device's peak, and
 // the time in which the host queues a step (where that is nearly the whole step, the device waits for the host). Variants
 // take turns of a few steps in one process, and a turn's first step does not count: it still has the clock that the
-// variant before left. The result is the median of the rounds' ratios.
+// variant before left. The result is the median of the rounds' ratios. The model learns for LEARNING steps and then stays as
+// it is: the further it has learnt, the more power the same step needs. dev/bench/turns.py compares builds and settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
-//     model   a preset, or `demo`: that of make demo
+//     model   a preset; `demo`: that of make demo; `study`: that of dev/bench/ramp_study.sh
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
-//             lamb, muon: and steps of these, with memory of their own; accumulate: 8 micro-steps a step;
+//             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
+//             300 tokens on average): with it;
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
-//             dropout (0.1), smoothing (0.1), documents (of 300 tokens on average): and an engine with it, of its own memory;
-//             before: and an earlier build's engine, with memory of its own (dev/bench/before.sh links one)
+//             turns: instead, for turns.py: for each line "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" of stdin
+//             milliseconds and tokens of a step of so many micro-steps of so many rows (0: micro-batch)
 #include "model/engine.h"
 #include "plan/devices.h"
 #include "math/rng.h"
@@ -18,12 +20,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, ARMS_MAX = 8, MASKED = 3, DOCUMENT_TOKENS = 300 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, LEARNING = 15, ARMS_MAX = 4, DOCUMENT_TOKENS = 300 };
 
 // One of the compared variants.
 typedef struct {
     const char *name;
-    Engine *engine;
     GnsMode mode;
     const char *tuning;  // of the matrix products; "": the heuristic's
     const char *against; // the name of the one that it is compared with, or NULL
@@ -32,27 +33,21 @@ typedef struct {
 
 typedef struct {
     EngineConfig config;
-    Engine *engine, *before;   // before: NULL, or of an earlier build
-    Engine *other[OPTIMIZERS]; // with another optimizer, or NULL
-    Engine *masked[MASKED];    // NULL, or one for each word
-    int micro_steps;           // of a step
-    double peak;               // of the device, FLOP/s; 0: unknown
-    uint16_t *tokens;          // (B, T + 1)
+    Engine *engine;
+    int rows, micro_steps; // of a micro-step; of a step
+    double peak;           // of the device, FLOP/s; 0: unknown
+    uint16_t *tokens;      // (B, T + 1)
     StepResult result;
-    int rounds, steps;            // to do; done
-    char tuning[2][TUNING_BYTES]; // the engine's, the earlier one's
+    int rounds, steps; // to do; done
+    char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
     int arms;
 } Bench;
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-#ifdef GNS_BEFORE
-extern const EngineApi GNS_BEFORE;
-#endif
-
 // Initial values; those of the first block in all blocks, which is quicker.
-static int load_initial(const Bench *b, Engine *engine, Error *e) {
+static int load_initial(const Bench *b, Error *e) {
     const Model *model = b->config.model;
     float *values;
     int code = 0;
@@ -64,7 +59,7 @@ static int load_initial(const Bench *b, Engine *engine, Error *e) {
         for (int i = k; i < model->tensor_count && !code; i++) {
             const Tensor *t = &model->tensors[i];
             if (t->kind != first->kind) continue;
-            code = engine_load(engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
+            code = engine_load(b->engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
         }
     }
     memory_free(values);
@@ -88,34 +83,10 @@ static int bench_create(Bench *b, Error *e) {
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
     b->peak = device_peak_flops(&device);
-    return load_initial(b, b->engine, e);
-}
-
-static int before_create(Bench *b, Error *e) {
-#ifdef GNS_BEFORE
-    TRY(engine_create(&GNS_BEFORE, &b->before, &b->config, e));
-    return load_initial(b, b->before, e);
-#else
-    (void)b;
-    return FAIL(e, ERR_USAGE, "dev/bench/before.sh TREE links one", "this build has no earlier engine");
-#endif
-}
-
-static const char *const masked_names[MASKED] = {"dropout", "smoothing", "documents"};
-
-static int masked_create(Bench *b, int which, Error *e) {
-    EngineConfig config = b->config;
-    if (which == 0) config.dropout = dropout_of(0.1, 1);
-    if (which == 1) config.label_smoothing = 0.1f;
-    if (which == 2) config.document_mask = true, config.separator = (uint16_t)separator(config.model);
-    TRY(engine_create(&GNS_ENGINE, &b->masked[which], &config, e));
-    return load_initial(b, b->masked[which], e);
+    return load_initial(b, e);
 }
 
 static void bench_destroy(Bench *b) {
-    for (int o = 0; o < OPTIMIZERS; o++) engine_destroy(b->other[o]);
-    for (int i = 0; i < MASKED; i++) engine_destroy(b->masked[i]);
-    engine_destroy(b->before);
     engine_destroy(b->engine);
     memory_free(b->tokens);
     memory_free(b->result.example_sq);
@@ -123,10 +94,9 @@ static void bench_destroy(Bench *b) {
     memory_free(b);
 }
 
-static void add_arm(Bench *b, const char *name, Engine *engine, GnsMode mode, const char *tuning, const char *against) {
+static void add_arm(Bench *b, const char *name, GnsMode mode, const char *tuning, const char *against) {
     Arm *arm = &b->arm[b->arms++];
     arm->name = name;
-    arm->engine = engine;
     arm->mode = mode;
     arm->tuning = tuning;
     arm->against = against;
@@ -134,42 +104,54 @@ static void add_arm(Bench *b, const char *name, Engine *engine, GnsMode mode, co
 
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
-static int step(Bench *b, const Arm *arm, double *queued, Error *e) {
+static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     Range all = {0, b->config.model->flat_count};
-    UpdateConfig u = {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .momentum = 0.95};
+    UpdateConfig u = {.lr = b->steps < LEARNING ? 1e-3 : 0,
+                      .beta1 = 0.9,
+                      .beta2 = 0.95,
+                      .eps = 1e-8,
+                      .weight_decay = 0.1,
+                      .momentum = 0.95};
     u.grad_clip = 1.0;
     u.step = ++b->steps;
-    u.batch = (int64_t)b->micro_steps * b->config.micro_batch;
+    u.batch = (int64_t)b->micro_steps * b->rows;
     double start = clock_seconds();
-    TRY(engine_begin_step(arm->engine, e));
-    for (int i = 0; i < b->micro_steps; i++)
-        TRY(engine_micro_step(arm->engine, b->tokens, b->config.micro_batch, arm->mode, e));
-    TRY(engine_norms(arm->engine, all, e));
-    if (arm->engine == b->other[OPTIMIZER_LAMB]) TRY(engine_trust(arm->engine, all, &u, e));
-    TRY(engine_update(arm->engine, all, &u, e));
+    TRY(engine_begin_step(b->engine, e));
+    for (int i = 0; i < b->micro_steps; i++) TRY(engine_micro_step(b->engine, b->tokens, b->rows, mode, e));
+    TRY(engine_norms(b->engine, all, e));
+    if (b->config.optimizer == OPTIMIZER_LAMB) TRY(engine_trust(b->engine, all, &u, e));
+    TRY(engine_update(b->engine, all, &u, e));
     *queued = clock_seconds() - start;
-    return engine_result(arm->engine, &b->result, e);
+    return engine_result(b->engine, &b->result, e);
 }
 
-// The first step of a turn, which also sets up new algorithms, is not counted.
-static int turn(Bench *b, Arm *arm, int round, Error *e) {
-    double queued, seconds = 0, queued_sum = 0;
-    if (strcmp(engine_tuning(arm->engine), arm->tuning) != 0) TRY(engine_set_tuning(arm->engine, arm->tuning, e));
-    for (int i = 0; i < TURN; i++) {
-        double start = clock_seconds();
-        TRY(step(b, arm, &queued, e));
-        if (i == 0) continue;
-        seconds += clock_seconds() - start;
-        queued_sum += queued;
+// Seconds of a step, and of queueing it: the mean of `count` steps after `skipped`, which also set up new algorithms.
+static int steps_time(Bench *b, GnsMode mode, int skipped, int count, double *seconds, double *queued, Error *e) {
+    double start = 0, one;
+    *queued = 0;
+    for (int i = -skipped; i < count; i++) {
+        if (i == 0) start = clock_seconds();
+        TRY(step(b, mode, &one, e));
+        if (i >= 0) *queued += one / count;
     }
+    *seconds = (clock_seconds() - start) / count;
+    return 0;
+}
+
+static int turn(Bench *b, Arm *arm, int round, Error *e) {
+    double seconds, queued;
+    if (strcmp(engine_tuning(b->engine), arm->tuning) != 0) TRY(engine_set_tuning(b->engine, arm->tuning, e));
+    TRY(steps_time(b, arm->mode, 1, TURN - 1, &seconds, &queued, e));
     if (round < 0) return 0;
-    arm->seconds[round] = seconds / (TURN - 1);
-    arm->queued[round] = queued_sum / (TURN - 1);
+    arm->seconds[round] = seconds;
+    arm->queued[round] = queued;
     return 0;
 }
 
 // Every other round runs backwards, so that no variant is always the first.
 static int measure(Bench *b, Error *e) {
+    double unused[2];
+    TRY(steps_time(b, GNS_OFF, LEARNING, 1, &unused[0], &unused[1], e));
     for (int r = -WARM_UP; r < b->rounds; r++)
         for (int i = 0; i < b->arms; i++) TRY(turn(b, &b->arm[r % 2 ? b->arms - 1 - i : i], r, e));
     return 0;
@@ -192,7 +174,7 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = b->peak;
     memcpy(sorted, arm->seconds, sizeof sorted);
     memcpy(queued, arm->queued, sizeof queued);
-    double s = median(sorted, b->rounds), tokens = (double)b->micro_steps * b->config.micro_batch * b->config.seq_len;
+    double s = median(sorted, b->rounds), tokens = (double)b->micro_steps * b->rows * b->config.seq_len;
     double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
     printf("%-13s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
            1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
@@ -222,8 +204,8 @@ static void tell(const Bench *b) {
         for (int k = 0; k < b->arms; k++)
             if (b->arm[i].against && strcmp(b->arm[i].against, b->arm[k].name) == 0)
                 tell_ratio(b, &b->arm[i], &b->arm[k]);
-    printf("loss of the last step %.4f after %d steps on one batch\n",
-           b->result.loss_sum / b->config.micro_batch / b->micro_steps, b->steps);
+    printf("loss of the last step %.4f after %d steps on one batch\n", b->result.loss_sum / b->rows / b->micro_steps,
+           b->steps);
 }
 
 static void tell_memory(const Bench *b, const char *name) {
@@ -240,44 +222,70 @@ static void tell_memory(const Bench *b, const char *name) {
 static int argument(int argc, char **argv, int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; }
 
 typedef struct {
-    bool tune, before, sample, optimizer[OPTIMIZERS], masked[MASKED];
+    bool tune, sample, turns;
 } Words;
 
-// Is it one of the masks'?
-static bool read_masked(const char *word, Words *words) {
-    for (int i = 0; i < MASKED; i++)
-        if (strcmp(word, masked_names[i]) == 0) return words->masked[i] = true;
-    return false;
+// Is it one that changes the engine's configuration?
+static bool read_setting(Bench *b, const char *word) {
+    EngineConfig *c = &b->config;
+    if (strcmp(word, "gelu") == 0) c->recompute = RECOMPUTE_GELU;
+    else if (strcmp(word, "block") == 0) c->recompute = RECOMPUTE_BLOCK;
+    else if (strcmp(word, "exact") == 0) c->gns = GNS_EXACT;
+    else if (strcmp(word, "lamb") == 0) c->optimizer = OPTIMIZER_LAMB;
+    else if (strcmp(word, "muon") == 0) c->optimizer = OPTIMIZER_MUON;
+    else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
+    else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
+    else if (strcmp(word, "documents") == 0) c->document_mask = true, c->separator = (uint16_t)separator(c->model);
+    else return false;
+    return true;
 }
 
 static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     b->config.gns = GNS_LN;
     b->micro_steps = 1;
+    b->rows = b->config.micro_batch;
     for (int i = 5; i < argc; i++) {
-        if (strcmp(argv[i], "gelu") == 0) b->config.recompute = RECOMPUTE_GELU;
-        else if (strcmp(argv[i], "block") == 0) b->config.recompute = RECOMPUTE_BLOCK;
-        else if (strcmp(argv[i], "exact") == 0) b->config.gns = GNS_EXACT;
-        else if (strcmp(argv[i], "tune") == 0) words->tune = true;
-        else if (strcmp(argv[i], "before") == 0) words->before = true;
-        else if (strcmp(argv[i], "lamb") == 0) words->optimizer[OPTIMIZER_LAMB] = true;
-        else if (strcmp(argv[i], "muon") == 0) words->optimizer[OPTIMIZER_MUON] = true;
+        if (strcmp(argv[i], "tune") == 0) words->tune = true;
         else if (strcmp(argv[i], "sample") == 0) words->sample = true;
+        else if (strcmp(argv[i], "turns") == 0) words->turns = true;
         else if (strcmp(argv[i], "accumulate") == 0) b->micro_steps = 8;
-        else if (!read_masked(argv[i], words))
-            return FAIL(
-                e, ERR_USAGE,
-                "gelu, block, exact, tune, lamb, muon, accumulate, sample, dropout, smoothing, documents, before",
-                "no word is called %s", argv[i]);
+        else if (!read_setting(b, argv[i]))
+            return FAIL(e, ERR_USAGE, "they are at the head of dev/bench/bench_engine.c", "no word is called %s",
+                        argv[i]);
     }
     return 0;
 }
 
-// Tunes the engine, and keeps what it chose in `text`.
-static int tuned(Engine *engine, char *text, Error *e) {
+// Tunes the engine, and keeps what it chose.
+static int tuned(Bench *b, Error *e) {
     double start = clock_seconds();
-    TRY(engine_tune(engine, e));
-    snprintf(text, TUNING_BYTES, "%s", engine_tuning(engine));
-    printf("tuned in %.1f s\n", clock_seconds() - start);
+    TRY(engine_tune(b->engine, e));
+    snprintf(b->tuning, TUNING_BYTES, "%s", engine_tuning(b->engine));
+    fprintf(stderr, "tuned in %.1f s\n", clock_seconds() - start);
+    return 0;
+}
+
+// Steps as stdin asks for them.
+static int bench_turns(Bench *b, Words words, Error *e) {
+    const char *const names[] = {"off", "ln", "exact"};
+    char line[64], mode[16];
+    int skipped, count;
+    double seconds, queued;
+    TRY(bench_create(b, e));
+    if (words.tune) TRY(tuned(b, e));
+    TRY(steps_time(b, GNS_OFF, LEARNING, 1, &seconds, &queued, e));
+    printf("ready\n");
+    while (fgets(line, sizeof line, stdin)) {
+        int m = -1;
+        if (sscanf(line, "%15s %d %d %d %d", mode, &b->rows, &b->micro_steps, &skipped, &count) == 5)
+            for (m = (int)b->config.gns; m >= 0 && strcmp(mode, names[m]) != 0;) m--;
+        if (b->rows == 0) b->rows = b->config.micro_batch;
+        if (m < 0 || count < 1 || b->micro_steps < 1 || b->rows < 0 || b->rows > b->config.micro_batch)
+            return FAIL(e, ERR_USAGE, "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS", "no turn of this engine: %s",
+                        line);
+        TRY(steps_time(b, (GnsMode)m, skipped, count, &seconds, &queued, e));
+        printf("%.4f %d\n", 1e3 * seconds, b->micro_steps * b->rows * b->config.seq_len);
+    }
     return 0;
 }
 
@@ -315,41 +323,17 @@ static int bench_sample(Bench *b, Error *e) {
     return 0;
 }
 
-static int add_optimizer(Bench *b, Optimizer o, Error *e) {
-    EngineConfig config = b->config;
-    config.optimizer = o;
-    TRY(engine_create(&GNS_ENGINE, &b->other[o], &config, e));
-    TRY(load_initial(b, b->other[o], e));
-    add_arm(b, optimizer_names[o], b->other[o], GNS_LN, "", "gns ln");
-    return 0;
-}
-
 static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     if (words.sample) return bench_sample(b, e);
+    if (words.turns) return bench_turns(b, words, e);
     tell_memory(b, name);
     TRY(bench_create(b, e));
-    if (!words.before) add_arm(b, "gns off", b->engine, GNS_OFF, "", NULL);
-    add_arm(b, "gns ln", b->engine, GNS_LN, "", words.before ? "before" : "gns off");
-    if (b->config.gns == GNS_EXACT)
-        add_arm(b, "gns exact", b->engine, GNS_EXACT, "", words.before ? "gns ln" : "gns off");
+    add_arm(b, "gns off", GNS_OFF, "", NULL);
+    add_arm(b, "gns ln", GNS_LN, "", "gns off");
+    if (b->config.gns == GNS_EXACT) add_arm(b, "gns exact", GNS_EXACT, "", "gns off");
     if (words.tune) {
-        TRY(tuned(b->engine, b->tuning[0], e));
-        add_arm(b, "tuned", b->engine, GNS_LN, b->tuning[0], "gns ln");
-    }
-    for (int o = 0; o < OPTIMIZERS; o++)
-        if (words.optimizer[o]) TRY(add_optimizer(b, (Optimizer)o, e));
-    if (words.before) {
-        TRY(before_create(b, e));
-        add_arm(b, "before", b->before, GNS_LN, "", NULL);
-    }
-    if (words.before && words.tune) {
-        TRY(tuned(b->before, b->tuning[1], e));
-        add_arm(b, "before, tuned", b->before, GNS_LN, b->tuning[1], "before");
-    }
-    for (int i = 0; i < MASKED; i++) {
-        if (!words.masked[i]) continue;
-        TRY(masked_create(b, i, e));
-        add_arm(b, masked_names[i], b->masked[i], GNS_LN, "", "gns ln");
+        TRY(tuned(b, e));
+        add_arm(b, "tuned", GNS_LN, b->tuning, "gns ln");
     }
     TRY(measure(b, e));
     tell(b);
@@ -365,6 +349,7 @@ static int run(int argc, char **argv, Error *e) {
     Words words = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "demo") == 0) shape = (ModelConfig){.layers = 2, .heads = 6, .channels = 192, .vocab = 256};
+    else if (strcmp(name, "study") == 0) shape = (ModelConfig){.layers = 6, .heads = 6, .channels = 384, .vocab = 256};
     else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
     if (rounds < 1 || rounds > ROUNDS_MAX) return FAIL(e, ERR_USAGE, "1 to 1000", "%d rounds", rounds);
     shape.context = seq_len;

@@ -6,7 +6,7 @@
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //
 //     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
-//     quick   0.3 s a kernel instead of 1 s: d12 and d48 in less than 60 s
+//     quick   0.3 s a kernel instead of 1 s, only those of a step, without masks: d12 and d48 in 30 s
 //     tune    products with the algorithms that --tune chooses
 //     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
 //     only    the products and kernels with this in their name
@@ -21,6 +21,7 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/weight_gradient.cuh"
 #include "math/rng.h"
 #include "model/model.h"
 
@@ -37,7 +38,8 @@ typedef struct {
     double seconds;          // a kernel
     double bandwidth, flops; // the ceilings, a second
     bool held;
-    bool fused; // the model's forward products are linear_sm90's: what these replace is shown, but not in the sum
+    bool fused;   // the model's products are linear_sm90's: what these replace is shown, but not in the sum
+    int clusters; // weight_gradient_clusters
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
 } Bench;
@@ -90,6 +92,9 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
+// Quick, and no part of a step?
+static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0; }
+
 // How many times as long the call takes beside a kernel that holds HELD multiprocessors.
 static double time_held(Bench *b, const BenchCall &call, double seconds) {
     Error e = {};
@@ -129,7 +134,7 @@ static Timing run_case(Bench *b, const char *name, int times, double flops, doub
 // ---- Matrix products ------------------------------------------------------------------------------------------------
 
 static void product(Bench *b, const char *name, int times, MatmulShape s) {
-    if (!wanted(b, name)) return;
+    if (!wanted(b, name) || left_out(b, times)) return;
     const size_t out_count = (size_t)s.m * s.n, out_bytes = out_count * (s.out_float ? sizeof(float) : sizeof(real));
     const size_t a = (size_t)s.m * s.k, w = (size_t)s.k * s.n;
     const size_t extra = s.epilogue == MATMUL_DGELU ? out_count : s.epilogue == MATMUL_BIAS ? s.n : 0;
@@ -142,19 +147,41 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
              [&](int i) { bench_check(matmul_run(b->mm, s, out, left + i % SETS * a, right, more, &e), &e); });
 }
 
-static void fused_product(Bench *b, const char *name, int times, LinearEpilogue epilogue, int rows, int in, int out) {
+// counted: the vocabulary, for LINEAR_SOFTMAX.
+static void fused_product(Bench *b, const char *name, int times, LinearEpilogue epilogue, int rows, int in, int out,
+                          int counted = 0) {
     if (!b->fused || !wanted(b, name)) return;
     const size_t n = (size_t)rows * out, x = (size_t)rows * in, w = (size_t)in * out;
-    real *left = randoms<real>(SETS * x), *residual = randoms<real>(n);
+    const bool extra = epilogue <= LINEAR_DGELU; // GELU's output, the residual, GELU's input
+    real *left = randoms<real>(SETS * x), *residual = extra ? randoms<real>(n) : NULL;
     Linear l;
     l.epilogue = epilogue;
     l.rows = rows, l.in = in, l.out = out;
     l.weight = randoms<real>(w, 0, 0.05f), l.bias = randoms<real>(out), l.extra = residual;
-    l.y = zeros<real>(n), l.gelu = zeros<real>(n), l.ticket = zeros<unsigned>(1);
+    l.y = zeros<real>(n), l.gelu = extra ? zeros<real>(n) : NULL, l.ticket = zeros<unsigned>(1);
+    l.row_values = randoms<float>(rows), l.row_sums = zeros<float>((size_t)linear_sm90_tiles(out) * rows);
+    l.counted = counted;
     Error e = {};
-    run_case(b, name, times, 2.0 * rows * in * out, (x + w + 2.0 * n) * sizeof(real), [&](int i) {
+    run_case(b, name, times, 2.0 * rows * in * out, (x + w + (extra ? 2.0 : 1.0) * n) * sizeof(real), [&](int i) {
         l.x = left + i % SETS * x;
         bench_check(linear_sm90(l, 0, &e), &e);
+    });
+}
+
+// With the examples' norms, as exact norms need them, or without; with the bias gradient, or without.
+static void fused_dweight(Bench *b, const char *name, int times, bool norms, bool bias, int B, int in, int out) {
+    if (!b->clusters || !wanted(b, name) || (!norms && left_out(b, times))) return;
+    const WeightGradientShape s = {B, T, in, out};
+    const size_t x = (size_t)B * T * in, y = (size_t)B * T * out, n = (size_t)in * out;
+    real *left = randoms<real>(SETS * x), *dy = randoms<real>(y);
+    WeightGradient g = {};
+    g.dw = zeros<float>(n), g.first = true;
+    if (norms) g.squares = zeros<double>(1);
+    if (bias) g.bias = {zeros<float>(out), norms ? zeros<double>(1) : NULL, true};
+    void *workspace = zeros<char>(weight_gradient_workspace_bytes(s, b->clusters));
+    Error e = {};
+    run_case(b, name, times, 2.0 * (B * T) * in * out, (double)(x + y) * sizeof(real) + n * sizeof(float), [&](int i) {
+        bench_check(weight_gradient(g, left + i % SETS * x, dy, s, b->clusters, workspace, 0, &e), &e);
     });
 }
 
@@ -169,12 +196,29 @@ static MatmulShape dweight(int rows, int in, int out) {
     return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true};
 }
 
-static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int chunks, int Vp) {
+// Gradients of weights as `--gns ln` takes them, and as exact norms. Where C is no multiple of weight_gradient's tile,
+// attention has qkv's bias.
+static void dweights(Bench *b, int B, int C, int L) {
+    const int N = B * T;
+    const bool bias = b->clusters && C % WEIGHT_GRADIENT_TILE == 0;
+    product(b, "qkv dweight", bias ? 0 : L, dweight(N, C, 3 * C));
+    fused_dweight(b, "qkv dweight and bias, ours", bias ? L : 0, false, true, B, C, 3 * C);
+    product(b, "proj dweight", L, dweight(N, C, C));
+    product(b, "fc dweight", L, dweight(N, C, 4 * C));
+    product(b, "fcproj dweight", L, dweight(N, 4 * C, C));
+    fused_dweight(b, bias ? "qkv dweight, bias and norms" : "qkv dweight and norms", 0, true, bias, B, C, 3 * C);
+    fused_dweight(b, "proj dweight and norms", 0, true, false, B, C, C);
+    fused_dweight(b, "fc dweight and norms", 0, true, false, B, C, 4 * C);
+    fused_dweight(b, "fcproj dweight and norms", 0, true, false, B, 4 * C, C);
+}
+
+static void products(Bench *b, const ModelConfig *m, int B) {
     const int C = m->channels, L = m->layers, N = B * T, alone = b->fused ? 0 : L;
-    product(b, "qkv forward", L, forward(N, C, 3 * C, MATMUL_BIAS));
+    product(b, "qkv forward", alone, forward(N, C, 3 * C, MATMUL_BIAS));
     product(b, "proj forward", alone, forward(N, C, C, MATMUL_BIAS));
     product(b, "fc forward", alone, forward(N, C, 4 * C, MATMUL_BIAS));
     product(b, "fcproj forward", alone, forward(N, 4 * C, C, MATMUL_BIAS));
+    fused_product(b, "qkv forward, ours", L, LINEAR_BIAS, N, C, 3 * C);
     fused_product(b, "proj forward and residual", L, LINEAR_RESIDUAL, N, C, C);
     fused_product(b, "fc forward and gelu", L, LINEAR_GELU, N, C, 4 * C);
     fused_product(b, "fcproj forward and residual", L, LINEAR_RESIDUAL, N, 4 * C, C);
@@ -183,13 +227,18 @@ static void products(Bench *b, const ModelConfig *m, int B, int head_rows, int c
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
     product(b, "fcproj dinput and dgelu", alone, dinput(N, 4 * C, C, MATMUL_DGELU));
     fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
-    product(b, "qkv dweight", L, dweight(N, C, 3 * C));
-    product(b, "proj dweight", L, dweight(N, C, C));
-    product(b, "fc dweight", L, dweight(N, C, 4 * C));
-    product(b, "fcproj dweight", L, dweight(N, 4 * C, C));
-    product(b, "head forward", chunks, dinput(head_rows, Vp, C, MATMUL_PLAIN)); // logits = x wte^T
-    product(b, "head dinput", chunks, forward(head_rows, Vp, C, MATMUL_PLAIN));
-    product(b, "head dweight", chunks, dweight(head_rows, Vp, C));
+    dweights(b, B, C, L);
+}
+
+// logits = x wte^T
+static void head_products(Bench *b, int rows, int C, int V, int Vp, int chunks) {
+    const int alone = b->fused ? 0 : chunks;
+    product(b, "head forward", alone, dinput(rows, Vp, C, MATMUL_PLAIN));
+    fused_product(b, "head forward, exponentials", chunks, LINEAR_SOFTMAX, rows, C, Vp, V);
+    product(b, "head dinput", alone, forward(rows, Vp, C, MATMUL_PLAIN));
+    fused_product(b, "head dinput, by row", chunks, LINEAR_SCALED, rows, Vp, C);
+    product(b, "head dweight", chunks, dweight(rows, Vp, C));
+    fused_dweight(b, "head dweight and norms", 0, true, false, rows / T, Vp, C);
 }
 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
@@ -202,6 +251,7 @@ static void layernorms(Bench *b, int B, int C, int L) {
     const double tensor = (double)n * sizeof(real);
     for (const char *name : {"layernorm forward, of a sum", "layernorm forward", "layernorm backward"}) {
         const bool sum = strchr(name, ','), backward = strstr(name, "backward");
+        if (!backward && left_out(b, sum != b->fused)) continue;
         real *x = randoms<real>(SETS * n), *y = randoms<real>(SETS * n), *dr = randoms<real>(SETS * n);
         real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
@@ -228,19 +278,20 @@ static void layernorms(Bench *b, int B, int C, int L) {
 static void gelu_and_biases(Bench *b, int B, int C, int L) {
     Error e = {};
     const size_t n = (size_t)B * T * 4 * C;
-    if (wanted(b, "gelu forward")) {
+    if (wanted(b, "gelu forward") && !left_out(b, !b->fused)) {
         real *x = randoms<real>(SETS * n), *y = zeros<real>(n);
         run_case(b, "gelu forward", b->fused ? 0 : L, 0, 2.0 * n * sizeof(real),
                  [&](int i) { bench_check(gelu_forward(y, x + i % SETS * n, n, 0, &e), &e); });
     }
     for (int columns : {4 * C, 3 * C}) {
         const char *name = columns == 4 * C ? "bias gradient, fc" : "bias gradient, qkv";
-        if (!wanted(b, name)) continue;
+        const bool alone = !b->fused;
+        if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
         real *dy = randoms<real>(SETS * count);
         const ColumnGradient dbias = {zeros<float>(columns), NULL, true};
         void *workspace = zeros<char>(bias_backward_workspace_bytes(B, T, columns));
-        run_case(b, name, L, 0, (double)count * sizeof(real), [&](int i) {
+        run_case(b, name, alone ? L : 0, 0, (double)count * sizeof(real), [&](int i) {
             bench_check(bias_backward(NULL, dbias, dy + i % SETS * count, NULL, B, T, columns, workspace, 0, &e), &e);
         });
     }
@@ -259,11 +310,14 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         float *lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f);
         unsigned *ticket = zeros<unsigned>(1);
         void *workspace = zeros<char>(attention_workspace_bytes(s));
+        const bool sums = b->fused && s.C() % WEIGHT_GRADIENT_TILE != 0; // as the engine
+        const ColumnGradient bias = {sums ? zeros<float>(3 * s.C()) : NULL, NULL, true};
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(dqkv, dout, from, out, lse, workspace, ticket, s, masks, 0, &e)
-                                 : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
+            bench_check(backward
+                            ? attention_backward(dqkv, bias, dout, from, out, lse, workspace, ticket, s, masks, 0, &e)
+                            : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
                         &e);
         });
     }
@@ -317,17 +371,32 @@ static void embeddings(Bench *b, int B, int C, int V, int Vp) {
 }
 
 // In place: after the first call the logits are gradients, which are as good a set of numbers to time.
-static void crossentropies(Bench *b, int rows, int chunks, int V, int Vp) {
+static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp) {
     Error e = {};
-    const size_t n = (size_t)rows * Vp;
-    if (!wanted(b, "cross-entropy")) return;
-    real *logits = randoms<real>(n, 0.0f, 2.0f);
+    const size_t n = (size_t)rows * Vp, in = (size_t)rows * C;
     uint16_t *tokens = zipf_tokens(rows / T, V, 3);
     float *losses = zeros<float>(rows), *smoothed = zeros<float>(rows);
+    real *logits = randoms<real>(n, 0.0f, 2.0f), *x = randoms<real>(in), *weight = randoms<real>((size_t)Vp * C);
+    float *sums = randoms<float>((size_t)linear_sm90_tiles(Vp) * rows, 1.0f, 0.1f);
+    const double read = 2.0 * in * sizeof(real), tiles = 4.0 * linear_sm90_tiles(Vp) * rows;
+    const std::vector<void *> all = allocations;
+    const auto time = [&](const char *name, int times, double bytes, const BenchCall &call) {
+        allocations.clear(); // for the next one, too
+        if (wanted(b, name) && !left_out(b, times)) run_case(b, name, times, 0, bytes, call);
+    };
     for (float *to : {(float *)NULL, smoothed})
-        run_case(
-            b, to ? "cross-entropy, smoothing" : "cross-entropy", to ? 0 : chunks, 0, 2.0 * n * sizeof(real),
+        time(
+            to ? "cross-entropy, smoothing" : "cross-entropy", to || b->fused ? 0 : chunks, 2.0 * n * sizeof(real),
             [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+    time("cross-entropy, targets", b->fused ? chunks : 0, read,
+         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, 0, &e), &e); });
+    time("cross-entropy, after exponentials", b->fused ? chunks : 0, read + tiles, [&](int) {
+        bench_check(crossentropy_finish(losses, smoothed, logits, x, sums, linear_sm90_tiles(Vp), 1, tokens, 0, rows, T,
+                                        C, Vp, 0, &e),
+                    &e);
+    });
+    allocations = all;
+    free_all();
 }
 
 static void updates(Bench *b, const Model *model) {
@@ -386,15 +455,19 @@ static void bench_model(Bench *b, const char *name) {
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
     bench_check(linear_sm90_usable(&b->fused, m.channels, m.channels, &e), &e);
+    bench_check(weight_gradient_clusters(&b->clusters, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
-    products(b, &m, B, examples * T, chunks, model.vocab_padded);
+    products(b, &m, B);
+    head_products(b, examples * T, m.channels, m.vocab, model.vocab_padded, chunks);
     attention_case(b, s, m.layers, "");
-    attention_case(b, {s.B / 2, T, s.NH, 128}, 0, ", heads of 128");
-    masked_attention(b, s, 300, "");
-    masked_attention(b, {s.B / 2, T, s.NH, 128}, 300, ", heads of 128");
+    if (b->seconds >= 1) {
+        attention_case(b, {s.B / 2, T, s.NH, 128}, 0, ", heads of 128");
+        masked_attention(b, s, 300, "");
+        masked_attention(b, {s.B / 2, T, s.NH, 128}, 300, ", heads of 128");
+    }
     layernorms(b, B, m.channels, m.layers);
     gelu_and_biases(b, B, m.channels, m.layers);
-    crossentropies(b, examples * T, chunks, m.vocab, model.vocab_padded);
+    crossentropies(b, examples * T, m.channels, chunks, m.vocab, model.vocab_padded);
     embeddings(b, B, m.channels, m.vocab, model.vocab_padded);
     updates(b, &model);
     printf("%s, sum over a step: %.2f ms, %.2f J\n", name, 1e3 * b->step_seconds, b->step_joules);

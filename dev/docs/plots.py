@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [-o DIR]
+"""The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [--muon DIR] [-o DIR]
 
-Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table. Where the study ran several tunings whole,
-every batch is shown at the one with most seeds, of these at the one with the lowest mean loss. Curves are of the first
-seed.
+Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table; of the studies in --muon DIR, gns-muon.svg.
+Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the
+lowest mean loss. Curves are of the first seed.
 """
 
 import math
@@ -52,8 +52,8 @@ def load(study):
         most = "".join(f" to {x:g} rows" for x in most)
         run.label = f"ramp{most}, kappa {size:g}" if run.ramp else f"{size:g} rows"
         runs.append(run)
-    if not any(run.ramp for run in runs) or all(run.ramp for run in runs):
-        raise Fault(EXIT_INPUT, f"{study}: no ramp and constant batches of dev/bench/ramp_study.sh in it")
+    if not any(not run.ramp for run in runs):
+        raise Fault(EXIT_INPUT, f"{study}: no constant batch of dev/bench/ramp_study.sh in it")
     return runs
 
 
@@ -140,11 +140,44 @@ def draw_exact(plots, run):
     return figure
 
 
+def draw_muon(plots, directory):
+    """Left: the noise scale over whole runs, which end at like losses. Right: what short runs end at, by batch."""
+    figure, (left, right) = plots.plt.subplots(1, 2, figsize=(13, 4.6))
+    for name, colour in (("AdamW", "tab:blue"), ("Muon", "tab:orange")):
+        whole, short = (load(os.path.join(directory, name.lower() + kind)) for kind in ("", "-short"))
+        for run in whole:
+            rows = [row for row in run.rows if row.get("gns_total")]
+            if not rows:
+                raise Fault(EXIT_INPUT, f"{run.path}: no exact noise scale")
+            at, scale = plots.thin(*([row[field] for row in rows] for field in ("tokens", "gns_total")))
+            left.plot([100 * x / at[-1] for x in at], scale, color=colour, lw=1.3,
+                      label=f"{name}, {run.label}, {at[-1] / 1e6:.0f} million tokens")
+        right.plot([run.size for run in short], [last_val(run) for run in short], "o-", color=colour, label=name)
+    left.set(yscale="log", ylim=(10, 1000), xlabel="share of the tokens (%)", ylabel="rows",
+             title="noise scale of the whole model")
+    right.set(xscale="log", xlabel="batch (rows)", ylabel="validation loss (nats a token)",
+              title=f"after {short[0].rows[-1]['tokens'] / 1e6:.0f} million tokens, at the best settings tried")
+    right.xaxis.set_major_locator(plots.LogLocator(base=2))
+    right.xaxis.set_minor_locator(plots.NullLocator())
+    for axis in (right.xaxis, left.yaxis):
+        axis.set_major_formatter(plots.StrMethodFormatter("{x:g}"))
+    left.legend()
+    right.legend()
+    return figure
+
+
 def compact(svg):
-    """A tenth of a point is fine enough, and half the size; so is one font's name."""
+    """A tenth of a point is fine enough, and half the size; so is one font's name. Then what a viewer does not need."""
     svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
     svg = re.sub(r'(\b[xy]="|[(, ])(\d+\.\d)\d+(?=[", )])', r"\1\2", svg)
-    return re.sub(r"'DejaVu Sans', (?:'[^']*', )*sans-serif", "'DejaVu Sans', sans-serif", svg)
+    svg = re.sub(r" font-family: 'DejaVu Sans'[^;\"]*;?", "", svg)
+    svg = svg.replace("<style type=\"text/css\">", "<style type=\"text/css\">text{font-family: 'DejaVu Sans', sans-serif} ", 1)
+    svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"\s*([LMQCz])\s*", r"\1", d.group().strip()), svg)
+    svg = re.sub(r"\n +", "\n", re.sub(r' transform="rotate\(-0 [^"]*"', "", svg))
+    svg, found = re.sub(r'<g id="[a-z]+[\w.]*">', "<g>", svg), 1
+    while found: # groups of one element
+        svg, found = re.subn(r"<g>\n(<(?:use|path|text)\b[^\n]*>\n)</g>\n", r"\1", svg)
+    return svg
 
 
 def write_figure(plots, path, title, figure):
@@ -154,16 +187,24 @@ def write_figure(plots, path, title, figure):
 def main():
     parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("study", metavar="STUDY", help="the OUT of dev/bench/ramp_study.sh")
+    parser.add_argument("--muon", metavar="DIR", help="a directory of four studies: adamw, muon, adamw-short, muon-short")
     parser.add_argument("-o", "--out", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR",
                         help="where the figures go (default: beside this program)")
     args = parser.parse_args()
     runs = load(args.study)
+    if not any(run.ramp for run in runs):
+        raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.sh in it")
     import report_plots as plots
 
     plots.POINTS = 300  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     if not any(x > 0 for x in ramp.column("ramp_target")):
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
+    if args.muon:
+        points, plots.POINTS = plots.POINTS, 60
+        write_figure(plots, os.path.join(args.out, "gns-muon.svg"), "Noise scale and batch under Muon",
+                     draw_muon(plots, args.muon))
+        plots.POINTS = points
     for name, title, figure in (
             ("ramp", "Noise scale and batch", draw_ramp(plots, ramp, runs)),
             ("loss", "Loss against steps, and every seed's difference", draw_loss(plots, runs)),

@@ -2,7 +2,20 @@
 #include "cuda/attention_paths.cuh"
 #include "model/cuda_sizes.h"
 
-size_t attention_workspace_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
+static size_t rows_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
+
+static ColumnSplit split_of(AttentionShape s) {
+    const int rows = s.B * s.T, blocks = rows / ATTENTION_SUM_ROWS;
+    return {rows, s.T, ATTENTION_SUM_ROWS, blocks, blocks + s.B};
+}
+
+size_t attention_workspace_bytes(AttentionShape s) {
+    return rows_bytes(s) + (attention_sums(s) ? column_workspace_bytes(split_of(s), 1, 3 * s.C()) : 0);
+}
+
+bool attention_sums(AttentionShape s) {
+    return sizeof(real) < sizeof(float) && (s.D == 64 || s.D == 128) && s.T % ATTENTION_SUM_ROWS == 0;
+}
 
 typedef struct {
     AttentionForward *forward;
@@ -27,12 +40,13 @@ int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, 
     return path.forward(out, lse, qkv, ticket, s, masks, stream, e);
 }
 
-int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
-                       cudaStream_t stream, Error *e) {
-    float *lse2 = (float *)workspace;
+int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
+                       const float *lse, void *workspace, unsigned *ticket, AttentionShape s,
+                       const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+    float *lse2 = (float *)workspace, *columns = bias.sum ? (float *)((char *)workspace + rows_bytes(s)) : NULL;
     Path path;
     TRY(path_choose(&path, s, e));
-    return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T()}, ticket, s, masks,
-                         stream, e);
+    TRY(path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), columns}, ticket, s,
+                      masks, stream, e));
+    return columns ? column_finish(&bias, 1, split_of(s), 3 * s.C(), columns, stream, e) : 0;
 }

@@ -17,6 +17,7 @@
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
+#include "cuda/reduce.cuh"
 
 // Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64 and 128 are fast.
 struct AttentionShape {
@@ -40,10 +41,15 @@ struct AttentionMasks {
 int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Writes dqkv (B, T, 3C) whole. workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
-int attention_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                       void *workspace, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
-                       cudaStream_t stream, Error *e);
+// Does the backward sum the columns of dqkv, the gradient of its bias, on a GPU and in a build that have linear_sm90?
+bool attention_sums(AttentionShape s);
 
-// Backward only: 8 bytes a query and head, T rounded up to 128.
+// Writes dqkv (B, T, 3C) whole, and adds its columns to bias (3C) (sum NULL: not wanted; see attention_sums). workspace:
+// attention_workspace_bytes(s) of scratch, nothing kept between calls.
+int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
+                       const float *lse, void *workspace, unsigned *ticket, AttentionShape s,
+                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
+
+// Backward only: 8 bytes a query and head, T rounded up to 128; where columns are summed a number of each column for every
+// 16 rows.
 size_t attention_workspace_bytes(AttentionShape s);

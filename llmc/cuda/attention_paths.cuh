@@ -14,7 +14,11 @@ constexpr float LN2 = 0.6931471805599453f;
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O)
+    // Column sums of dqkv as stored, of ATTENTION_SUM_ROWS rows each, as a ColumnSplit has them: (slots, 3C); or NULL.
+    float *columns;
 };
+
+enum { ATTENTION_SUM_ROWS = 16 }; // those of a warp
 
 typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                              const AttentionMasks &masks, cudaStream_t stream, Error *e);

@@ -256,6 +256,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all of their documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
+        if (rows.columns) warp_columns_out<F::D>(rows.columns, dq, scale, scale, work.column, warp_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -316,7 +317,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
 }
 
 template <class F, Masks M>
-__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionShape s,
+__device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, AttentionShape s,
                           const AttentionMasks &all_masks, float scale) {
     int g = uniform(threadIdx.x / WARPGROUP), warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     Ring<F::OWN_STAGES> own;
@@ -367,6 +368,11 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         float dk_scale = M == DROPPED ? scale * masks.factor : scale;
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
+        if (rows.columns) {
+            const int column = s.C() + work.column;
+            warp_columns_out<F::D>(rows.columns, dk, dk_scale, dk_scale, column, warp_row, work.b, s);
+            warp_columns_out<F::D>(rows.columns, dv, masks.factor, masks.factor, s.C() + column, warp_row, work.b, s);
+        }
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -387,7 +393,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     } else {
         registers_take<WORKER_REGISTERS>();
         if constexpr (F::DQ) dq_work<F, M>(shared, &maps.dqkv, rows, lse, s, masks, scale);
-        else dkdv_work<F, M>(shared, &maps.dqkv, s, masks, scale);
+        else dkdv_work<F, M>(shared, &maps.dqkv, rows, s, masks, scale);
     }
 #    endif
 }

@@ -33,10 +33,11 @@ typedef struct {
     float scale; // of the loss whose gradient this is
 } Rows;
 
-__device__ static inline int row_target(const Rows &k, int r) {
-    const int n = k.row0 + r;
-    return k.tokens[(size_t)(n / k.T) * (k.T + 1) + n % k.T + 1];
+// Of position n.
+__device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
+    return tokens[(size_t)(n / T) * (T + 1) + n % T + 1];
 }
+__device__ static inline int row_target(const Rows &k, int r) { return target_at(k.tokens, k.row0 + r, k.T); }
 
 // Part of a softmax: the maximum of some logits, and the sum of exp(logit - max).
 typedef struct {
@@ -125,15 +126,17 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
         mine.max = max;
         UNROLL_FOR (int p = 0; p < ROW_PACKS; p++) {
             if (c0 + p * stride >= V) continue;
-            float x[VEC];
+            float x[VEC], sum = 0.0f;
             pack_get(x, packs[p]);
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
-            if (SMOOTH && c0 + p * stride + VEC <= V)
-                UNROLL_FOR (int j = 0; j < VEC; j++) *logits += x[j];
+            if (SMOOTH)
+                UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
+            if (SMOOTH) *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // a choice, no branch: packs overlap
         }
     }
     const int tail = V / VEC * VEC; // the last pack, if part of it is padding
     if (SMOOTH && tail / VEC % ROW_THREADS == (int)threadIdx.x)
+#pragma unroll 1
         for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
@@ -165,12 +168,11 @@ __device__ static inline void gradient_write(const Rows &k, real *row, const Row
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
     if (SMOOTH)
         UNROLL_FOR (int j = 0; j < VEC; j++) x[j] -= k.everywhere;
-    if (SMOOTH && c + VEC > k.V)
-        UNROLL_FOR (int j = 0; j < VEC; j++)
-            if (c + j >= k.V) x[j] = 0.0f;
-    if (e.target / VEC == c / VEC)
-        UNROLL_FOR (int j = 0; j < VEC; j++)
+    if (e.target / VEC == c / VEC || (SMOOTH && c + VEC > k.V)) // one branch for both
+        UNROLL_FOR (int j = 0; j < VEC; j++) {
             if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
+            if (SMOOTH && c + j >= k.V) x[j] = 0.0f;
+        }
     pack_store(row + c, pack_of<VEC>(x));
 }
 
@@ -238,4 +240,79 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
     rows.everywhere = loss_gradient_everywhere(scale / T, smoothing, V);
     assert(Vp % VEC == 0); // as the model pads it
     return (smoothed ? launch<true> : launch<false>)(rows, stream, e);
+}
+
+// ---- Around a product that stores exponentials ----------------------------------------------------------------------
+
+enum { PRODUCT_THREADS = 256, PRODUCT_WARPS = PRODUCT_THREADS / WARP };
+
+// A warp a row.
+__global__ static void targets_kernel(float *target_logits, const real *x, const real *weight, const uint16_t *tokens,
+                                      int row0, int R, int T, int C) {
+    const int r = blockIdx.x * PRODUCT_WARPS + threadIdx.x / WARP;
+    if (r >= R) return;
+    const real *row = x + (size_t)r * C, *column = weight + (size_t)target_at(tokens, row0 + r, T) * C;
+    float sum = 0.0f;
+    for (int c = threadIdx.x % WARP * VEC; c < C; c += WARP * VEC) {
+        float a[VEC], b[VEC];
+        pack_get(a, pack_load<VEC>(row + c));
+        pack_get(b, pack_load<VEC>(column + c));
+        UNROLL_FOR (int j = 0; j < VEC; j++) sum = fmaf(a[j], b[j], sum);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % WARP == 0) target_logits[r] = sum;
+}
+
+int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
+                         int R, int T, int C, cudaStream_t stream, Error *e) {
+    assert(C % VEC == 0);
+    targets_kernel<<<ceil_div(R, PRODUCT_WARPS), PRODUCT_THREADS, 0, stream>>>(target_logits, x, weight, tokens, row0,
+                                                                               R, T, C);
+    return CUDA_LAUNCHED(e);
+}
+
+struct Finish {
+    float *losses, *factors;
+    real *exponentials, *x;
+    const float *sums;
+    int tiles;
+    float scale;
+    const uint16_t *tokens;
+    int row0, R, T, C, Vp;
+};
+
+// A block has 32 rows, a lane of each warp one of them while the sums are added: a warp every eighth tile's.
+__global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __grid_constant__ Finish f) {
+    __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
+    float sum = 0.0f;
+    for (int i = warp; r < f.R && i < f.tiles; i += PRODUCT_WARPS) sum += f.sums[(size_t)i * f.R + r];
+    part[warp][lane] = sum;
+    __syncthreads();
+    if (warp == 0 && r < f.R) {
+        for (int w = 1; w < PRODUCT_WARPS; w++) sum += part[w][lane];
+        const int target = target_at(f.tokens, f.row0 + r, f.T);
+        f.losses[r] = logf(sum);
+        f.factors[r] = factors[lane] = f.scale / f.T / sum;
+        f.exponentials[(size_t)r * f.Vp + target] = (real)(1.0f - sum); // exp(0), whatever the product's rounding
+    }
+    __syncthreads();
+    for (int i = warp; i < WARP && first + i < f.R; i += PRODUCT_WARPS) {
+        real *row = f.x + (size_t)(first + i) * f.C;
+        for (int c = lane * VEC; c < f.C; c += WARP * VEC) {
+            float v[VEC];
+            pack_get(v, pack_load<VEC>(row + c));
+            UNROLL_FOR (int j = 0; j < VEC; j++) v[j] *= factors[i];
+            pack_store(row + c, pack_of<VEC>(v));
+        }
+    }
+}
+
+int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
+                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
+                        Error *e) {
+    const Finish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
+    assert(C % VEC == 0);
+    finish_kernel<<<ceil_div(R, WARP), PRODUCT_THREADS, 0, stream>>>(f);
+    return CUDA_LAUNCHED(e);
 }

@@ -12,3 +12,16 @@
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
                  int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e);
+
+// The same in a product that stores exponentials instead of logits (LINEAR_SOFTMAX), which spares a pass over them. A row's
+// logits are below its target's by s, so softmax = exp(-s) / sum, sum of all exp(-s), and
+//   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
+// The factor is left to the products that follow: that of the inputs takes it by row, that of the weights finds it in x.
+// Before the product, target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
+int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
+                         int R, int T, int C, cudaStream_t stream, Error *e);
+// After it, with sums (tiles, R) of parts of the rows: losses[r] = log(sum); exponentials[r][target] -= sum, without rounding
+// in between; factors[r]; x[r] *= factor. A loss above LINEAR_EXPONENT_MAX log 2 is too small.
+int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
+                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
+                        Error *e);

@@ -267,31 +267,45 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns), so a thread sees every row of the example. All blocks lie along x: y and z allow 65535 only.
+// columns). Its threads share the example's rows, as sorted: each has those of about one part of SHARES, to the ends of
+// runs of one token, and one column. All blocks lie along x: y and z allow 65535 only.
 
-enum { GROUP_COLUMNS = 64 }; // threads of a block, one column each
+enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
+
+// The first row from i on that does not continue a run.
+__device__ static int run_begin(const uint32_t *key, int i, int T) {
+    int low = i, high = T;
+    while (i > 0 && low < high) {
+        const int middle = (low + high) / 2;
+        if (key[middle] == key[i - 1]) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
 
 // partials (3, B, groups): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
-__global__ void __launch_bounds__(GROUP_COLUMNS, 16)
+__global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
     example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int groups, int T, int C) {
-    __shared__ float shared[3][GROUP_COLUMNS / WARP];
-    const int b = blockIdx.x / groups, c = blockIdx.x % groups * GROUP_COLUMNS + threadIdx.x;
+    __shared__ float shared[3][EXAMPLE_THREADS / WARP];
+    const int b = blockIdx.x / groups, share = threadIdx.x / GROUP_COLUMNS, part = (T + SHARES - 1) / SHARES;
+    const int c = blockIdx.x % groups * GROUP_COLUMNS + threadIdx.x % GROUP_COLUMNS;
     const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
+    const int begin = run_begin(key, min(share * part, T), T), end = run_begin(key, min((share + 1) * part, T), T);
     float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
-    for (int i0 = 0; c < C && i0 < T; i0 += ROWS_IN_FLIGHT) {
+    for (int i0 = begin; c < C && i0 < end; i0 += ROWS_IN_FLIGHT) {
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
-            const size_t at = i0 + r < T ? (size_t)row[i0 + r] * C + c : 0;
-            x[r] = i0 + r < T ? real_to_float(dx[at]) : 0.0f;
-            const bool last = i0 + r < T && (i0 + r + 1 == T || key[i0 + r + 1] != key[i0 + r]); // of its token
+            const size_t at = i0 + r < end ? (size_t)row[i0 + r] * C + c : 0;
+            x[r] = i0 + r < end ? real_to_float(dx[at]) : 0.0f;
+            const bool last = i0 + r < end && (i0 + r + 1 == end || key[i0 + r + 1] != key[i0 + r]); // of its token
             u[r] = UG && last ? UG[at] : 0.0f;
         }
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
-            if (i >= T) continue;
+            if (i >= end) continue;
             run += x[r];
             position = add_square(position, x[r]);
-            if (i + 1 < T && key[i + 1] == key[i]) continue;
+            if (i + 1 < end && key[i + 1] == key[i]) continue;
             cross = add_product(cross, run, u[r]);
             token = add_square(token, run);
             run = 0.0f;
@@ -311,7 +325,7 @@ int embedding_example_squares(double *token, double *cross, double *position, co
                               Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
-    example_kernel<<<B * groups, GROUP_COLUMNS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
+    example_kernel<<<B * groups, EXAMPLE_THREADS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
     TRY(CUDA_LAUNCHED(e));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }

@@ -22,7 +22,7 @@ enum { ROWS = 128, HALVES = 2, GROUPS = 2, WARPS = 4, PAIR = 2, DEPTH = 64, HALF
 enum { TURNS = 4 }; // tiles: fetched, multiplied and finished at once, and one more
 enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
-enum { COLUMNS = 192, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
+enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SLOT_BYTES = SLOT_ROWS * COLUMNS * 2 };
 
 struct Shared {
@@ -34,23 +34,37 @@ struct Shared {
     int tile[TURNS];
 };
 
+// What an epilogue takes: an array like y, a bias, W as (out, in).
+__host__ __device__ constexpr bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
+__host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
+    return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
+}
+__host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
+
 struct Job {
     int rows, out, depths; // out: columns of y; depths: stages a tile
-    int down, across;      // tiles of a pair of blocks
+    int down, across;      // tiles of a pair of blocks, of COLUMNS columns
+    int narrow;            // 1: after these, the rest of the columns, one tile across
     const real *bias;
     unsigned *ticket;
-    float *columns;  // column sums of the rows of each block's tile, as a ColumnSplit has them; or NULL
-    int per_example; // such runs of rows
+    float *columns;          // column sums of the rows of each block's tile, as a ColumnSplit has them; or NULL
+    int per_example;         // such runs of rows
+    const float *row_values; // Linear's
+    float *row_sums;
+    int counted;
 
-    __device__ int tiles() const { return down * across; }
+    __device__ int tiles() const { return down * (across + narrow); }
 };
 
 struct Place {
     int row, column;
 };
 
-// Tiles go in bands of BAND side by side, from top to bottom, so that the band's part of W stays in L2.
+// Tiles go in bands of BAND side by side, from top to bottom, so that the band's part of W stays in L2. Narrow ones come
+// last: all pairs then end at about the same time.
 __device__ Place place_of(const Job &job, int tile, int rank) {
+    const int wide = job.down * job.across;
+    if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
     const int per_band = BAND * job.down, band = tile / per_band, rest = tile - band * per_band;
     const int width = min((int)BAND, job.across - band * BAND);
     return {(rest / width * PAIR + rank) * ROWS, (band * BAND + rest % width) * COLUMNS};
@@ -155,12 +169,35 @@ __device__ void slot_wait() {
     __syncwarp();
 }
 
+const float LOG2_E = 1.4426950408889634f;
+
+// Of a thread's two rows of a warp's slot.
+struct RowPair {
+    float value[2], sum[2];
+    int thread; // threadIdx.x, read again: what follows from it is then not kept in registers, of which none is left
+};
+
+__device__ void row_values(RowPair &rows, const Job &job, int row, float factor) {
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(rows.thread));
+    row += rows.thread % WARP / 4;
+    UNROLL_FOR (int k = 0; k < 2; k++)
+        if (row + 8 * k < job.rows) rows.value[k] = job.row_values[row + 8 * k] * factor;
+}
+
+// 2^(x log2 e + offset), which is added to sum; 0 where it does not count.
+__device__ float exponential(float x, float offset, bool counts, float &sum) {
+    const float power = fmaf(x, LOG2_E, offset);
+    const float y = counts ? exp2_fast(power > LINEAR_EXPONENT_MAX ? LINEAR_EXPONENT_MAX : power) : 0.0f; // NaN stays
+    sum += y;
+    return y;
+}
+
 // A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
 template <LinearEpilogue EPILOGUE>
-__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias) {
+__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
-        if (EPILOGUE != LINEAR_GELU) matrices_load(slot, j, extra);
+        if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
         UNROLL_FOR (int q = 0; q < 4; q++) { // 8 columns on with q / 2, 8 rows on with q % 2
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_DGELU) {
@@ -168,13 +205,35 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
                 r[q] = pack(c[i] * gelu_derivative(x.x), c[i + 1] * gelu_derivative(x.y));
                 continue;
             }
+            if (EPILOGUE == LINEAR_SOFTMAX) {
+                const int own = counted - rows.thread % 4 * 2, column = 16 * j + q / 2 * 8;
+                const float offset = rows.value[q % 2], x = exponential(c[i], offset, column < own, rows.sum[q % 2]);
+                r[q] = pack(x, exponential(c[i + 1], offset, column + 1 < own, rows.sum[q % 2]));
+                continue;
+            }
+            if (EPILOGUE == LINEAR_SCALED) {
+                r[q] = pack(c[i] * rows.value[q % 2], c[i + 1] * rows.value[q % 2]);
+                continue;
+            }
             const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
             r[q] = pack(c[i] + b.x, c[i + 1] + b.y);
-            if (EPILOGUE == LINEAR_GELU) continue;
+            if (!takes_extra(EPILOGUE)) continue;
             const float2 y = unpacked(r[q]), old = unpacked(extra[q]);
             r[q] = pack(old.x + y.x, old.y + y.y);
         }
         matrices_store(slot, j, r);
+    }
+}
+
+// Stores a tile's sums of a thread's rows.
+__device__ void rows_sums_out(const RowPair &rows, const Job &job, int row, int column) {
+    row += rows.thread % WARP / 4;
+    UNROLL_FOR (int k = 0; k < 2; k++) {
+        float sum = rows.sum[k];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (rows.thread % 4 == 0 && row + 8 * k < job.rows)
+            job.row_sums[(size_t)(column / COLUMNS) * job.rows + row + 8 * k] = sum;
     }
 }
 
@@ -263,7 +322,8 @@ __device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, i
 
 template <LinearEpilogue EPILOGUE>
 __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const Job &job, int rank) {
-    constexpr bool EXTRA = EPILOGUE != LINEAR_GELU, BIAS = EPILOGUE != LINEAR_DGELU, ALONG = EPILOGUE == LINEAR_DGELU;
+    constexpr bool EXTRA = takes_extra(EPILOGUE), BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
+    constexpr bool BY_ROW = EPILOGUE == LINEAR_SCALED || EPILOGUE == LINEAR_SOFTMAX;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
@@ -286,8 +346,10 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
             }
         }
-        if (job.out - place.column > PANEL) multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
-        else multiply<PANEL, ALONG>(c, s, turn, job.depths, rank); // the rest of the row
+        const int width = job.out - place.column; // of narrow tiles less than COLUMNS
+        if (width >= COLUMNS) multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
+        else if (width > PANEL) multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
+        else multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
         UNROLL_FOR (int h = 0; h < HALVES; h++, place.row += ROWS / HALVES) {
             if (h == 0 || EXTRA) {
                 if (h > 0 && lane == 0) {
@@ -298,11 +360,14 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
                 barrier_wait(own_full, own_parity);
                 own_parity ^= 1;
             }
+            RowPair rows = {};
+            if (BY_ROW) row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2_E : 1.0f);
             if (!EXTRA) slot_wait();
-            rows_round<EPILOGUE>(slot, c[h], bias);
+            rows_round<EPILOGUE>(slot, c[h], bias, rows, job.counted - place.column);
+            if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
             if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
-            if (EXTRA) continue;
+            if (EPILOGUE != LINEAR_GELU) continue;
             rows_gelu(slot);
             slot_out(other, slot, place.row, panel);
         }
@@ -337,7 +402,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     cluster_sync();
     if (group == GROUPS) {
         registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x == GROUPS * WARPGROUP) produce<EPILOGUE == LINEAR_DGELU>(s, &x, &w, job, rank);
+        if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE)>(s, &x, &w, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
         work<EPILOGUE>(s, &y, &other, job, rank);
@@ -358,6 +423,17 @@ int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int 
     return copy_map(map, matrix, t, e);
 }
 
+decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
+    switch (epilogue) {
+    case LINEAR_GELU: return linear_kernel<LINEAR_GELU>;
+    case LINEAR_RESIDUAL: return linear_kernel<LINEAR_RESIDUAL>;
+    case LINEAR_DGELU: return linear_kernel<LINEAR_DGELU>;
+    case LINEAR_BIAS: return linear_kernel<LINEAR_BIAS>;
+    case LINEAR_SCALED: return linear_kernel<LINEAR_SCALED>;
+    default: return linear_kernel<LINEAR_SOFTMAX>;
+    }
+}
+
 } // namespace
 
 int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
@@ -376,21 +452,21 @@ size_t linear_sm90_workspace_bytes(int rows, int T, int out) {
 }
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
-    const bool along = l.epilogue == LINEAR_DGELU;
-    const auto kernel = l.epilogue == LINEAR_GELU       ? linear_kernel<LINEAR_GELU>
-                        : l.epilogue == LINEAR_RESIDUAL ? linear_kernel<LINEAR_RESIDUAL>
-                                                        : linear_kernel<LINEAR_DGELU>;
-    const int down = ceil_div(l.rows, PAIR * ROWS), across = ceil_div(l.out, COLUMNS);
+    const bool along = is_across(l.epilogue);
+    const auto kernel = kernel_of(l.epilogue);
+    const int down = ceil_div(l.rows, PAIR * ROWS), across = l.out / COLUMNS, narrow = l.out % COLUMNS != 0;
     CUtensorMap x, w, y, other;
     int blocks;
     TRY(panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
     TRY(along ? panels_map(&w, l.weight, l.out, l.in, COLUMNS / PAIR, 1, e)
               : panels_map(&w, l.weight, l.in, l.out, HALF_DEPTH, PANELS, e));
     TRY(panels_map(&y, l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
-    TRY(panels_map(&other, l.epilogue == LINEAR_GELU ? l.gelu : l.extra, l.rows, l.out, SLOT_ROWS, PANELS, e));
+    const real *second = l.epilogue == LINEAR_GELU ? l.gelu : takes_extra(l.epilogue) ? l.extra : l.y;
+    TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
-    Job job = {l.rows, l.out, l.in / DEPTH, down, across, l.bias, l.ticket, NULL, 0};
+    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
+               NULL,   0,     l.row_values, l.row_sums, l.counted};
     if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
     TRY(launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
                         other, job));

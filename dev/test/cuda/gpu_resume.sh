@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# A run that is killed, and one that is asked to stop, resume to the same bits as an undisturbed run; and
-# transformers reads what it saved: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by dev/test/gpu_check.sh (the CPU
-# trainer has closer tests, dev/test/run/test_resume.c and test_crash.c, and passes this one too).
+# A run that is killed, and one that is asked to stop, resume to the same bits as an undisturbed run, with every optimizer
+# and with masks; and transformers reads what it saved: dev/test/cuda/gpu_resume.sh TRAINER TOKENIZE TEXT. Run by
+# dev/test/gpu_check.sh (the CPU trainer has closer tests, dev/test/run/test_resume.c and test_crash.c, and passes this one
+# too). LAUNCH="scripts/mpirun.sh -np 2" in the environment: two ranks, of which none is killed.
 set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
@@ -15,18 +16,19 @@ verdict() { # NAME CONDITION'S EXIT CODE WHY
 
 "$tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.05 "$text" > "$work/tokenize.log" 2>&1 || cat "$work/tokenize.log"
 
-train() { # RUN
-    exec "$trainer" --train "$work/text_train_*.bin" --val "$work/text_val_*.bin" --out "$work/$1" --vocab-size 256 \
+train() { # RUN OPTIONS...
+    # shellcheck disable=SC2086
+    exec ${LAUNCH:-} "$trainer" --train "$work/text_train_*.bin" --val "$work/text_val_*.bin" --out "$work/$1" --vocab-size 256 \
         --layers 3 --heads 3 --channels 192 --seq-len 128 --micro-batch 8 --lr 1e-3 --train-tokens 300000 \
         --ramp linear --batch-min 8 --batch-max 40 --batch-tokens 2048 --gns exact --gns-exact-every 3 \
-        --checkpoint-every 7 --keep 2 --val-every 40 >> "$work/$1.log" 2>&1
+        --checkpoint-every 7 --keep 2 --val-every 40 "${@:2}" >> "$work/$1.log" 2>&1
 }
 
 steps() { grep -c '"loss"' "$work/$1/metrics.jsonl" 2> /dev/null | grep . || echo 0; } # before there is a file, too
 
 # Starts a run, sends it the signal after STEPS logged steps, and prints its exit code.
-stop_after() { # RUN STEPS SIGNAL
-    (train "$1") &
+stop_after() { # RUN STEPS SIGNAL OPTIONS...
+    (train "$1" "${@:4}") &
     local pid=$!
     while kill -0 $pid 2> /dev/null && [ "$(steps "$1")" -lt "$2" ]; do sleep 0.02; done
     kill -"$3" $pid
@@ -34,28 +36,66 @@ stop_after() { # RUN STEPS SIGNAL
     echo $?
 }
 
+# All but what a run's directory and clock decide.
+state() { grep -vE '"(out|metrics_bytes)"' "$work/$1/$2/state.json"; } # RUN CHECKPOINT
 without_clock() { sed -E 's/"(tok_per_s|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
+
+# PARTS is WHOLE: weights, moments and state of the last checkpoint, and metrics.
+verdict_same() { # NAME WHOLE PARTS
+    local last file
+    last=$(basename "$(newest_checkpoint "$work/$2")")
+    for file in model.safetensors optimizer.safetensors; do
+        cmp -s "$work/$2/$last/$file" "$work/$3/$last/$file"
+        verdict "$1/same_bits/$file" $? "$last differs"
+    done
+    diff <(state "$2" "$last") <(state "$3" "$last") > "$work/$3.diff"
+    verdict "$1/same_state" $? "$(head -n 3 "$work/$3.diff")"
+    diff <(without_clock "$2") <(without_clock "$3") > "$work/$3.diff"
+    verdict "$1/same_metrics" $? "$(head -n 3 "$work/$3.diff")"
+    "$trainer" --check "$work/$3/$last" > "$work/$3.check.log" 2>&1
+    verdict "$1/check" $? "$(tail -n 1 "$work/$3.check.log")"
+}
+
+# Stopped once, within the ramp.
+resumes() { # NAME OPTIONS...
+    local name=$1 code
+    (train "$name" "${@:2}")
+    verdict "$name/whole" $? "$(tail -n 1 "$work/$name.log")"
+    code=$(stop_after "$name-parts" 30 TERM "${@:2}")
+    verdict "$name/stopped" $((code != 75)) "exit code $code: $(tail -n 1 "$work/$name-parts.log")"
+    (train "$name-parts" "${@:2}")
+    verdict "$name/finished" $? "$(tail -n 1 "$work/$name-parts.log")"
+    [ "$(grep -c '^resuming' "$work/$name-parts.log")" = 1 ]
+    verdict "$name/resumed" $? "$(grep -c '^resuming' "$work/$name-parts.log") times"
+    verdict_same "$name" "$name" "$name-parts"
+    ! cmp -s "$(newest_checkpoint "$work/$name")/model.safetensors" "$work/whole/$(basename "$(newest_checkpoint "$work/$name")")/model.safetensors"
+    verdict "$name/another_run" $? "its options change nothing"
+}
 
 (train whole)
 verdict whole $? "$(tail -n 1 "$work/whole.log")"
-code=$(stop_after parts 20 KILL)
-verdict killed $((code != 137)) "exit code $code"
+if [ -z "${LAUNCH:-}" ]; then
+    code=$(stop_after parts 20 KILL)
+    verdict killed $((code != 137)) "exit code $code"
+fi
 code=$(stop_after parts 60 TERM)
 verdict stopped $((code != 75)) "exit code $code: $(tail -n 1 "$work/parts.log")"
 (train parts)
 verdict finished $? "$(tail -n 1 "$work/parts.log")"
-[ "$(grep -c '^resuming' "$work/parts.log")" = 2 ]
-verdict resumed_twice $? "$(grep -c '^resuming' "$work/parts.log") times"
-
+[ "$(grep -c '^resuming' "$work/parts.log")" = $((${LAUNCH:+-1} + 2)) ]
+verdict resumed $? "$(grep -c '^resuming' "$work/parts.log") times"
+verdict_same parts whole parts
 last=$(basename "$(newest_checkpoint "$work/whole")")
-for file in "$work/whole/$last"/*.safetensors; do
-    cmp -s "$file" "$work/parts/$last/$(basename "$file")"
-    verdict "same_bits/$(basename "$file")" $? "$last differs"
-done
-diff <(without_clock whole) <(without_clock parts) > "$work/diff"
-verdict same_metrics $? "$(head -n 3 "$work/diff")"
-"$trainer" --check "$work/parts/$last" > "$work/check.log" 2>&1
-verdict check $? "$(tail -n 1 "$work/check.log")"
+
+# Side by side. Each line is a document: a newline is the token that opens one.
+mkdir "$work/lines" && cp "$work/whole/$last/merges.txt" "$work/lines" &&
+    sed 's/"\xc4\x8a": 10/"<|endoftext|>": 10/' "$work/whole/$last/vocab.json" > "$work/lines/vocab.json"
+resumes muon --optimizer muon > "$work/muon.verdicts" &
+resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
+resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &
+wait
+cat "$work"/*.verdicts
+! grep -q ^FAIL "$work"/*.verdicts || failed=1
 
 # The validation loss once more, by transformers in fp32, on the first windows of the set.
 if python3 -c 'import torch, transformers' 2> /dev/null; then

@@ -2,6 +2,7 @@
 // cuBLASLt in all, and to the bit against the kernels that it replaces.
 #include "kernel_test.cuh"
 
+#include "cuda/crossentropy.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
@@ -19,6 +20,10 @@ struct Case {
     std::vector<real> x, weight, bias, extra;
 };
 
+static bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
+static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
+static bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU; }
+
 static Case case_new(Widths s, LinearEpilogue epilogue) {
     const size_t n = (size_t)s.rows * s.out;
     Case c = {{},
@@ -31,8 +36,8 @@ static Case case_new(Widths s, LinearEpilogue epilogue) {
     c.l.epilogue = epilogue;
     c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
     c.l.x = device_from(c.x), c.l.weight = device_from(c.weight);
-    c.l.bias = epilogue != LINEAR_DGELU ? device_from(c.bias) : NULL;
-    c.l.extra = epilogue != LINEAR_GELU ? device_from(c.extra) : NULL;
+    c.l.bias = takes_bias(epilogue) ? device_from(c.bias) : NULL;
+    c.l.extra = takes_extra(epilogue) ? device_from(c.extra) : NULL;
     c.l.y = device_new<real>(n), c.l.gelu = epilogue == LINEAR_GELU ? device_new<real>(n) : NULL;
     c.l.ticket = ticket;
     return c;
@@ -47,15 +52,15 @@ static double derivative_of_gelu(double x) {
 static void check_row(const Case &c, const std::vector<real> &y, int row) {
     const Linear &l = c.l;
     const double fp32 = 2e-5;
-    const bool across = l.epilogue == LINEAR_DGELU;
+    const bool across = is_across(l.epilogue);
     std::vector<double> want(l.out), tolerance(l.out);
     for (int j = 0; j < l.out; j++) {
         const double extra = value(c.extra[(size_t)row * l.out + j]);
-        double sum = across ? 0.0 : value(c.bias[j]);
+        double sum = takes_bias(l.epilogue) ? value(c.bias[j]) : 0.0;
         for (int k = 0; k < l.in; k++)
             sum += value(c.x[(size_t)row * l.in + k]) *
                    value(c.weight[across ? (size_t)j * l.in + k : (size_t)k * l.out + j]);
-        if (across) sum *= derivative_of_gelu(extra);
+        if (l.epilogue == LINEAR_DGELU) sum *= derivative_of_gelu(extra);
         want[j] = sum, tolerance[j] = ROUNDING * fabs(sum) + fp32;
         if (l.epilogue != LINEAR_RESIDUAL) continue;
         want[j] += extra;
@@ -71,8 +76,8 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = 1e-4;
     real *product = device_new<real>(y.size());
-    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS};
-    if (l.epilogue == LINEAR_DGELU) shape.transpose_b = true, shape.epilogue = MATMUL_PLAIN;
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l.epilogue)};
+    if (takes_bias(l.epilogue)) shape.epilogue = MATMUL_BIAS;
     CHECK_OK(matmul_run(library, shape, product, l.x, l.weight, l.bias, &e), &e);
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {
@@ -84,10 +89,11 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     check_within("all rows", y, want, tolerance);
 }
 
-// GELU is gelu_forward's of what is stored; the sum is that of LayerNorm, of the same product without a residual.
+// GELU is gelu_forward's of what is stored; the sum is that of LayerNorm, of the same product without a residual, which is
+// also LINEAR_GELU's.
 static void check_bits(const Case &c, const std::vector<real> &y) {
     Error e = {};
-    if (c.l.epilogue == LINEAR_DGELU) return;
+    if (!takes_bias(c.l.epilogue)) return;
     real *expected = device_new<real>(y.size()), *product = device_new<real>(y.size());
     if (c.l.epilogue == LINEAR_GELU) {
         CHECK_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e), &e);
@@ -99,6 +105,10 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.epilogue = LINEAR_GELU, l.y = product, l.gelu = unused;
     CHECK_OK(linear_sm90(l, 0, &e), &e);
+    if (c.l.epilogue == LINEAR_BIAS) {
+        CHECK(as_doubles(host_from(product, y.size())) == as_doubles(y), "the product's bits");
+        return;
+    }
     CHECK_OK(
         layernorm_forward(expected, unused, mean, rstd, l.extra, product, l.bias, l.bias, {}, l.rows, l.out, 0, &e),
         &e);
@@ -144,12 +154,15 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
 static void test_linear(void) {
     std::vector<Widths> widths = {{1, 256, 64}, {127, 320, 192}, {300, 64, 320}, {513, 768, 768}, {70, 448, 1600}};
     for (int i = 0; i < 4; i++) widths.push_back({random_int(1, 2000), 64 * random_int(1, 12), 64 * random_int(1, 12)});
-    if (!small_shapes_only) { // many tiles a block, the last of a row 64 columns wide
-        widths.push_back({16801, 256, 1600});
-        widths.push_back({random_int(8000, 20000), 64 * random_int(1, 5), 64 + 192 * random_int(2, 8)});
-    }
     for (Widths s : widths)
-        for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU}) linear_case(s, epilogue);
+        for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU, LINEAR_BIAS})
+            linear_case(s, epilogue);
+    if (small_shapes_only) return;
+    // many tiles a block, the last of a row 64 columns wide
+    const Widths other = {random_int(8000, 20000), 64 * random_int(1, 5), 64 + 192 * random_int(2, 8)};
+    for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU})
+        linear_case({16801, 256, 1600}, epilogue);
+    for (LinearEpilogue epilogue : {LINEAR_RESIDUAL, LINEAR_BIAS}) linear_case(other, epilogue);
 }
 
 // The column sums of y as stored, and their squares by example.
@@ -176,6 +189,134 @@ static void test_columns(void) {
     for (int i = 0; i < 3; i++)
         columns_case(random_int(1, 5), 128 * random_int(1, 8), 64 * random_int(1, 8), 64 * random_int(1, 12));
     if (!small_shapes_only) columns_case(16, 1024, 256, 1600);
+}
+
+// x (rows, C) and weight (V, C), stored as (Vp, C): logits with a spread of some nats.
+struct Head {
+    int B, T, V, Vp, C, row0, rows;
+    std::vector<real> x, weight;
+    std::vector<uint16_t> tokens;
+
+    int target(int r) const { return tokens[(size_t)((row0 + r) / T) * (T + 1) + (row0 + r) % T + 1]; }
+    double logit(int r, int v) const {
+        double sum = 0.0;
+        for (int k = 0; k < C; k++) sum += value(x[(size_t)r * C + k]) * value(weight[(size_t)v * C + k]);
+        return sum;
+    }
+};
+
+static Head head_new(int B, int T, int V, int C) {
+    Head h = {B, T, V, (int)round_up(V, 128), C, 0, 0, {}, {}, random_tokens(B, T, V)};
+    h.row0 = random_int(0, B * T - 1), h.rows = random_int(1, B * T - h.row0);
+    h.x = random_vector<real>((size_t)h.rows * C);
+    h.weight = random_vector<real>((size_t)h.Vp * C, 0.0, 2.0 / sqrt(C)); // in the padding, too: it must not count
+    return h;
+}
+
+// The whole head as the engine runs it, against float64: exponentials by LINEAR_SOFTMAX, cross-entropy around it, the
+// gradient of x by LINEAR_SCALED; the gradient of the weight is the product of what is left.
+static void head_case(int B, int T, int V, int C) {
+    Error e = {};
+    const Head h = head_new(B, T, V, C);
+    const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
+    const float scale = (float)(1 << random_int(0, 10));
+    const size_t n = (size_t)R * Vp;
+    uint16_t *tokens = device_from(h.tokens);
+    real *x = device_from(h.x), *weight = device_from(h.weight), *y = device_new<real>(n);
+    real *dx = device_new<real>((size_t)R * C);
+    float *shift = device_new<float>(R), *factors = device_new<float>(R), *losses = device_new<float>(R);
+    float *sums = device_new<float>((size_t)tiles * R);
+    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = R, .in = C, .out = Vp, .x = x, .weight = weight};
+    l.y = y, l.row_values = shift, l.row_sums = sums, l.counted = V, l.ticket = ticket;
+    Linear d = {.epilogue = LINEAR_SCALED, .rows = R, .in = Vp, .out = C, .x = y, .weight = weight};
+    d.y = dx, d.row_values = factors, d.ticket = ticket;
+    const std::vector<Output> outputs = {{y, n * sizeof(real)},        {x, (size_t)R * C * sizeof(real)},
+                                         {dx, R * C * sizeof(real)},   {losses, R * sizeof(float)},
+                                         {factors, R * sizeof(float)}, {sums, (size_t)tiles * R * sizeof(float)}};
+    run_twice(
+        "head",
+        [&] {
+            for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
+            device_set(x, h.x);
+        },
+        [&] {
+            CHECK_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e), &e);
+            CHECK_OK(linear_sm90(l, 0, &e), &e);
+            CHECK_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, 0, &e),
+                     &e);
+            CHECK_OK(linear_sm90(d, 0, &e), &e);
+        },
+        outputs);
+    const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
+    const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
+    const double arithmetic = 1e-4; // of an exponential: its logit, about 30 at most, is summed in fp32
+    for (int i = 0; i < 6; i++) {
+        const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
+        std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
+        double sum = 0.0;
+        for (int v = 0; v < V; v++) logits[v] = h.logit(r, v);
+        for (int v = 0; v < V; v++) sum += exp(logits[v] - logits[target]);
+        const double f = scale / T / sum;
+        for (int v = 0; v < V; v++) {
+            const double p = exp(logits[v] - logits[target]);
+            want[v] = p - (v == target) * sum;
+            tolerance[v] = ROUNDING * fabs(want[v]) + arithmetic * (v == target ? sum : p);
+        }
+        for (int k = 0; k < C; k++) {
+            double terms = 0.0;
+            for (int v = 0; v < Vp; v++) {
+                const double term = f * value(got[(size_t)r * Vp + v]) * value(h.weight[(size_t)v * C + k]);
+                want_dx[k] += term, terms += fabs(term);
+            }
+            of_dx[k] = ROUNDING * fabs(want_dx[k]) + arithmetic * terms;
+            want_x[k] = f * value(h.x[(size_t)r * C + k]);
+            of_x[k] = (ROUNDING + arithmetic) * fabs(want_x[k]);
+        }
+        const auto row = [](const std::vector<real> &all, int r, int width) {
+            return std::vector<real>(all.begin() + (size_t)r * width, all.begin() + (size_t)(r + 1) * width);
+        };
+        check_within("exponentials", row(got, r, Vp), want, tolerance);
+        check_within("x", row(scaled, r, C), want_x, of_x);
+        check_within("dx", row(got_dx, r, C), want_dx, of_dx);
+        check_within("loss", std::vector<float>{loss[r]}, {log(sum)}, {arithmetic});
+        check_within("factor", std::vector<float>{factor[r]}, {f}, {arithmetic * f});
+    }
+    CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
+    case_end();
+}
+
+static void test_head(void) {
+    head_case(1, 1, 2, 64);
+    head_case(2, 70, 300, 128);
+    head_case(3, 100, 1000, 320);
+    for (int i = 0; i < 3; i++)
+        head_case(random_int(1, 5), random_int(1, 200), random_int(2, 4000), 64 * random_int(1, 4));
+    if (!small_shapes_only) head_case(8, 1024, 5000, 128);
+}
+
+// A target far below another logit: exponentials are bounded, so that the row's sum is finite. NaN stays NaN.
+static void test_exponential_bounds(void) {
+    Error e = {};
+    const int rows = 5, C = 64, V = 200, Vp = 256, tiles = linear_sm90_tiles(Vp);
+    std::vector<real> values = random_vector<real>(rows * C);
+    std::vector<float> shifts = {0.0f, -1e4f, 0.0f, 1e4f, NAN};
+    values[2 * C + 3] = (real)NAN;
+    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = rows, .in = C, .out = Vp, .x = device_from(values)};
+    l.weight = device_from(random_vector<real>(Vp * C)), l.y = device_new<real>(rows * Vp);
+    l.row_values = device_from(shifts), l.row_sums = device_new<float>(tiles * rows), l.counted = V, l.ticket = ticket;
+    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    const std::vector<double> y = as_doubles(host_from(l.y, rows * Vp));
+    const std::vector<float> sums = host_from(l.row_sums, tiles * rows);
+    for (int v = 0; v < Vp; v++) {
+        const bool counts = v < V;
+        CHECK(isfinite(y[v]) && (y[v] > 0) == counts, "column %d: %g", v, y[v]);
+        CHECK(y[Vp + v] == (counts ? exp2((double)LINEAR_EXPONENT_MAX) : 0), "bound, column %d: %g", v, y[Vp + v]);
+        CHECK(y[3 * Vp + v] == 0, "far below, column %d: %g", v, y[3 * Vp + v]);
+        CHECK(isnan(y[2 * Vp + v]) == counts && isnan(y[4 * Vp + v]) == counts, "NaN, column %d", v);
+    }
+    for (int t = 0; t < tiles; t++)
+        CHECK(isfinite(sums[t * rows + 1]) && isnan(sums[t * rows + 2]), "sums of tile %d", t);
+    case_end();
 }
 
 static void test_unusable_widths(void) {
@@ -205,6 +346,8 @@ int main(int argc, char **argv) {
     CHECK_OK(matmul_create(library, workspace, 0, &e), &e);
     RUN(test_linear);
     RUN(test_columns);
+    if (!FP16) RUN(test_head); // its range is too small
+    if (!FP16) RUN(test_exponential_bounds);
     RUN(test_unusable_widths);
     matmul_destroy(library);
     free(library);

@@ -95,13 +95,22 @@ mkdir "$better" && cp "$one/run.json" "$better"
 gzip -dc "$one/metrics.jsonl.gz" |
     sed 's/"val_loss": [0-9.]*/"val_loss": 0.125/; s/"loss": [0-9.]*/"loss": 0.5/; s/"tok_per_s": [0-9.e+]*/"tok_per_s": 2000/' > "$better/metrics.jsonl"
 cp -r "$better" "$OUT/constant-4-lr9-share1-seed2"
-returns 0 "$python" dev/docs/plots.py "$OUT" -o "$work"
+for part in adamw muon adamw-short muon-short; do # exact at every step, from the LayerNorms' numbers
+    mkdir -p "$work/muon/$part/constant-4-lr9-share1-seed1" && cp "$better/run.json" "$work/muon/$part/constant-4-lr9-share1-seed1"
+    sed 's/"gns_ln/"gns_total/g' "$better/metrics.jsonl" > "$work/muon/$part/constant-4-lr9-share1-seed1/metrics.jsonl"
+done
+returns 0 "$python" dev/docs/plots.py "$OUT" --muon "$work/muon" -o "$work"
 check "the better tuning: $(grep '4 rows' "$work/log")" says "$work/log" "| 2 | 313 | 10.0 seconds | 0.5 | 0.125 |"
 check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 6 ]
 check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
 for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss layers exact
 for label in '4 rows' '16 rows' 'ramp, kappa 0.65' 'ramp to 8 rows, kappa 0.65'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
 check "no aim in the figure" says "$work/gns-ramp.svg" "aim: one standard error"
+check "no figure of Muon" "$python" -c 'import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])' "$work/gns-muon.svg"
+check "not in the figure of Muon" says "$work/gns-muon.svg" "Muon, 4 rows"
+cp "$better/metrics.jsonl" "$work/muon/adamw/constant-4-lr9-share1-seed1"
+returns 65 "$python" dev/docs/plots.py "$OUT" --muon "$work/muon" -o "$work/none"
+check "no exact noise scale: says $(cat "$work/log")" says "$work/log" "no exact noise scale"
 sixteen=$(find "$OUT" -maxdepth 1 -name 'constant-16-*-share1-seed1' -type d)
 head -c 300 "$sixteen/metrics.jsonl.gz" > "$work/cut" && mv "$work/cut" "$sixteen/metrics.jsonl.gz"
 returns 65 "$python" dev/docs/plots.py "$OUT" -o "$work/none"
