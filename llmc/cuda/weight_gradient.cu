@@ -2,8 +2,8 @@
 //
 // One block a multiprocessor, for the whole launch: a warp that feeds, and two warpgroups that multiply. A block's tile of
 // dW is (128, N), a warpgroup's is (64, N). Blocks work in pairs (clusters) on neighbouring tiles, along the rows of dW
-// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, for the
-// reads from L2 cost power, which is the limit.
+// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, so less
+// is read from L2.
 //
 // A pair works through steps (Schedule): a tile and an example, all T rows of X and dY. A warpgroup sums a step in `e`; at
 // its end it adds e to `total` and writes the sum of e's squares to a place of its own. After the last of a pair's steps
@@ -128,8 +128,8 @@ struct Job {
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns, the last of which may be narrower: only its columns are fetched. A
-// shared one comes as two halves of 32 rows.
+// An operand (64 rows, COLUMNS) in panels of 64 columns; of a narrower last one only its columns are fetched. A shared
+// operand comes as two halves of 32 rows.
 template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int WHOLE = COLUMNS / PANEL, PANELS = (COLUMNS + PANEL - 1) / PANEL;
     static constexpr int BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
@@ -269,8 +269,8 @@ struct Out {
     int row, column;
 };
 
-// Columns [32 C, 32 C + 32) of a warp's rows, or those that are left, by way of its own place in shared memory. Each address
-// is written or added to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
+// Columns [32 C, 32 C + 32) of a warp's rows, or those left, by way of its own place in shared memory. Each address is
+// written or added to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const Maps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
@@ -547,41 +547,41 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
-// The tile shapes. Which of them takes a matrix is a question of how many tiles cover it. The clocks are measured (H200): of
-// 64 rows, four a column for the products, and what these wait for shared memory, which copies are written to meanwhile; of
-// an example's end; and of a part of a tile, written and read again.
+// On which a choice of tiles depends, besides on the shape.
+struct Wants {
+    bool squares, columns;
+};
+
+// The tile shapes. Which of them takes a matrix is a question of how many tiles cover it. Clocks are those that an H200
+// took: of 64 rows, four a column for the products and about 80 more, whatever the width; of an example's end; of a part of
+// a tile, which is written and read again.
 struct Tiling {
     int n;
     bool along_m;
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
-    double step_clocks(int T, bool squares) const {
-        return ceil_div(T, (int)ROWS) * (4.0 * n + (n % PANEL ? 85 : 75)) + (squares ? 540 : 0);
+    double step_clocks(int T, Wants wants) const {
+        const double more = (n % PANEL == 0 ? 75 : wants.columns ? 145 : 85) + (along_m ? 0 : 5);
+        return ceil_div(T, (int)ROWS) * (4.0 * n + more) + (wants.squares ? 540 : 0);
     }
     double part_clocks() const { return PAIR * TILE_M * n * sizeof(float) * 2 / 2600.0; }
 };
 
 } // namespace
 
-static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {208, false},
-                                 {160, true}, {160, false}, {256, true}, {256, false}};
+static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {208, false}, {160, true}, {160, false}};
 
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
 }
 
-// Of which wants a tile depends, besides on the shape.
-struct Wants {
-    bool squares, columns;
-};
-
 static Tiling tiling_of(WeightGradientShape s, Wants wants, int clusters) {
     double best = INFINITY;
     Tiling chosen = {};
     for (const Tiling &t : tilings) {
-        if (wants.squares ? t.n == 256 || (t.n == 208 && wants.columns) : t.n == 208) continue; // see tiles_launch
+        if (t.n == 208 && (!wants.squares || wants.columns)) continue; // not compiled
         const Schedule schedule = schedule_of(t, s, clusters);
-        const double cost = schedule.steps * t.step_clocks(s.T, wants.squares) + schedule.parts * t.part_clocks();
+        const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
         if (cost < best) best = cost, chosen = t;
     }
     return chosen;
@@ -627,11 +627,9 @@ static int tiling_launch(const Tiling &t, const Maps &maps, const Job &job, cuda
                      : product_launch<Layout<N, false>, SQUARES>(maps, job, stream, e);
 }
 
-// Without squares a tile has no total in registers, and may be wider.
 static int tiles_launch(const Tiling &t, bool squares, const Maps &maps, const Job &job, cudaStream_t stream,
                         Error *e) {
     switch (t.n) {
-    case 256: return tiling_launch<256, false>(t, maps, job, stream, e);
     case 208: return tiling_launch<208, true>(t, maps, job, stream, e);
     case 192: return (squares ? tiling_launch<192, true> : tiling_launch<192, false>)(t, maps, job, stream, e);
     default: return (squares ? tiling_launch<160, true> : tiling_launch<160, false>)(t, maps, job, stream, e);
