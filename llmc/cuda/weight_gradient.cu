@@ -2,8 +2,8 @@
 //
 // One block a multiprocessor, for the whole launch: a warp that feeds, and two warpgroups that multiply. A block's tile of
 // dW is (128, N), a warpgroup's is (64, N). Blocks work in pairs (clusters) on neighbouring tiles, along the rows of dW
-// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, for the
-// reads from L2 cost power, which is the limit.
+// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, so less
+// is read from L2.
 //
 // A pair works through steps (Schedule): a tile and an example, all T rows of X and dY. A warpgroup sums a step in `e`; at
 // its end it adds e to `total` and writes the sum of e's squares to a place of its own. After the last of a pair's steps
@@ -128,22 +128,25 @@ struct Job {
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns. A shared one comes as two halves of 32 rows.
+// An operand (64 rows, COLUMNS) in panels of 64 columns; of a narrower last one only its columns are fetched. A shared
+// operand comes as two halves of 32 rows.
 template <int COLUMNS, bool SHARED> struct Operand {
-    static constexpr int PANELS = (COLUMNS + PANEL - 1) / PANEL, BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
+    static constexpr int WHOLE = COLUMNS / PANEL, PANELS = (COLUMNS + PANEL - 1) / PANEL;
+    static constexpr int BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
     static constexpr int PANEL_BYTES = BOX_ROWS * PANEL_ROW_BYTES, BOX_BYTES = PANELS * PANEL_BYTES;
-    static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES;
+    static constexpr int BYTES = PANELS * ROWS * PANEL_ROW_BYTES, FETCHED_BYTES = ROWS * COLUMNS * sizeof(real);
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
 
-    // Fetches all of it, or half for both blocks.
-    __device__ static void load(char *tile, const CUtensorMap *map, uint64_t *full, int row, int column, int b,
-                                int half) {
+    // Fetches all of it, or half for both blocks. narrow: the map of a narrower panel.
+    __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
+                                int column, int b, int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
+            const CUtensorMap *of_panel = p < WHOLE ? map : narrow;
             if (SHARED)
-                copy_box_in_all(tile + half * BOX_BYTES + p * PANEL_BYTES, map, full, column + p * PANEL,
+                copy_box_in_all(tile + half * BOX_BYTES + p * PANEL_BYTES, of_panel, full, column + p * PANEL,
                                 row + half * BOX_ROWS, b, (1 << PAIR) - 1);
-            else copy_box_in(tile + p * PANEL_BYTES, map, full, column + p * PANEL, row, b);
+            else copy_box_in(tile + p * PANEL_BYTES, of_panel, full, column + p * PANEL, row, b);
         }
     }
 };
@@ -153,8 +156,10 @@ template <int N_, bool ALONG_M> struct Layout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
     typedef Operand<TILE_M, !ALONG_M> X;
     typedef Operand<N, ALONG_M> Y;
-    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES;
+    static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, FETCHED_BYTES = X::FETCHED_BYTES + Y::FETCHED_BYTES;
     static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
+    static constexpr int WORKER_REGISTERS = N == 208 ? 232 : 224, FEEDER_REGISTERS = N == 208 ? 40 : 56;
+    static constexpr bool SUMS_COLUMNS = N != 208; // there are no registers for it
 
     struct Shared {
         char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
@@ -172,13 +177,17 @@ template <int N_, bool ALONG_M> struct Layout {
 
 namespace {
 
+// narrow: of the columns of a tile that are left beyond whole panels, or beyond what a warp stores at a time.
+struct Maps {
+    CUtensorMap x, dy, dy_narrow, dw, dw_narrow, parts, parts_narrow;
+};
+
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // ---- The feeder's warpgroup -----------------------------------------------------------------------------------------
 
 template <class L>
-__device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensorMap *dy, const Job &job, int cluster,
-                     int rank) {
+__device__ void feed(typename L::Shared &s, const Maps &maps, const Job &job, int cluster, int rank) {
     Ring<L::STAGES> ring;
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
@@ -186,9 +195,9 @@ __device__ void feed(typename L::Shared &s, const CUtensorMap *x, const CUtensor
 #        pragma unroll 1
         for (int t = 0; t < job.shape.T; t += ROWS) {
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
-            barrier_expect(&s.full[ring.stage], L::STAGE_BYTES);
-            L::X::load(s.x[ring.stage], x, &s.full[ring.stage], t, row, step.b, rank);
-            L::Y::load(s.y[ring.stage], dy, &s.full[ring.stage], t, column, step.b, rank);
+            barrier_expect(&s.full[ring.stage], L::FETCHED_BYTES);
+            L::X::load(s.x[ring.stage], &maps.x, NULL, &s.full[ring.stage], t, row, step.b, rank);
+            L::Y::load(s.y[ring.stage], &maps.dy, &maps.dy_narrow, &s.full[ring.stage], t, column, step.b, rank);
             ring.advance();
         }
     }
@@ -254,19 +263,22 @@ template <int I, int COUNT, class F> __device__ inline void times(F &&f) {
 }
 
 // Where a warp's rows go.
+enum Target { NOWHERE, TO_DW, TO_PARTS };
 struct Out {
-    const CUtensorMap *map; // NULL: nowhere
+    Target target;
     int row, column;
-    bool add;
 };
 
-// Columns [32 C, 32 C + 32) of a warp's rows, by way of its own place in shared memory. Each address is written or added
-// to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
-template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out) {
-    const int lane = threadIdx.x % WARP;
+// Columns [32 C, 32 C + 32) of a warp's rows, or those left, by way of its own place in shared memory. Each address is
+// written or added to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
+template <int C, int COUNT>
+__device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const Maps &maps, bool add) {
+    constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
+    constexpr bool NARROW = LEFT < OUT_COLUMNS;
+    const int lane = threadIdx.x % WARP, column = out.column + OUT_COLUMNS * C;
     if (lane == 0) copy_out_wait_read(); // of the last columns
     __syncwarp();
-    UNROLL_FOR (int i = 0; i < 4; i++)
+    UNROLL_FOR (int i = 0; i < (NARROW ? LEFT : OUT_COLUMNS) / 8; i++)
         UNROLL_FOR (int h = 0; h < 2; h++) {
             char *piece = place + (lane / 4 + 8 * h) * PANEL_ROW_BYTES + ((2 * i + lane % 4 / 2) ^ lane / 4) * 16;
             float &x = c[16 * C + 4 * i + 2 * h], &y = c[16 * C + 4 * i + 2 * h + 1];
@@ -276,8 +288,10 @@ template <int C, int COUNT> __device__ void columns_out(float (&c)[COUNT], char 
     fence_before_copy_out();
     __syncwarp();
     if (lane > 0) return;
-    if (out.add) copy_box_add(out.map, place, out.column + OUT_COLUMNS * C, out.row);
-    else copy_box_out(out.map, place, out.column + OUT_COLUMNS * C, out.row);
+    const CUtensorMap *dw = NARROW ? &maps.dw_narrow : &maps.dw;
+    if (out.target == TO_PARTS) copy_box_out(NARROW ? &maps.parts_narrow : &maps.parts, place, column, out.row);
+    else if (add) copy_box_add(dw, place, column, out.row);
+    else copy_box_out(dw, place, column, out.row);
     copy_out_commit();
 }
 
@@ -309,12 +323,10 @@ __device__ inline void multiply(float (&e)[L::N / 2], typename L::Shared &s, con
 }
 
 // Where the warp's rows of a tile go when its last step is done.
-template <class L>
-__device__ inline Out out_of(const Step &step, const Job &job, const CUtensorMap *dw, const CUtensorMap *parts,
-                             int rank, int warp) {
+template <class L> __device__ inline Out out_of(const Step &step, const Job &job, int rank, int warp) {
     if (!step.last) return {};
-    if (step.part >= 0) return {parts, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0, false};
-    return {dw, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank), job.add};
+    if (step.part >= 0) return {TO_PARTS, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0};
+    return {TO_DW, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank)};
 }
 
 // total += e; returns the lane's sum of e's squares.
@@ -336,8 +348,8 @@ __device__ inline int row_at(const Job &job, int b, int row) {
 
 // With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
 template <class L, bool SQUARES>
-__device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtensorMap *parts, const Job &job,
-                     int cluster, int rank) {
+__device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, int cluster, int rank) {
+    constexpr int PIECES = (L::N + OUT_COLUMNS - 1) / OUT_COLUMNS;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
     float e[L::N / 2], total[L::N / 2] = {}; // total: with squares only
@@ -364,9 +376,9 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
             k++;
         };
         if constexpr (SQUARES) {
-            if (out.map) {
-                times<0, L::N / OUT_COLUMNS>([&](auto c) {
-                    columns_out<c>(total, s.out[warp], out);
+            if (out.target != NOWHERE) {
+                times<0, PIECES>([&](auto c) {
+                    columns_out<c>(total, s.out[warp], out, maps, job.add);
                     if (k < blocks) next();
                 });
             }
@@ -377,7 +389,7 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
-        out = out_of<L>(step, job, dw, parts, rank, warp);
+        out = out_of<L>(step, job, rank, warp);
         more = step_at(&step, job.schedule, cluster, ++i);
         wgmma_wait<0>();
         release(&s.empty[previous], rank);
@@ -385,10 +397,11 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
         if constexpr (SQUARES) {
             squares = add_example(total, e);
             if (job.row_at) rows_out(e, job, at, b, column);
-        } else times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(e, s.out[warp], out); });
+        } else times<0, PIECES>([&](auto c) { columns_out<c>(e, s.out[warp], out, maps, job.add); });
     }
     square_out();
-    if (SQUARES && out.map) times<0, L::N / OUT_COLUMNS>([&](auto c) { columns_out<c>(total, s.out[warp], out); });
+    if (SQUARES && out.target != NOWHERE)
+        times<0, PIECES>([&](auto c) { columns_out<c>(total, s.out[warp], out, maps, job.add); });
     if (lane == 0) copy_out_wait();
     __syncwarp();
 }
@@ -397,9 +410,7 @@ __device__ void work(typename L::Shared &s, const CUtensorMap *dw, const CUtenso
 
 template <class L, bool SQUARES>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    product_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy,
-                   const __grid_constant__ CUtensorMap dw, const __grid_constant__ CUtensorMap parts,
-                   const __grid_constant__ Job job) {
+    product_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Job job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto &s = *(typename L::Shared *)shared_memory();
     const int cluster = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
@@ -417,15 +428,16 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
     // At the end of each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
-        registers_give<56>();
+        registers_give<L::FEEDER_REGISTERS>();
         const int warp = threadIdx.x / WARP - WARPS;
-        if (threadIdx.x == WORKERS) feed<L>(s, &x, &dy, job, cluster, rank);
-        if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
+        if (threadIdx.x == WORKERS) feed<L>(s, maps, job, cluster, rank);
+        if constexpr (L::SUMS_COLUMNS)
+            if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
         __syncwarp();
         cluster_sync();
     } else {
-        registers_take<224>();
-        work<L, SQUARES>(s, &dw, &parts, job, cluster, rank);
+        registers_take<L::WORKER_REGISTERS>();
+        work<L, SQUARES>(s, maps, job, cluster, rank);
         cluster_sync();
     }
 #    endif
@@ -535,29 +547,41 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
-// The tile shapes: which of them takes a matrix is a question of how many tiles cover it, and of what these read. cost:
-// of a multiply-add, of which reads from L2 are a part.
+// On which a choice of tiles depends, besides on the shape.
+struct Wants {
+    bool squares, columns;
+};
+
+// The tile shapes. Which of them takes a matrix is a question of how many tiles cover it. Clocks are those that an H200
+// took: of 64 rows, four a column for the products and about 80 more, whatever the width; of an example's end; of a part of
+// a tile, which is written and read again.
 struct Tiling {
     int n;
     bool along_m;
-    double cost;
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
+    double step_clocks(int T, Wants wants) const {
+        const double more = (n % PANEL == 0 ? 75 : wants.columns ? 145 : 85) + (along_m ? 0 : 5);
+        return ceil_div(T, (int)ROWS) * (4.0 * n + more) + (wants.squares ? 540 : 0);
+    }
+    double part_clocks() const { return PAIR * TILE_M * n * sizeof(float) * 2 / 2600.0; }
 };
 
 } // namespace
 
-static const Tiling tilings[] = {{192, true, 1.0}, {192, false, 1.015}, {160, true, 1.02}, {160, false, 1.04}};
+static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {208, false}, {160, true}, {160, false}};
 
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
 }
 
-static Tiling tiling_of(WeightGradientShape s, int clusters) {
+static Tiling tiling_of(WeightGradientShape s, Wants wants, int clusters) {
     double best = INFINITY;
     Tiling chosen = {};
     for (const Tiling &t : tilings) {
-        const double cost = schedule_of(t, s, clusters).steps * t.n * t.cost;
+        if (t.n == 208 && (!wants.squares || wants.columns)) continue; // not compiled
+        const Schedule schedule = schedule_of(t, s, clusters);
+        const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
         if (cost < best) best = cost, chosen = t;
     }
     return chosen;
@@ -583,49 +607,74 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
 }
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
-    return places_of(tiling_of(s, clusters), s, clusters).bytes;
+    size_t most = 0;
+    for (Wants wants : {Wants{false, true}, {true, false}, {true, true}})
+        most = size_max(most, places_of(tiling_of(s, wants, clusters), s, clusters).bytes);
+    return most;
 }
 
 template <class L, bool SQUARES>
-static int product_launch(const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
+static int product_launch(const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
     const auto kernel = product_kernel<L, SQUARES>;
     TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
     return launch_clusters(PAIR, kernel, dim3(job.schedule.level[0].pairs * PAIR), dim3(THREADS),
-                           sizeof(typename L::Shared), stream, e, map[0], map[1], map[2], map[3], job);
+                           sizeof(typename L::Shared), stream, e, maps, job);
 }
 
-template <bool SQUARES>
-static int tiling_launch(const Tiling &t, const CUtensorMap (&map)[4], const Job &job, cudaStream_t stream, Error *e) {
-    if (t.n == 192)
-        return t.along_m ? product_launch<Layout<192, true>, SQUARES>(map, job, stream, e)
-                         : product_launch<Layout<192, false>, SQUARES>(map, job, stream, e);
-    return t.along_m ? product_launch<Layout<160, true>, SQUARES>(map, job, stream, e)
-                     : product_launch<Layout<160, false>, SQUARES>(map, job, stream, e);
+template <int N, bool SQUARES>
+static int tiling_launch(const Tiling &t, const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
+    return t.along_m ? product_launch<Layout<N, true>, SQUARES>(maps, job, stream, e)
+                     : product_launch<Layout<N, false>, SQUARES>(maps, job, stream, e);
 }
 
-// X or dY: boxes of `rows` rows of one example, one panel. What is beyond T or the last column arrives as zeros.
-static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, Error *e) {
+static int tiles_launch(const Tiling &t, bool squares, const Maps &maps, const Job &job, cudaStream_t stream,
+                        Error *e) {
+    switch (t.n) {
+    case 208: return tiling_launch<208, true>(t, maps, job, stream, e);
+    case 192: return (squares ? tiling_launch<192, true> : tiling_launch<192, false>)(t, maps, job, stream, e);
+    default: return (squares ? tiling_launch<160, true> : tiling_launch<160, false>)(t, maps, job, stream, e);
+    }
+}
+
+// X or dY: boxes of `rows` rows of one example, `wide` columns. What is beyond T or the last column arrives as zeros.
+static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, int wide, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
     return copy_map(map, p,
                     {REAL_MAP,
                      3,
                      {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
                      {row_bytes, s.T * row_bytes},
-                     {PANEL, (cuuint32_t)rows, 1},
+                     {(cuuint32_t)wide, (cuuint32_t)rows, 1},
                      CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
                     e);
 }
 
 // A matrix of floats: dW, or the parts.
-static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, Error *e) {
+static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wide, Error *e) {
     return copy_map(map, p,
                     {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
                      2,
                      {(cuuint64_t)columns, rows},
                      {columns * sizeof(float)},
-                     {OUT_COLUMNS, OUT_ROWS},
+                     {(cuuint32_t)wide, OUT_ROWS},
                      CU_TENSOR_MAP_L2_PROMOTION_NONE},
                     e);
+}
+
+// What is left of n columns beyond whole pieces; if nothing is, a piece.
+static int left_of(int n, int piece) { return n % piece ? n % piece : piece; }
+
+static int maps_of(Maps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
+                   float *parts, size_t part_rows, Error *e) {
+    const int x_rows = t.along_m ? ROWS : ROWS / 2, dy_rows = t.along_m ? ROWS / 2 : ROWS;
+    const int panel = left_of(t.n, PANEL), out = left_of(t.n, OUT_COLUMNS);
+    TRY(map_in(&maps->x, x, s, s.in, x_rows, PANEL, e));
+    TRY(map_in(&maps->dy, dy, s, s.out, dy_rows, PANEL, e));
+    TRY(map_in(&maps->dy_narrow, dy, s, s.out, dy_rows, panel, e));
+    TRY(map_out(&maps->dw, dw, s.in, s.out, OUT_COLUMNS, e));
+    TRY(map_out(&maps->dw_narrow, dw, s.in, s.out, out, e));
+    TRY(map_out(&maps->parts, parts, part_rows, t.n, OUT_COLUMNS, e));
+    return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
 }
 
 int weight_gradient_clusters(int *clusters, Error *e) {
@@ -642,12 +691,12 @@ int weight_gradient_clusters(int *clusters, Error *e) {
 
 int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s, int clusters,
                     void *workspace, cudaStream_t stream, Error *e) {
-    const Tiling t = tiling_of(s, clusters);
+    const Tiling t = tiling_of(s, {g.squares != NULL, g.bias.sum != NULL}, clusters);
     const Places p = places_of(t, s, clusters);
     const Schedule schedule = schedule_of(t, s, clusters);
     double *numbers = (double *)((char *)workspace + p.numbers);
     float *parts = (float *)workspace;
-    CUtensorMap map[4];
+    Maps maps;
     const Job job = {s,
                      schedule,
                      ceil_div(s.in, t.pair_m()),
@@ -661,11 +710,8 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      p.shares,
                      g.row_at,
                      g.rows};
-    TRY(map_in(&map[0], x, s, s.in, t.along_m ? ROWS : ROWS / 2, e));
-    TRY(map_in(&map[1], dy, s, s.out, t.along_m ? ROWS / 2 : ROWS, e));
-    TRY(map_out(&map[2], g.dw, s.in, s.out, e));
-    TRY(map_out(&map[3], parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), t.n, e));
-    TRY((g.squares ? tiling_launch<true> : tiling_launch<false>)(t, map, job, stream, e));
+    TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), e));
+    TRY(tiles_launch(t, g.squares, maps, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     const Finish f = {job,
                       parts,

@@ -148,6 +148,9 @@ static void test_shapes(void) {
     for (const WeightGradientShape &s : shapes)
         for (int clusters : small_shapes_only ? std::vector<int>{1, 5} : std::vector<int>{1, 2, 3, 5, pairs_here})
             product_case(s, clusters, (clusters == 1 ? 7 : random_int(0, 7)) & (random_uniform() < 0.8 ? 7 : 3));
+    for (const WeightGradientShape &s :
+         {WeightGradientShape{3, 130, 264, 408}, {2, 65, 136, 200}}) // tiles of 208 columns
+        for (int clusters : {1, 3, pairs_here}) product_case(s, clusters, SQUARES | ROWS_OF_EXAMPLES);
     for (int i = 0; i < (small_shapes_only ? 4 : 24); i++)
         product_case({random_int(1, 12), random_int(1, 200), 8 * random_int(1, 80), 8 * random_int(1, 80)},
                      random_int(1, pairs_here), i % 3 == 0 ? 7 : random_int(0, 3));
