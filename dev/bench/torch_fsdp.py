@@ -18,22 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
-
-class Block(torch.nn.Module):
-    def __init__(self, a):
-        super().__init__()
-        C, nn = a.channels, torch.nn
-        self.heads = a.heads
-        self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
-        self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
-        self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-
-    def forward(self, x):  # (B, T, C)
-        B, T, C = x.shape
-        q, k, v = self.qkv(self.ln1(x)).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
-        return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
+from torch_block import Block
 
 
 class GPT2(torch.nn.Module):
@@ -43,7 +28,7 @@ class GPT2(torch.nn.Module):
         padded = (a.vocab_size + 127) // 128 * 128
         self.wte = torch.nn.Parameter(torch.empty(padded, a.channels))
         self.wpe = torch.nn.Parameter(torch.empty(a.seq_len, a.channels))
-        self.h = torch.nn.ModuleList([Block(a) for _ in range(a.layers)])
+        self.h = torch.nn.ModuleList([Block(a.channels, a.heads) for _ in range(a.layers)])
         self.lnf = torch.nn.LayerNorm(a.channels)
 
     def forward(self, tokens):  # (B, T + 1) -> mean loss, a row at a time: the logits of all rows never exist

@@ -187,22 +187,9 @@ def initial_tensors(torch, a, device, shapes_only=False):
 
 
 def build_model(torch, a, device):
+    from torch_block import Block  # where PyTorch is
+
     nn, F = torch.nn, torch.nn.functional
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            C = a.channels
-            self.ln1, self.ln2 = nn.LayerNorm(C), nn.LayerNorm(C)
-            self.qkv, self.proj = nn.Linear(C, 3 * C), nn.Linear(C, C)
-            self.fc, self.fcproj = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
-
-        def forward(self, x):  # (B, T, C)
-            B, T, C = x.shape
-            q, k, v = self.qkv(self.ln1(x)).view(B, T, 3, a.heads, C // a.heads).permute(2, 0, 3, 1, 4)
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
-            return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
 
     class GPT2(nn.Module):
         def __init__(self):
@@ -210,7 +197,7 @@ def build_model(torch, a, device):
             padded = (a.vocab_size + 127) // 128 * 128  # whole tiles; the rows after the vocabulary never count
             self.wte = nn.Parameter(torch.zeros(padded, a.channels))
             self.wpe = nn.Parameter(torch.zeros(a.seq_len, a.channels))
-            self.h = nn.ModuleList([Block() for _ in range(a.layers)])
+            self.h = nn.ModuleList([Block(a.channels, a.heads) for _ in range(a.layers)])
             self.lnf = nn.LayerNorm(a.channels)
 
         def forward(self, tokens):  # (B, T + 1) -> mean loss

@@ -1,4 +1,4 @@
-// The CUDA engine's private state, shared by train_gpt2.cu, engine_memory.cu and engine_state.cu.
+// The CUDA engine's private state, shared by train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
 #pragma once
@@ -129,7 +129,15 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
 
-// Functions of EngineApi beside those of train_gpt2.cu (engine_memory.cu, engine_state.cu).
+// Functions of EngineApi beside those of train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).
+Dtype cuda_dtype(void);
+int cuda_check_dtype(Dtype dtype, Error *e);
+int cuda_check(const EngineConfig *config, Error *e);
+int cuda_create(Engine **out, const EngineConfig *config, Error *e);
+void cuda_destroy(Engine *engine);
+void cuda_describe(const Engine *engine, char *out, size_t bytes);
+size_t cuda_memory_in_use(const Engine *engine);
+void cuda_device(const EngineConfig *config, bool measure, EngineDevice *out);
 void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan);
 int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);

@@ -43,6 +43,10 @@ static double block_activations(const EngineConfig *shape, double value) {
     return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
 }
 
+bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
+    return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
+}
+
 // The largest chunk of the head: as many examples as head_bytes allows for their logits, at least one.
 static double head_examples(const EngineConfig *shape, const PlanDevice *device) {
     double one = device->value * shape->seq_len * shape->model->vocab_padded;

@@ -84,10 +84,6 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     return 0;
 }
 
-bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
-    return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
-}
-
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->spec.bandwidth; }

@@ -327,12 +327,14 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
 #else
     const int paths = 2;
 #endif
+    // what is kept grows by 1 / (1 - p), and with it the rounding of out; where few keys are kept nothing averages it
+    const double slack = fmax(1, deviation) * (kind.p > 0 ? 2 / (1 - kind.p) : 1);
     for (int path = 0; path < paths; path++) {
         problem.run((Path)path);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
         float *lse = problem.lse.host();
         compare(path == PUBLIC ? worst_public : worst_tiled, s, path == PUBLIC ? "public" : "tiled", out, lse, dqkv,
-                want_out, want_lse, want_dqkv, fmax(1, deviation) / (1 - kind.p));
+                want_out, want_lse, want_dqkv, slack);
         free(out);
         free(dqkv);
         free(lse);

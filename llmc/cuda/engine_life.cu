@@ -1,0 +1,148 @@
+// The CUDA engine's life: opening the device, streams, events and host buffers, tables on the device; what it tells about
+// the device.
+#include "cuda/attention.cuh"
+#include "cuda/engine.cuh"
+#include "cuda/linear_sm90.cuh"
+#include "cuda/matmul.cuh"
+#include "cuda/optimizer.cuh"
+#include "cuda/weight_gradient.cuh"
+#include "model/cuda_sizes.h"
+
+#include <assert.h>
+#include <string.h>
+
+static UpdateRule rule_of(const Engine *engine, const Tensor *t) {
+    if (engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) return RULE_MUON;
+    return t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
+}
+
+// The tensor of every granule.
+static int tensor_table_load(Engine *engine, Error *e) {
+    const Model *model = engine->config.model;
+    const size_t granules = model->flat_count / DECAY_GRANULE;
+    uint16_t *tensor;
+    TRY(memory_alloc((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
+    for (size_t k = 0, i = 0; k < granules; k++) {
+        while (i + 1 < (size_t)model->tensor_count && model->tensors[i + 1].offset <= k * DECAY_GRANULE) i++;
+        tensor[k] = (uint16_t)i;
+    }
+    int code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
+    if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+    memory_free(tensor);
+    return code;
+}
+
+static int tables_load(Engine *engine, Error *e) {
+    const Model *model = engine->config.model;
+    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, model->flat_count / DECAY_GRANULE, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const ReduceSegment segment = {t->offset, t->count};
+        assert(t->offset % DECAY_GRANULE == 0);
+        TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
+        const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
+        CUDA_TRY(
+            cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule_of(engine, t), granules, engine->stream), e);
+    }
+    return engine->tensor ? tensor_table_load(engine, e) : 0;
+}
+
+// All other kernels take any model.
+Dtype cuda_dtype(void) { return REAL_DTYPE; }
+
+int cuda_check_dtype(Dtype dtype, Error *e) {
+    if (dtype == cuda_dtype()) return 0;
+    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
+                "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
+}
+
+int cuda_check(const EngineConfig *config, Error *e) {
+    const ModelConfig *m = &config->model->config;
+    return attention_check(m->channels / m->heads, e);
+}
+
+static int engine_open(Engine *engine, Error *e) {
+    const EngineConfig *c = &engine->config;
+    TRY(cuda_check(c, e));
+    TRY(device_open(&engine->device, e));
+    TRY(weight_gradient_clusters(&engine->clusters, e));
+    TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
+    TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
+    TRY(memory_alloc((void **)&engine->seen, c->seq_len * sizeof *engine->seen, "tokens", e));
+    TRY(engine_memory_take(engine, e));
+    CUDA_TRY(cudaStreamCreateWithFlags(&engine->stream, cudaStreamNonBlocking), e);
+    CUDA_TRY(cudaStreamCreateWithFlags(&engine->store_stream, cudaStreamNonBlocking), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
+    TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
+    for (int i = 0; i < TOKEN_SLOTS; i++) {
+        size_t bytes = (size_t)c->micro_batch * (c->seq_len + 1) * sizeof(uint16_t);
+        CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
+        CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
+    }
+    CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
+    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
+    CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
+    TRY(tables_load(engine, e));
+    TRY(engine_state_clear(engine, e));
+    return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
+}
+
+void cuda_destroy(Engine *engine) {
+    if (engine->stream) cudaStreamSynchronize(engine->stream);
+    if (engine->stats_there) cudaEventDestroy(engine->stats_there);
+    if (engine->stats_host) cudaFreeHost(engine->stats_host);
+    if (engine->logits_host) cudaFreeHost(engine->logits_host);
+    for (int i = 0; i < TOKEN_SLOTS; i++) {
+        if (engine->sent[i]) cudaEventDestroy(engine->sent[i]);
+        if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
+    }
+    if (engine->matmul) matmul_destroy(engine->matmul);
+    if (engine->state_ready) cudaEventDestroy(engine->state_ready);
+    if (engine->store_stream) cudaStreamDestroy(engine->store_stream);
+    if (engine->stream) cudaStreamDestroy(engine->stream);
+    if (engine->memory) cudaFree(engine->memory);
+    memory_free(engine->seen);
+    memory_free(engine->matmul);
+    memory_free(engine->block);
+    memory_free(engine);
+}
+
+int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
+    assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
+    assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
+    TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
+    (*out)->config = *config;
+    (*out)->loss_scale = 1;
+    int code = engine_open(*out, e);
+    if (!code) return 0;
+    cuda_destroy(*out);
+    *out = NULL;
+    return code;
+}
+
+void cuda_describe(const Engine *engine, char *out, size_t bytes) {
+    const cudaDeviceProp *d = &engine->device.properties;
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, REAL_NAME, d->multiProcessorCount,
+             (double)d->totalGlobalMem / (1 << 30));
+}
+
+size_t cuda_memory_in_use(const Engine *) {
+    size_t available, all;
+    return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
+}
+
+void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // its speeds are in a table
+    Device device;
+    Engine sketch = {};
+    Error none_here;
+    memset(out, 0, sizeof *out);
+    out->value_bytes = sizeof(real);
+    out->head_bytes = CUDA_HEAD_BYTES;
+    if (device_open(&device, &none_here)) return;
+    snprintf(out->name, sizeof out->name, "%s", device.properties.name);
+    out->memory_bytes = (double)device.properties.totalGlobalMem;
+    sketch.config = *config;
+    if (!weight_gradient_clusters(&sketch.clusters, &none_here)) out->exact_is_fused = engine_fuses(&sketch);
+}
