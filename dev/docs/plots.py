@@ -160,7 +160,7 @@ def main():
     runs = load(args.study)
     import report_plots as plots
 
-    plots.POINTS = 300  # of a curve: small files
+    plots.POINTS = 180  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     if not any(x > 0 for x in ramp.column("ramp_target")):
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")
