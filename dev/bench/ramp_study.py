@@ -70,8 +70,8 @@ class Study:
         return os.environ[name + self.suffix]
 
     def choices(self, kind, size, **fixed):
-        """Every combination for a constant batch of `size` rows, or for a ramp from `first` rows with kappa `size`, or
-        with kappa and most rows `size`, "0.65:64"."""
+        """Every combination for a constant batch of `size` rows, or for a ramp with kappa `size`, or with kappa and most
+        rows `size`, "0.65:64"."""
         lists = [fixed.get(name, self.get(name)).split() for name in ("LRS", "BETA2S", "DECAYS", "FINALS")]
         return [(kind, size, *rest) for rest in itertools.product(*lists)]
 
@@ -164,7 +164,7 @@ class Result:
 
     def __init__(self, study, choice, first, runs):
         made = [study.made[run, first] for run in runs]
-        self.choice = choice
+        self.choice, self.first = choice, first
         self.name = f"{choice[1]} rows" if choice[0] == "constant" else f"ramp from {first}, kappa {choice[1]}"
         self.losses = {run[-2]: of.loss for run, of in zip(runs, made)}
         self.loss, self.val, self.steps, self.seconds, self.clipped = (
@@ -174,15 +174,17 @@ class Result:
 
 # ---- The study --------------------------------------------------------------------------------------------------------
 
-def report(results, reference):
-    """A line each: against the reference, the differences of the losses of the same examples by seed."""
+def report(results, constant, reference):
+    """A line each: constant batches against the reference, ramps against the batch they start from; the differences are
+    those of the losses of the same examples by seed."""
     yield (f"{'run':<26} {'lr at 32':>8} {'beta2':>6} {'decay':>6} {'final':>6} {'steps':>8} {'+-':>6} {'fewer':>6} "
            f"{'seconds':>8} {'clipped':>7} {'val loss':>8} {'loss':>8} {'difference':>10} {'+-':>7}")
     for result in results:
-        difference, error = paired(result.losses, reference.losses)
+        other = constant[result.first] if result.choice[0] == "ramp" else reference
+        difference, error = paired(result.losses, other.losses)
         lr, beta2, decay, final = result.choice[2:]
         yield (f"{result.name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
-               f"{100 * (1 - result.steps / reference.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
+               f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
                f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
     yield f"reference: {reference.name}, the largest constant batch within {TOLERANCE} of the best; seeds: {len(reference.losses)}"
 
@@ -196,15 +198,18 @@ def edges(results, study):
 
 
 def study_size(out, suffix, fixed):
-    """Tunes every constant batch, finds the reference, tunes a ramp from it with every kappa. Returns them."""
+    """Tunes every constant batch, finds the reference, tunes the ramps. Returns the reference."""
     os.makedirs(out, exist_ok=True)
     study = Study(out, suffix)
-    constant = {int(rows): study.halve(study.choices("constant", rows, **fixed), int(rows))
-                for rows in study.get("BATCHES").split()}
+    batches = [int(rows) for rows in study.get("BATCHES").split()]
+    starts = [kappa.partition("@")[::2] for kappa in study.get("KAPPAS").split()]
+    if missing := [rows for _, rows in starts if rows and int(rows) not in batches]:
+        raise Fault(EXIT_INPUT, f"KAPPAS{suffix}: a ramp from {missing[0]} rows, which are not in BATCHES{suffix}")
+    constant = {rows: study.halve(study.choices("constant", str(rows), **fixed), rows) for rows in batches}
     first = reference_batch({rows: result.loss for rows, result in constant.items()})
-    ramps = [study.halve(study.choices("ramp", kappa, **fixed), first) for kappa in os.environ["KAPPAS"].split()]
+    ramps = [study.halve(study.choices("ramp", size, **fixed), int(rows or first)) for size, rows in starts]
     results = [*constant.values(), *ramps]
-    lines = [*report(results, constant[first]), *edges(results, study)]
+    lines = [*report(results, constant, constant[first]), *edges(results, study)]
     print("\n".join(lines), flush=True)
     with open(os.path.join(out, "table.txt"), "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")

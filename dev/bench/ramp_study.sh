@@ -21,7 +21,8 @@
 #     BATCHES     rows of the constant batches ("8 16 32")
 #     LRS         learning rates at 32 rows ("1e-3 1.4e-3 2e-3 2.8e-3"); at B rows x (B / 32)^0.5
 #     BETA2S, DECAYS, FINALS   ("0.95 0.98 0.99", "0.1 0.2", "0.1 0.03"): beta2, weight decay, final rate
-#     KAPPAS      a ramp each ("0.65 0.65:64"), with its most rows after a colon; BATCH_MAX: else (512)
+#     KAPPAS      a ramp each ("0.65 0.8@32"): kappa; after a colon, its most rows, else BATCH_MAX (512); after an @, the
+#                 constant batch that it starts from and is compared with, else the reference
 #     TOKENS      length of a run (80000000); SEQ_LEN, SHAPE, MICRO_BATCH, VAL_TOKENS, WARMUP_STEPS: see below
 #     VOCABULARY  data/gpt2, for a second size on tokens of the same files; or TRAIN_2 and VAL_2, shards to use instead.
 #                 Without either there is no second size. Its other variables have the same names with _2; beta2, weight
@@ -31,7 +32,7 @@ set -u
 [[ ${1:-} != @(--help|-h) ]] || { print_header "$0" && exit; }
 [ $# = 0 ] || fail 64 "$1: it takes no arguments, the environment says what to do" "See --help"
 cd "$root" || exit 70
-export TRAINER=${TRAINER:-./train_gpt2cu} JOBS=${JOBS:-1} KAPPAS=${KAPPAS-0.65 0.65:64} BATCH_MAX=${BATCH_MAX:-512}
+export TRAINER=${TRAINER:-./train_gpt2cu} JOBS=${JOBS:-1} KAPPAS=${KAPPAS-0.65 0.8@32} BATCH_MAX=${BATCH_MAX:-512}
 export TRAIN=${TRAIN:-} VAL=${VAL:-} SEEDS=${SEEDS:-1 2 3 4 5 6 7 8} BATCHES=${BATCHES:-8 16 32}
 export LRS=${LRS:-1e-3 1.4e-3 2e-3 2.8e-3} BETA2S=${BETA2S:-0.95 0.98 0.99} DECAYS=${DECAYS:-0.1 0.2} FINALS=${FINALS:-0.1 0.03}
 export TOKENS=${TOKENS:-80000000} SEQ_LEN=${SEQ_LEN:-512} VAL_TOKENS=${VAL_TOKENS:-2097152}
@@ -39,7 +40,7 @@ export SHAPE=${SHAPE:---vocab-size 256 --layers 6 --heads 6 --channels 384}
 export MICRO_BATCH=${MICRO_BATCH:-128}  # rows; changes the time, not the numbers
 export WARMUP_STEPS=${WARMUP_STEPS:-60} # at least; 5% of the tokens where that is more
 export TRAIN_2=${TRAIN_2:-} VAL_2=${VAL_2:-} SEEDS_2=${SEEDS_2:-1 2 3} BATCHES_2=${BATCHES_2:-$BATCHES} LRS_2=${LRS_2:-$LRS}
-export BETA2S_2='' DECAYS_2='' FINALS_2='' TOKENS_2=${TOKENS_2:-200000000} SEQ_LEN_2=${SEQ_LEN_2:-1024}
+export KAPPAS_2=${KAPPAS_2-$KAPPAS} BETA2S_2='' DECAYS_2='' FINALS_2='' TOKENS_2=${TOKENS_2:-200000000} SEQ_LEN_2=${SEQ_LEN_2:-1024}
 export VAL_TOKENS_2=${VAL_TOKENS_2:-$VAL_TOKENS} SHAPE_2=${SHAPE_2:---model d6} MICRO_BATCH_2=${MICRO_BATCH_2:-32} WARMUP_STEPS_2=$WARMUP_STEPS
 TOKENIZE=${TOKENIZE:-data/tokenize} VOCABULARY=${VOCABULARY:-} TEXTS=${TEXTS:-/usr /opt} OUT=${OUT:-build/ramp_study}
 WORK=$(mktemp -d)

@@ -19,7 +19,7 @@ from ramp_study import WINDOW, paired, reference_batch, window_loss
 from report import show, show_time
 from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
-RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.:]+)(?:-from\d+)?-(lr.+)-share1-seed(\d+)$")
+RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.:]+)(?:-from(\d+))?-(lr.+)-share1-seed(\d+)$")
 
 
 def end_loss(run):
@@ -33,24 +33,24 @@ def last_val(run):
 
 
 def load(study):
-    """One run a batch: constant ones by their size, then the ramps by kappa."""
-    found = {}  # (kind, size) -> rate, betas, ... -> [(seed, run)]
+    """One run a batch: constant ones by their size, then the ramps by their first rows and kappa."""
+    found = {}  # (kind, first, size) -> rate, betas, ... -> [(seed, run)]
     for name in sorted(os.listdir(study)) if os.path.isdir(study) else []:
         match = RUN_NAME.match(name)
         if match and os.path.isdir(os.path.join(study, name)):
-            kind, size, tuning, seed = match.groups()
-            by_tuning = found.setdefault((kind, *map(float, size.split(":"))), {})
+            kind, size, first, tuning, seed = match.groups()
+            by_tuning = found.setdefault((kind, int(first or 0), *map(float, size.split(":"))), {})
             by_tuning.setdefault(tuning, []).append((int(seed), Run(os.path.join(study, name))))
     runs = []
-    for (kind, size, *most), by_tuning in sorted(found.items()):
+    for (kind, first, size, *most), by_tuning in sorted(found.items()):
         best = min(by_tuning.values(), key=lambda seeds: (-len(seeds), mean(end_loss(run) for _, run in seeds)))
         best.sort(key=lambda seed: seed[0])
         run = best[0][1]
         run.seeds = dict(best)
         run.losses = {seed: end_loss(of) for seed, of in best}
         run.ramp, run.size = kind == "ramp", size
-        most = "".join(f" to {x:g} rows" for x in most)
-        run.label = f"ramp{most}, kappa {size:g}" if run.ramp else f"{size:g} rows"
+        most = "".join(f" to {x:g}" for x in most)
+        run.label = f"ramp from {first}{most}, kappa {size:g}" if run.ramp else f"{size:g} rows"
         runs.append(run)
     if not any(not run.ramp for run in runs):
         raise Fault(EXIT_INPUT, f"{study}: no constant batch of dev/bench/ramp_study.sh in it")
@@ -196,7 +196,7 @@ def main():
         raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.sh in it")
     import report_plots as plots
 
-    plots.POINTS = 300  # of a curve: small files
+    plots.POINTS = 180  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     if not any(x > 0 for x in ramp.column("ramp_target")):
         raise Fault(EXIT_INPUT, f"{ramp.path}: no ramp_target: of a build before the smooth ramp, or nothing was measured")

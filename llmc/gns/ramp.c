@@ -257,5 +257,8 @@ void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]) {
 }
 
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch) {
-    return schedule_lr * pow((double)batch / (double)r->config.batch_ref, r->config.lr_power);
+    const RampConfig *c = &r->config;
+    double end = fmin(c->lr_power, RAMP_LR_POWER_END), rate = c->schedule.lr > 0 ? schedule_lr / c->schedule.lr : 0;
+    double power = end + (c->lr_power - end) * rate;
+    return schedule_lr * pow((double)batch / (double)c->batch_ref, power);
 }

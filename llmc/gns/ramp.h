@@ -26,9 +26,11 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
-// Measured (dev/docs/gns.md): beside 0.5, the square root, and 0.8. The second moment holds |G|^2 as well as the noise, and
-// so sqrt(B) makes steps a little too short as B nears the noise scale.
-#define RAMP_LR_POWER 0.6 // of gns, and of a replay
+// Measured (dev/docs/gns.md). The rate grows with the batch^power, and the power falls with the schedule. At the peak a
+// high one covers more ground in fewer steps; what it adds in noise goes as the rate decays. At the end the square root
+// leaves as little noise as the constant batch has.
+#define RAMP_LR_POWER     0.8 // at the schedule's peak: of gns, and of a replay
+#define RAMP_LR_POWER_END 0.5 // where the schedule is 0, unless the one at the peak is lower
 
 typedef struct {
     RampMode mode;
@@ -36,7 +38,7 @@ typedef struct {
     int64_t batch_ref;            // rows: the batch the learning rate was meant for
     int64_t seq_len;              // tokens a row
     double kappa;                 // target batch, in noise scales
-    double lr_power;              // p of lr x (B / batch_ref)^p
+    double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
     double half_life_tokens;      // of the noise scale's average
     double train_tokens;          // the horizon
     Schedule schedule;
@@ -93,6 +95,7 @@ void ramp_observe(Ramp *r, double step_tokens, double aim);
 enum { RAMP_WHY_BYTES = 40 };
 void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 
-// schedule_lr x (batch / batch_ref)^lr_power, in every mode: in fixed mode that is the schedule's rate, but for a last
-// step that the horizon cuts short
+// schedule_lr x (batch / batch_ref)^p, in every mode; in fixed mode that is the schedule's rate, but for a last step that
+// the horizon cuts short. p goes from lr_power, where schedule_lr is the peak, in proportion to it towards
+// RAMP_LR_POWER_END.
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);

@@ -370,15 +370,26 @@ static void test_seesaw_without_a_rate(void) {
     CHECK(ramp_batch(&r, 9, 5e5) == c.batch_min, "%lld rows at rate 0", (long long)ramp_batch(&r, 9, 5e5));
 }
 
+// Four times the reference batch, at the peak (0.01) and at 30% of it. A power of up to 0.5 stays; a larger one falls with
+// the schedule: 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
-    const double powers[] = {0, 0.5, 1};
-    const double want[] = {0.003, 0.006, 0.012};
-    for (int i = 0; i < 3; i++) {
-        c.lr_power = powers[i];
+    static const struct {
+        double power, peak, later;
+    } cases[] = {{0, 1, 1},
+                 {0.25, M_SQRT2, M_SQRT2},
+                 {0.5, 2, 2},
+                 {0.8, 3.031433133020796, 2.265767770591597},
+                 {1, 4, 2.462288826689833}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        c.lr_power = cases[i].power;
         Ramp r = ramp_make(&c);
-        CHECK_CLOSE(ramp_lr(&r, 0.003, 32), want[i], 1e-15, 0);
+        CHECK_CLOSE(ramp_lr(&r, 0.01, 32), 0.01 * cases[i].peak, 1e-12, 0);
+        CHECK_CLOSE(ramp_lr(&r, 0.003, 32), 0.003 * cases[i].later, 1e-12, 0);
         CHECK(ramp_lr(&r, 0.003, 8) == 0.003, "the reference batch has the schedule's rate");
+        CHECK(ramp_lr(&r, 0, 32) == 0, "no rate, yet %g", ramp_lr(&r, 0, 32));
+        r.config.schedule.lr = 0;
+        CHECK(ramp_lr(&r, 0, 32) == 0, "a schedule of 0, yet %g", ramp_lr(&r, 0, 32));
     }
     c = config_make(RAMP_FIXED); // a last step that the horizon cuts: the same rule in every mode
     Ramp r = ramp_make(&c);

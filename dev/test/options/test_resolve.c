@@ -40,8 +40,8 @@ static void test_lr_power(void) {
         const char *ramp;
         double power;
     } cases[] = {{"", 0.5},
-                 {"--ramp gns --batch-min 2 --batch-max 32", 0.6},
-                 {"--ramp replay:x", 0.6},
+                 {"--ramp gns --batch-min 2 --batch-max 32", 0.8},
+                 {"--ramp replay:x", 0.8},
                  {"--ramp linear --batch-min 2 --batch-max 32", 0.5},
                  {"--ramp seesaw --batch-min 2 --batch-max 32", 0.5},
                  {"--ramp gns --batch-min 2 --batch-max 32 --ramp-lr-power 0", 0},

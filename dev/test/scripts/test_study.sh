@@ -32,7 +32,7 @@ end statistics
 
 begin
 export OUT=$work/study TEXTS=$text TOKENS=20000 BATCHES="4 16" SEQ_LEN=16 MICRO_BATCH=8 VAL_TOKENS=512 LRS="1e-2 2e-2 4e-2"
-export BETA2S="0.9 0.95" DECAYS=0.1 FINALS=0.1 SEEDS="1 2" KAPPAS="0.65 0.65:8" BATCH_MAX=64 WARMUP_STEPS=10 JOBS=2
+export BETA2S="0.9 0.95" DECAYS=0.1 FINALS=0.1 SEEDS="1 2" KAPPAS="0.65 0.65:8 0.65@16" BATCH_MAX=64 WARMUP_STEPS=10 JOBS=2
 export SHAPE="--vocab-size 256 --layers 1 --heads 2 --channels 16 --threads 1"
 returns 0 dev/bench/ramp_study.sh
 row() { awk -v name="$1" -v column="$2" 'index($0, name) == 1 { print $(NF - column) }' "$OUT/table.txt"; }
@@ -56,8 +56,9 @@ check "warm-up of the ramp" says "$one/run.json" '"warmup_tokens": 1000,'
 check "the ramp's range" says "$one/run.json" '"batch_min": 4,'
 check "the other ramp's range" says "$(find "$OUT" -name 'ramp-kappa0.65:8-from4-*-share1-seed2' -type d)/run.json" '"batch_max": 8,'
 check "checkpoints are left" [ -z "$(find "$OUT" -name '*.safetensors')" ]
-# The last column but one of the ramp is its paired difference, by the program's own numbers.
-difference=$(python3 - "$OUT" << 'END'
+# The last column but one of a ramp is its paired difference from where it starts, by the program's own numbers.
+for first in 4 16; do
+    difference=$(python3 - "$OUT" $first << 'END'
 import glob, gzip, json, sys
 def loss(pattern, seed):
     (path,) = glob.glob(f"{sys.argv[1]}/{pattern}-share1-seed{seed}/metrics.jsonl.gz")
@@ -65,14 +66,16 @@ def loss(pattern, seed):
     ends = [row["tokens"] for row in rows]
     parts = [max(0, end - max(begin, 18000)) for begin, end in zip([0, *ends], ends)]
     return sum(p * row["loss"] for p, row in zip(parts, rows)) / sum(parts)
-print(f"{sum(loss('ramp-kappa0.65-*', seed) - loss('constant-4-*', seed) for seed in (1, 2)) / 2:+.4f}")
+first = sys.argv[2]
+print(f"{sum(loss(f'ramp-kappa0.65-from{first}-*', seed) - loss(f'constant-{first}-*', seed) for seed in (1, 2)) / 2:+.4f}")
 END
-)
-difference_row=$(row 'ramp from 4, kappa 0.65 ' 1)
-check "difference $difference_row, want $difference" [ "$difference_row" = "$difference" ]
+    )
+    difference_row=$(row "ramp from $first, kappa 0.65 " 1)
+    check "from $first: difference $difference_row, want $difference" [ "$difference_row" = "$difference" ]
+done
 before=$(ls -l --time-style=full-iso "$OUT"/*/metrics.jsonl.gz)
 TRAIN_2="$OUT/text_train_*.bin" VAL_2="$OUT/text_val_*.bin" TOKENS_2=8000 SEQ_LEN_2=16 SHAPE_2=$SHAPE MICRO_BATCH_2=8 BATCHES_2=4 \
-    SEEDS_2=1 LRS_2=1e-2 returns 0 dev/bench/ramp_study.sh
+    KAPPAS_2=0.65 SEEDS_2=1 LRS_2=1e-2 returns 0 dev/bench/ramp_study.sh
 check "a run was made twice" [ "$before" = "$(ls -l --time-style=full-iso "$OUT"/*/metrics.jsonl.gz)" ]
 check "no second size" says "$OUT/second/table.txt" "ramp from 4, kappa 0.65"
 check "second size: other steps" grep -q '^4 rows .* 125 ' "$OUT/second/table.txt" # 500 rows
@@ -83,6 +86,8 @@ begin
 TRAINER=$work/none returns 64 dev/bench/ramp_study.sh
 TEXTS=$work/none OUT=$work/none returns 65 dev/bench/ramp_study.sh
 check "no text: says $(tail -n 1 "$work/log")" says "$work/log" "error: no source text"
+KAPPAS=0.65@7 OUT=$work/bad returns 65 dev/bench/ramp_study.sh
+check "no such start: says $(tail -n 1 "$work/log")" says "$work/log" "error: KAPPAS: a ramp from 7 rows, which are not in BATCHES"
 JOBS=1 SHAPE="--layers 0" OUT=$work/bad returns 1 dev/bench/ramp_study.sh # a trainer that fails
 check "a trainer that fails is not named: $(tail -n 1 "$work/log")" says "$work/log" "error: FAIL constant-4-lr1e-2-beta0.9-decay0.1-final0.1-share0.25-seed1: exit code 64"
 end errors
@@ -101,10 +106,10 @@ for part in adamw muon adamw-short muon-short; do # exact at every step, from th
 done
 returns 0 "$python" dev/docs/plots.py "$OUT" --muon "$work/muon" -o "$work"
 check "the better tuning: $(grep '4 rows' "$work/log")" says "$work/log" "| 2 | 313 | 10.0 seconds | 0.5 | 0.125 |"
-check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 6 ]
+check "a line a batch: $(grep -c '^|' "$work/log")" [ "$(grep -c '^|' "$work/log")" = 7 ]
 check "a figure is missing, or no XML" "$python" -c 'import sys, xml.etree.ElementTree as tree
 for name in sys.argv[2:]: tree.parse(f"{sys.argv[1]}/gns-{name}.svg")' "$work" ramp loss layers exact
-for label in '4 rows' '16 rows' 'ramp, kappa 0.65' 'ramp to 8 rows, kappa 0.65'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
+for label in '4 rows' '16 rows' 'ramp from 4, kappa 0.65' 'ramp from 4 to 8, kappa 0.65' 'ramp from 16, kappa 0.65'; do check "$label is not in the figure" says "$work/gns-loss.svg" "$label"; done
 check "no aim in the figure" says "$work/gns-ramp.svg" "aim: one standard error"
 check "no figure of Muon" "$python" -c 'import sys, xml.etree.ElementTree as tree; tree.parse(sys.argv[1])' "$work/gns-muon.svg"
 check "not in the figure of Muon" says "$work/gns-muon.svg" "Muon, 4 rows"
