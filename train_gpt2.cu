@@ -662,7 +662,8 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
                              .qkv = block->qkv,
                              .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
                              .scratch = engine->decode_scratch,
-                             .multiprocessors = engine->device.properties.multiProcessorCount};
+                             .multiprocessors = engine->device.properties.multiProcessorCount,
+                             .shared_bytes = engine->device.properties.sharedMemPerBlockOptin};
     TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
     return decode((float *)engine->logits, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }

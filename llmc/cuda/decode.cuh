@@ -16,6 +16,7 @@ typedef struct {
     size_t qkv_stride;  // elements from a block's to the next one's
     float *scratch;     // decode_scratch_floats
     int multiprocessors;
+    size_t shared_bytes; // that a thread block can have
 } Decoder;
 
 size_t decode_scratch_floats(const ModelConfig *config);
