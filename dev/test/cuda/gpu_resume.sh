@@ -7,7 +7,12 @@ set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
 work=$(mktemp -d)
-trap 'for p in $(jobs -p); do kill -9 -- "-$p" || kill -9 "$p"; done 2> /dev/null; rm -rf "$work"' EXIT
+end_all() {
+    local job
+    for job in $(jobs -p); do kill -9 -- "-$job" || kill -9 "$job"; done 2> /dev/null
+    rm -rf "$work"
+}
+trap end_all EXIT
 failed=0
 
 verdict() { # NAME CONDITION'S EXIT CODE WHY
