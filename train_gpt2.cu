@@ -22,7 +22,6 @@
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "model/arena.h"
-#include "model/cuda_sizes.h"
 #include "model/shard.h"
 
 #include <assert.h>
@@ -165,10 +164,10 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
 // Does the product that makes dfc sum its columns, fc's bias gradient, too?
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
-// And attention's backward those of dqkv, qkv's? That costs it 7%: more than weight_gradient's sums, where its tiles are
-// whole, and less where they are not, or a pass over dqkv.
+// And attention's backward those of dqkv, qkv's? That costs it 7%: more than weight_gradient's sums where its tiles are
+// whole, less where they are not.
 static bool qkv_is_summed(const Engine *engine, const Pass *p) {
-    return engine->fused_linear && p->C % WEIGHT_GRADIENT_TILE != 0 && attention_sums(p->attention);
+    return engine->fused_linear && attention_sums(p->attention);
 }
 
 // The bias of w has its gradient from nowhere else.
@@ -567,7 +566,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 }
 
 // Runs each kind of micro-step of training on arbitrary tokens, so that all products are timed: with first gradients, and
-// with added ones. The results are dropped.
+// with added ones; and validation's logits, where training has other products. The results are dropped.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -576,6 +575,7 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     TRY(cuda_begin_step(engine, e));
     for (int i = 0; i < 2; i++) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
     if (c->gns == GNS_EXACT) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
+    if (head_is_exponentials(engine)) TRY(head_logits(engine, 0, engine_head_examples(c) * c->seq_len, false, e));
     return cuda_begin_step(engine, e);
 }
 

@@ -75,7 +75,7 @@ def main():
     for _ in range(args.units):
         for arm in arms + arms[::-1]:
             skipped, counted = (math.ceil(1e3 * seconds / ms[arm] - 0.5) for seconds in (0.2, args.seconds))
-            ms[arm], tokens = processes[arm[0]].turn(arm[1], skipped, max(counted, 1))
+            ms[arm], tokens = processes[arm[0]].turn(arm[1], max(skipped, 1), max(counted, 1))
             results[arm].append((ms[arm], tokens))
             if args.raw:
                 print(f"{time.monotonic() - start:.2f} {' '.join(arm)} {ms[arm]}")

@@ -1,5 +1,6 @@
 // attention: checks the shape and picks the path.
 #include "cuda/attention_paths.cuh"
+#include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 
 static size_t rows_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
@@ -14,7 +15,8 @@ size_t attention_workspace_bytes(AttentionShape s) {
 }
 
 bool attention_sums(AttentionShape s) {
-    return sizeof(real) < sizeof(float) && (s.D == 64 || s.D == 128) && s.T % ATTENTION_SUM_ROWS == 0;
+    return sizeof(real) < sizeof(float) && s.D == 64 && s.T % ATTENTION_SUM_ROWS == 0 &&
+           s.C() % WEIGHT_GRADIENT_TILE != 0;
 }
 
 typedef struct {

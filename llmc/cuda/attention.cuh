@@ -41,7 +41,8 @@ struct AttentionMasks {
 int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Does the backward sum the columns of dqkv, the gradient of its bias, on a GPU and in a build that have linear_sm90?
+// Does the backward sum the columns of dqkv, the gradient of its bias, on a GPU that has linear_sm90? Where their number is
+// no multiple of weight_gradient's tile.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv (B, T, 3C) whole, and adds its columns to bias (3C) (sum NULL: not wanted; see attention_sums). workspace:

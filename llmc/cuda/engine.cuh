@@ -33,7 +33,7 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 takes the products of a block that an element-wise pass follows
+    bool fused_linear; // linear_sm90 takes the products of a block but dinputs, and the head's
     int clusters;      // weight_gradient_clusters
     void *memory;      // the one device allocation
 

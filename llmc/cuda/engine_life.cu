@@ -1,6 +1,5 @@
 // The CUDA engine's life: opening the device, streams, events and host buffers, tables on the device; what it tells about
 // the device.
-#include "cuda/attention.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
@@ -48,7 +47,6 @@ static int tables_load(Engine *engine, Error *e) {
     return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
 
-// All other kernels take any model.
 Dtype cuda_dtype(void) { return REAL_DTYPE; }
 
 int cuda_check_dtype(Dtype dtype, Error *e) {
@@ -57,6 +55,7 @@ int cuda_check_dtype(Dtype dtype, Error *e) {
                 "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
+// All other kernels take any model.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);

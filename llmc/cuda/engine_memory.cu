@@ -59,7 +59,7 @@ static size_t scratch_bytes(const Engine *engine) {
     int T = config->seq_len, C = m->channels, NH = m->heads;
     const size_t head_rows = (size_t)engine_head_examples(config) * T, Vp = config->model->vocab_padded;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
-    if (sizeof(real) < sizeof(float)) // numbers of a row, and sums of a tile's rows
+    if (REAL_DTYPE == DTYPE_BF16 && config->label_smoothing == 0) // numbers of a row, and sums of a tile's rows
         most = size_max(most, head_rows * (2 + linear_sm90_tiles((int)Vp)) * sizeof(float));
     if (config->optimizer == OPTIMIZER_LAMB)
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));

@@ -1,5 +1,5 @@
-// linear_sm90: a layer's product on Hopper, with the pass over memory that would follow it done before the product is
-// stored. Elsewhere cuBLASLt multiplies and kernels of their own follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the
+// linear_sm90: a layer's product on Hopper, with the pass over memory that would follow it, if any, done before the product
+// is stored. Elsewhere cuBLASLt multiplies and kernels of their own follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the
 // same roundings; LINEAR_SCALED and LINEAR_SOFTMAX are crossentropy.cuh's.
 #pragma once
 

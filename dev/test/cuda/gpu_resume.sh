@@ -7,7 +7,12 @@ set -u
 . "$(dirname "$0")/../../../scripts/common.sh"
 trainer=$1 tokenize=$2 text=$3
 work=$(mktemp -d)
-trap 'kill -9 $(jobs -p) 2> /dev/null; rm -rf "$work"' EXIT
+end_all() {
+    local job
+    for job in $(jobs -p); do kill -9 -- "-$job" || kill -9 "$job"; done 2> /dev/null
+    rm -rf "$work"
+}
+trap end_all EXIT
 failed=0
 
 verdict() { # NAME CONDITION'S EXIT CODE WHY
@@ -58,7 +63,7 @@ verdict_same() { # NAME WHOLE PARTS
 
 # Stopped once, within the ramp.
 resumes() { # NAME OPTIONS...
-    local name=$1 code
+    local name=$1 code last
     (train "$name" "${@:2}")
     verdict "$name/whole" $? "$(tail -n 1 "$work/$name.log")"
     code=$(stop_after "$name-parts" 30 TERM "${@:2}")
@@ -68,7 +73,9 @@ resumes() { # NAME OPTIONS...
     [ "$(grep -c '^resuming' "$work/$name-parts.log")" = 1 ]
     verdict "$name/resumed" $? "$(grep -c '^resuming' "$work/$name-parts.log") times"
     verdict_same "$name" "$name" "$name-parts"
-    ! cmp -s "$(newest_checkpoint "$work/$name")/model.safetensors" "$work/whole/$(basename "$(newest_checkpoint "$work/$name")")/model.safetensors"
+    last=$(basename "$(newest_checkpoint "$work/$name")")
+    cmp -s "$work/$name/$last/model.safetensors" "$work/whole/$last/model.safetensors"
+    [ $? = 1 ] # 2: a file is missing
     verdict "$name/another_run" $? "its options change nothing"
 }
 
@@ -90,10 +97,12 @@ last=$(basename "$(newest_checkpoint "$work/whole")")
 # Side by side. Each line is a document: a newline is the token that opens one.
 mkdir "$work/lines" && cp "$work/whole/$last/merges.txt" "$work/lines" &&
     sed 's/"\xc4\x8a": 10/"<|endoftext|>": 10/' "$work/whole/$last/vocab.json" > "$work/lines/vocab.json"
+set -m # each a group of processes, which the trap ends
 resumes muon --optimizer muon > "$work/muon.verdicts" &
 resumes lamb --optimizer lamb > "$work/lamb.verdicts" &
 resumes masks --dropout 0.1 --label-smoothing 0.1 --document-mask --tokenizer "$work/lines" > "$work/masks.verdicts" &
 wait
+set +m
 cat "$work"/*.verdicts
 ! grep -q ^FAIL "$work"/*.verdicts || failed=1
 
