@@ -653,7 +653,7 @@ static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
-// Logits after the last of n tokens, the others having been seen.
+// logits_host after the last of n tokens, the others having been seen.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const EngineConfig *c = &engine->config;
     const Block *block = engine->block;
@@ -665,7 +665,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
                              .multiprocessors = engine->device.properties.multiProcessorCount,
                              .shared_bytes = engine->device.properties.sharedMemPerBlockOptin};
     TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
-    return decode((float *)engine->logits, &decoder, tokens[n - 1], n - 1, engine->stream, e);
+    return decode(engine->logits_host, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }
 
 // The model is causal, so n is rounded up to a whole tile: texts of any length need few matmul plans.
@@ -687,7 +687,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     const size_t bytes = engine->config.model->config.vocab * sizeof(float);
     engine->seen_count = 0;
     TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
-    TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
+    if (!seen) TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     memcpy(logits, engine->logits_host, bytes);
     memcpy(engine->seen, tokens, n * sizeof *tokens);

@@ -23,7 +23,7 @@
 enum { THREADS = 256, WARPS = THREADS / WARP };
 enum { SPLITS_MAX = 4, HEAD_SPLITS_MAX = 12 };
 enum { STEP_ROWS = 16, STEP_PACKS = 2, PIECES_MAX = 4 };
-enum { STAGES = 3, CHUNK_MAX = 32 / sizeof(real) }; // chunks in flight; steps in one
+enum { STAGES = 2, CHUNK_MAX = 32 / sizeof(real) }; // chunks in flight; steps in one
 enum { AT_ONCE = 4 };                               // rows of the head that a warp has in flight
 enum { QKV, PROJ, FC, FCPROJ, PRODUCTS };
 constexpr unsigned EMPTY = 0xffffffff;

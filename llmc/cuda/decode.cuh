@@ -1,6 +1,6 @@
 // decode: the forward pass of one token after others whose keys and values are in memory. It reads every weight once, which
 // takes less time than launches of so many kernels would: one kernel walks through all layers, and its thread blocks, one
-// a multiprocessor, wait for each other after each product.
+// a multiprocessor, send each other the results of each product.
 //
 // Values are rounded where the kernels of a whole pass round them: only sums have another order.
 #pragma once
@@ -24,5 +24,6 @@ size_t decode_scratch_floats(const ModelConfig *config);
 // Does a token of so many channels fit into the shared memory that a thread block can have?
 bool decode_fits(int channels, size_t shared_bytes);
 
-// Writes row number `row` of qkv in every block, that of the token after as many others, and the logits of the next one (V).
+// Writes keys and values to row number `row` of qkv in every block, that of the token after as many others, and the logits of
+// the next one (V), in memory of the device or pinned memory of the host.
 int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e);
