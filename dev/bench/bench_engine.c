@@ -11,8 +11,8 @@
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
 //             300 tokens on average): with it;
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
-//             turns: instead, for turns.py: for each line "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" of stdin
-//             milliseconds and tokens of a step of so many micro-steps of so many rows (0: micro-batch)
+//             turns: instead, for turns.py: reads lines "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" and answers each
+//             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
 #include "model/engine.h"
 #include "plan/devices.h"
 #include "math/rng.h"

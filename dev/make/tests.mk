@@ -93,7 +93,7 @@ test-terminal: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize ## what a terminal of 
 # Left out: tests that need MPI, and test_crash, which takes an hour under qemu. That a tile stays in registers shows in the
 # objects of -O3 only.
 ARM_UNIT := $(filter-out %/test_crash %/test_crash_ranks,$(UNIT))
-test-arm: ## the CPU trainer for 64-bit Arm under qemu: unit tests, and runs that it and this machine resume; 15 minutes
+test-arm: ## the CPU trainer for 64-bit Arm under qemu: unit tests, and runs that it and this machine resume; 8 to 17 minutes
 	@scripts/deps.sh test-arm
 	@$(MAKE) --no-print-directory -s -j2 ARM=0 $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@GNS_HERE=$(BUILD) $(MAKE) --no-print-directory -s ARM=1 CFLAGS=-O3 test-arm-run

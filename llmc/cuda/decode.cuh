@@ -21,7 +21,7 @@ typedef struct {
 
 size_t decode_scratch_floats(const ModelConfig *config);
 
-// Does a token of so many channels fit into the shared memory that a thread block can have?
+// Is this much shared memory of a thread block enough for a model with this many channels?
 bool decode_fits(int channels, size_t shared_bytes);
 
 // Writes keys and values to row number `row` of qkv in every block, that of the token after as many others, and the logits of

@@ -27,8 +27,8 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 extern const char *const ramp_mode_names[RAMP_MODES];
 
 // Measured (dev/docs/gns.md). The rate grows with the batch^power, and the power falls with the schedule. At the peak a
-// high one covers more ground in fewer steps; what it adds in noise goes as the rate decays. At the end the square root
-// leaves as little noise as the constant batch has.
+// high one makes more progress in fewer steps, and the noise that it adds disappears as the rate decays. At the end the
+// square root leaves as little noise as the constant batch has.
 #define RAMP_LR_POWER     0.8 // at the schedule's peak: of gns, and of a replay
 #define RAMP_LR_POWER_END 0.5 // where the schedule is 0, unless the one at the peak is lower
 

@@ -364,8 +364,9 @@ static void check_against_twin(AttentionShape s, double deviation, Worst *worst_
 #else
     const int paths = 2;
 #endif
-    // what is kept grows by 1 / (1 - p), and with it the rounding of out; where few keys are kept nothing averages it
-    const double slack = fmax(1, deviation) * (kind.p > 0 ? 2 / (1 - kind.p) : 1);
+    // What is kept grows by 1 / (1 - p), and with it the rounding of out. Few channels do not average it: with 5, an emulation
+    // of the roundings in bf16 reached 1.26 times the tolerance in 400 draws, with 16 channels 0.8, with 64 0.44.
+    const double slack = fmax(1, deviation) / (1 - kind.p) * (kind.p > 0 && s.D < 16 ? 1.6 : 1);
     for (int path = 0; path < paths; path++) {
         problem.run((Path)path);
         real *out = problem.out.host(), *dqkv = problem.dqkv.host();
