@@ -648,8 +648,7 @@ static int tokens_before_document(const Engine *engine, const uint16_t *tokens, 
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    return apart && !engine->config.shard_weights &&
-           decode_fits(m->channels, engine->device.properties.sharedMemPerBlockOptin) && n > 1 &&
+    return apart && !engine->config.shard_weights && decode_fits(m, &engine->device.properties) && n > 1 &&
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
@@ -662,8 +661,8 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
                              .qkv = block->qkv,
                              .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
                              .scratch = engine->decode_scratch,
-                             .multiprocessors = engine->device.properties.multiProcessorCount,
-                             .shared_bytes = engine->device.properties.sharedMemPerBlockOptin};
+                             .turn = engine->decoded++,
+                             .device = &engine->device.properties};
     TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
     return decode(engine->logits_host, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }
@@ -673,6 +672,7 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     const size_t tile = 64;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     p.documents = false; // cuda_logits has dropped the others
+    engine->decoded = 0;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));

@@ -15,14 +15,15 @@ typedef struct {
     real *qkv;          // (T, 3C) of block 0
     size_t qkv_stride;  // elements from a block's to the next one's
     float *scratch;     // decode_scratch_floats
-    int multiprocessors;
-    size_t shared_bytes; // that a thread block can have
+    int turn;           // launches before this one whose scratch nobody has touched since
+    const cudaDeviceProp *device;
 } Decoder;
 
 size_t decode_scratch_floats(const ModelConfig *config);
 
-// Is this much shared memory of a thread block enough for a model with this many channels?
-bool decode_fits(int channels, size_t shared_bytes);
+// Can the device run decode for this model? It needs heads of whole packs of 8 elements, shared memory for what a thread block
+// keeps, and all thread blocks at once.
+bool decode_fits(const ModelConfig *config, const cudaDeviceProp *device);
 
 // Writes keys and values to row number `row` of qkv in every block, that of the token after as many others, and the logits of
 // the next one (V), in memory of the device or pinned memory of the host.

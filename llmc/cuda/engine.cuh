@@ -88,6 +88,7 @@ struct Engine {
     bool stats_sent;         // that copy is queued, and no number has changed since
     uint16_t *seen;          // (T), of which the first seen_count: the tokens whose keys and values are in memory
     int seen_count;
+    int decoded;      // of these, the last that decode took
     uint64_t example; // of the run, the first of the next micro-step
     GnsMode mode;     // the least that a micro-step of this step has measured
     bool first;       // the next micro-step's gradients overwrite: the step's first, with shard_grads each
