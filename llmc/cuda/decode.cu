@@ -11,10 +11,10 @@
 //    these take turns: who writes one has passed the barrier of the other, and so has who read it.
 // 5. A warp fetches its own weights, STAGES chunks in advance across products, layers and the head, into its own part of a
 //    ring in shared memory. Each use of a chunk waits for all but the last STAGES - 1 groups of fetches, and one chunk is
-//    fetched after each use: while words are on their way, which fetches delay. So warps of their own for fetches, which
-//    begin earlier, make a token slower.
+//    fetched after each use, while words are on their way: fetches delay loads of words.
 // 6. A phase's code runs once a layer, and few warps wait for each of its instructions: what counts is how many there are.
-//    Loops are not unrolled where that is not said.
+//    Loops are not unrolled where that is not said. Lanes that part at a branch meet again (__syncwarp) before the warp
+//    exchanges values: the unit does that slowly for lanes that have not met.
 #include "cuda/decode.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/mma.cuh"
@@ -683,8 +683,8 @@ __device__ static void product(State *s, const Layers &a, int which, int l) {
     }
 }
 
-// All that the multiplying warps do.
-__device__ static void multiply_all(State *s, const Layers &a, int token, int row) {
+// From the token to the logits.
+__device__ static void pass(State *s, const Layers &a, int token, int row) {
     const Rows columns = columns_of(a, s->warp);
     for (int c = threadIdx.x; c < a.in_count; c += THREADS) s->in[c] = (real)0; // weights of 0 multiply any of it
     for (int c = columns.begin + s->lane; c < columns.end; c += WARP)
@@ -721,7 +721,7 @@ __global__ void __launch_bounds__(THREADS, 1) decode_kernel(const __grid_constan
     keys_ahead(&s, a, a.cache, row);
 #pragma unroll 1
     for (int i = 0; i < STAGES; i++) stream_fetch(&s.stream, a, s.ring);
-    multiply_all(&s, a, token, row);
+    pass(&s, a, token, row);
     words_clear(a.words_before, a.words_count);
 }
 
