@@ -7,7 +7,7 @@ programs=${GNS_BUILD:?the build directory}/dev/test
 python=${PYTHON:-build/venv/bin/python}
 
 if ! why=$("$python" -c 'import jax, ml_dtypes, numpy, safetensors' 2>&1); then
-    echo "SKIP oracle: no Python packages ($(tail -n 1 <<< "$why")); scripts/deps.sh test installs them"
+    echo "SKIP oracle: no Python packages ($(tail -n 1 <<< "$why")); scripts/deps.sh venv installs them"
     exit 0
 fi
 
