@@ -51,6 +51,11 @@ estimates_what_the_cuda_engine_takes() {
     done
 }
 
+plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
+    "$cuda" --dry-run --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 > plan.txt 2>&1 &&
+        said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
+}
+
 refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin what code
     seq 99 > text.txt
@@ -79,5 +84,6 @@ refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from option
 }
 
 try estimates_what_the_cuda_engine_takes
+try plans_the_largest_micro_batch
 try refuses_what_the_cuda_engine_cannot
 exit $failed

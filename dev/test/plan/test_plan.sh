@@ -78,13 +78,8 @@ reports_memory_too_small() { # an error for this machine, a note for another; th
         { cat error.txt plan.txt; return 1; }
 }
 plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
-    local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
-    for program in "$train" "$cuda"; do
-        [ -x "$program" ] || continue
-        # shellcheck disable=SC2086
-        CUDA_VISIBLE_DEVICES='' "$program" --dry-run $most > plan.txt 2>&1 &&
-            said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
-    done
+    plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
+        said 'the largest --micro-batch that fits is 512$'
 }
 planning_needs_dry_run() {
     local option
