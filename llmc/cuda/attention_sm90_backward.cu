@@ -256,7 +256,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all of their documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
-        if (rows.columns) warp_columns_out<F::D>(rows.columns, dq, scale, scale, work.column, warp_row, work.b, s);
+        if constexpr (F::D == 64)
+            if (rows.columns) warp_columns_out(rows.columns, dq, scale, scale, work.column, warp_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -368,11 +369,12 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         float dk_scale = M == DROPPED ? scale * masks.factor : scale;
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
-        if (rows.columns) {
-            const int column = s.C() + work.column;
-            warp_columns_out<F::D>(rows.columns, dk, dk_scale, dk_scale, column, warp_row, work.b, s);
-            warp_columns_out<F::D>(rows.columns, dv, masks.factor, masks.factor, s.C() + column, warp_row, work.b, s);
-        }
+        if constexpr (F::D == 64)
+            if (rows.columns) {
+                const int column = s.C() + work.column;
+                warp_columns_out(rows.columns, dk, dk_scale, dk_scale, column, warp_row, work.b, s);
+                warp_columns_out(rows.columns, dv, masks.factor, masks.factor, s.C() + column, warp_row, work.b, s);
+            }
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
