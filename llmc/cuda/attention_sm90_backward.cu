@@ -370,10 +370,9 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
         if constexpr (F::D == 64)
-            if (rows.columns) {
-                const int column = s.C() + work.column;
-                warp_columns_out(rows.columns, dk, dk_scale, dk_scale, column, warp_row, work.b, s);
-                warp_columns_out(rows.columns, dv, masks.factor, masks.factor, s.C() + column, warp_row, work.b, s);
+            if (float *sums = rows.columns) {
+                warp_columns_out(sums, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b, s);
+                warp_columns_out(sums, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b, s);
             }
         barrier_arrive(&shared.own_empty[own.stage]);
     }
