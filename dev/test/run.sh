@@ -24,7 +24,7 @@ one() { # TEST
     local name mark scratch out code failed=0 start=$EPOCHREALTIME begun=$SECONDS why=
     name=$(basename "$1")
     mark=$BASHPID.$start
-    scratch=$(mktemp -d) && out=$scratch/.output || exit 70
+    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # some tests are other users at times
     GNS_TEST=$mark TMPDIR=$scratch timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$1" > "$out" 2>&1
     code=$?
     ! grep -qE '^FAIL ' "$out" || failed=1
