@@ -21,9 +21,12 @@
 #     BATCHES     rows of the constant batches ("8 16 32")
 #     LRS         learning rates at 32 rows ("1e-3 1.4e-3 2e-3 2.8e-3"); at B rows x (B / 32)^0.5
 #     BETA2S, DECAYS, FINALS   ("0.95 0.98 0.99", "0.1 0.2", "0.1 0.03"): beta2, weight decay, final rate
+#     SHARES      ("0.25 0.5 1") of the tokens: every combination runs on the first, the best third on the next, and so on
 #     KAPPAS      a ramp each ("0.65 0.8@32"): kappa; after a colon, its most rows, else BATCH_MAX (512); after an @, the
 #                 constant batch that it starts from and is compared with, else the reference
 #     TOKENS      length of a run (80000000); SEQ_LEN, SHAPE, MICRO_BATCH, VAL_TOKENS, WARMUP_STEPS: see below
+#     LAUNCH      for wall clock on several GPUs, "scripts/mpirun.sh -np 4": starts the first ramp and the batch it starts
+#                 from once more, with nothing beside them
 #     VOCABULARY  data/gpt2, for a second size on tokens of the same files; or TRAIN_2 and VAL_2, shards to use instead.
 #                 Without either there is no second size. Its other variables have the same names with _2; beta2, weight
 #                 decay and final rate are those of the reference
@@ -35,6 +38,7 @@ cd "$root" || exit 70
 export TRAINER=${TRAINER:-./train_gpt2cu} JOBS=${JOBS:-1} KAPPAS=${KAPPAS-0.65 0.8@32} BATCH_MAX=${BATCH_MAX:-512}
 export TRAIN=${TRAIN:-} VAL=${VAL:-} SEEDS=${SEEDS:-1 2 3 4 5 6 7 8} BATCHES=${BATCHES:-8 16 32}
 export LRS=${LRS:-1e-3 1.4e-3 2e-3 2.8e-3} BETA2S=${BETA2S:-0.95 0.98 0.99} DECAYS=${DECAYS:-0.1 0.2} FINALS=${FINALS:-0.1 0.03}
+export LAUNCH=${LAUNCH:-} SHARES=${SHARES:-0.25 0.5 1} SHARES_2=${SHARES_2:-1}
 export TOKENS=${TOKENS:-80000000} SEQ_LEN=${SEQ_LEN:-512} VAL_TOKENS=${VAL_TOKENS:-2097152}
 export SHAPE=${SHAPE:---vocab-size 256 --layers 6 --heads 6 --channels 384}
 export MICRO_BATCH=${MICRO_BATCH:-128}  # rows; changes the time, not the numbers
