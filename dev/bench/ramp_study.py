@@ -179,17 +179,20 @@ class Result:
 # ---- The study --------------------------------------------------------------------------------------------------------
 
 def report(results, constant, reference):
-    """A line each: constant batches against the reference, ramps against the batch they start from; the differences are
-    those of the losses of the same examples by seed."""
+    """A line each: constant batches against the reference, ramps against the batch that they start from, and in a second
+    line against the reference where that is another; the differences are those of the losses of the same examples by seed."""
     yield (f"{'run':<26} {'lr at 32':>8} {'beta2':>6} {'decay':>6} {'final':>6} {'steps':>8} {'+-':>6} {'fewer':>6} "
            f"{'seconds':>8} {'clipped':>7} {'val loss':>8} {'loss':>8} {'difference':>10} {'+-':>7}")
     for result in results:
-        other = constant[result.first] if result.choice[0] == "ramp" else reference
-        difference, error = paired(result.losses, other.losses)
-        lr, beta2, decay, final = result.choice[2:]
-        yield (f"{result.name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
-               f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
-               f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
+        ramp = result.choice[0] == "ramp"
+        others = dict.fromkeys((constant[result.first], reference) if ramp else (reference,))
+        for of, other in enumerate(others):
+            difference, error = paired(result.losses, other.losses)
+            lr, beta2, decay, final = result.choice[2:]
+            name = f"  against {other.name}" if of else result.name
+            yield (f"{name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
+                   f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
+                   f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
     yield f"reference: {reference.name}, the largest constant batch within {TOLERANCE} of the best; seeds: {len(reference.losses)}"
 
 

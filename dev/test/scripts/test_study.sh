@@ -56,6 +56,9 @@ check "warm-up of the ramp" says "$one/run.json" '"warmup_tokens": 1000,'
 check "the ramp's range" says "$one/run.json" '"batch_min": 4,'
 check "the other ramp's range" says "$(find "$OUT" -name 'ramp-kappa0.65:8-from4-*-share1-seed2' -type d)/run.json" '"batch_max": 8,'
 check "checkpoints are left" [ -z "$(find "$OUT" -name '*.safetensors')" ]
+# 16 rows are not the reference: the ramp from there is compared with that as well.
+check "against the reference: $(row '  against' 6) of $(row '  against' 8) steps" awk -v fewer="$(row '  against' 6)" -v steps="$(row 'ramp from 16' 8)" \
+    'BEGIN { off = fewer - 100 * (1 - steps / 313); exit !(off * off <= 0.25 ^ 2) }' # steps are shown as whole ones
 # The last column but one of a ramp is its paired difference from where it starts, by the program's own numbers.
 for first in 4 16; do
     difference=$(python3 - "$OUT" $first << 'END'
