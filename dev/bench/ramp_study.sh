@@ -52,14 +52,14 @@ export WORK
 trap 'rm -rf "$WORK"' EXIT
 trap 'exit 130' INT TERM # and with it the trap above
 
-# This machine's source files. Sorted by digest: that mixes the projects, and keeps one of equal files, or training might
-# see a copy of a validation file. No file is larger than 64 KiB, 3% of VAL_TOKENS, so that no odd one dominates the
-# validation loss.
+# This machine's source files. Sorted by digest: that mixes the projects, and keeps the first by path of equal files, or
+# training might see a copy of a validation file. No file is larger than 64 KiB, 3% of VAL_TOKENS, so that no odd one
+# dominates the validation loss.
 source_files() {
     # shellcheck disable=SC2086
     find $TEXTS -xdev -type f \( -name '*.py' -o -name '*.c' -o -name '*.h' -o -name '*.hpp' \) -size +1k -size -64k \
         -print0 2> /dev/null | xargs -0 -r -n 500 -P "$(nproc)" md5sum 2> /dev/null |
-        LC_ALL=C sort -u -k 1,1 | sed -nE 's/^[0-9a-f]{32}  //p' > "$WORK/files"
+        LC_ALL=C sort | LC_ALL=C sort -u -k 1,1 | sed -nE 's/^[0-9a-f]{32}  //p' > "$WORK/files"
     [ -s "$WORK/files" ] || fail 65 "no source text under $TEXTS" "Name directories that hold some in TEXTS"
 }
 

@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" study
 export TRAINER=$train TOKENIZE=$tokenize
 text=$build/study_text # one name for all times: the files for validation are drawn by a hash of their paths
-trap 'rm -rf "$work" "$text"' EXIT
+trap 'rm -rf "$work" "$text" "${text}_copy"' EXIT
 
 # Sixty files, one a copy of another, and one that is too small to count.
 rm -rf "$text" && mkdir -p "$text"
@@ -96,6 +96,11 @@ TEXTS=$work/none OUT=$work/none returns 65 dev/bench/ramp_study.sh
 check "no text: says $(tail -n 1 "$work/log")" says "$work/log" "error: no source text"
 SHARES="0.5 0.25 1" OUT=$work/bad returns 65 dev/bench/ramp_study.sh
 check "shares: says $(tail -n 1 "$work/log")" says "$work/log" "error: SHARES: 0.5 0.25 1: shares of the tokens must grow"
+# Of equal files it keeps the same one, in whatever order they are found.
+cp -r "$text" "${text}_copy"
+TRAINER=/bin/false TEXTS="$text ${text}_copy" OUT=$work/texts returns 1 dev/bench/ramp_study.sh
+TRAINER=/bin/false TEXTS="${text}_copy $text" OUT=$work/again returns 1 dev/bench/ramp_study.sh
+check "other texts" cmp "$work/texts/text_train_000000.bin" "$work/again/text_train_000000.bin"
 KAPPAS=0.65@7 OUT=$work/bad returns 65 dev/bench/ramp_study.sh
 check "no such start: says $(tail -n 1 "$work/log")" says "$work/log" "error: KAPPAS: a ramp from 7 rows, which are not in BATCHES"
 JOBS=1 SHAPE="--layers 0" OUT=$work/bad returns 1 dev/bench/ramp_study.sh # a trainer that fails
