@@ -28,8 +28,8 @@
 #     LAUNCH      for wall clock on several GPUs, "scripts/mpirun.sh -np 4": starts the first ramp and the batch it starts
 #                 from once more, with nothing beside them
 #     VOCABULARY  data/gpt2, for a second size on tokens of the same files; or TRAIN_2 and VAL_2, shards to use instead.
-#                 Without either there is no second size. Its other variables have the same names with _2; beta2, weight
-#                 decay and final rate are those of the reference
+#                 Without either there is no second size. Its other variables have the same names with _2 (BATCHES_2 "16 32 64",
+#                 KAPPAS_2 "1.4@16", SHARES_2 "1", ...); beta2, weight decay and final rate are those of the reference
 set -u
 . "$(dirname "$0")/../../scripts/common.sh"
 [[ ${1:-} != @(--help|-h) ]] || { print_header "$0" && exit; }
@@ -43,8 +43,8 @@ export TOKENS=${TOKENS:-80000000} SEQ_LEN=${SEQ_LEN:-512} VAL_TOKENS=${VAL_TOKEN
 export SHAPE=${SHAPE:---vocab-size 256 --layers 6 --heads 6 --channels 384}
 export MICRO_BATCH=${MICRO_BATCH:-128}  # rows; changes the time, not the numbers
 export WARMUP_STEPS=${WARMUP_STEPS:-60} # at least; 5% of the tokens where that is more
-export TRAIN_2=${TRAIN_2:-} VAL_2=${VAL_2:-} SEEDS_2=${SEEDS_2:-1 2 3} BATCHES_2=${BATCHES_2:-$BATCHES} LRS_2=${LRS_2:-$LRS}
-export KAPPAS_2=${KAPPAS_2-$KAPPAS} BETA2S_2='' DECAYS_2='' FINALS_2='' TOKENS_2=${TOKENS_2:-200000000} SEQ_LEN_2=${SEQ_LEN_2:-1024}
+export TRAIN_2=${TRAIN_2:-} VAL_2=${VAL_2:-} SEEDS_2=${SEEDS_2:-1 2 3} BATCHES_2=${BATCHES_2:-16 32 64} LRS_2=${LRS_2:-1.4e-3 2e-3 2.8e-3 4e-3}
+export KAPPAS_2=${KAPPAS_2-1.4@16} BETA2S_2='' DECAYS_2='' FINALS_2='' TOKENS_2=${TOKENS_2:-100000000} SEQ_LEN_2=${SEQ_LEN_2:-1024}
 export VAL_TOKENS_2=${VAL_TOKENS_2:-$VAL_TOKENS} SHAPE_2=${SHAPE_2:---model d6} MICRO_BATCH_2=${MICRO_BATCH_2:-32} WARMUP_STEPS_2=$WARMUP_STEPS
 TOKENIZE=${TOKENIZE:-data/tokenize} VOCABULARY=${VOCABULARY:-} TEXTS=${TEXTS:-/usr /opt} OUT=${OUT:-build/ramp_study}
 WORK=$(mktemp -d)
