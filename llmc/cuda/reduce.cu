@@ -63,7 +63,6 @@ typedef struct {
 } Finish;
 
 typedef struct {
-    int count;
     Finish of[COLUMN_JOBS_MAX];
 } Finishes;
 
@@ -189,7 +188,7 @@ __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_
 }
 
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
-    Finishes all = {jobs->count, {}};
+    Finishes all = {};
     int examples = 0, totals = 0;
     size_t bytes;
     for (int i = 0; i < jobs->count; i++) {
