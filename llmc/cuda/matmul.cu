@@ -328,8 +328,8 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, c
 }
 
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, Error *e) {
-    return run(mm, shape, {out, a, b, NULL, alpha, addend}, e);
+               const void *b, const void *extra, Error *e) {
+    return run(mm, shape, {out, a, b, extra, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

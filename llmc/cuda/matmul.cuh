@@ -65,13 +65,13 @@ void matmul_destroy(Matmul *mm);
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e);
 
-// out = alpha op(a) op(b) + beta c, with c like out, which it may be. shape: accumulate, no epilogue.
+// out = alpha op(a) op(b) + beta c, with c like out, which it may be, and extra. shape: accumulate, no DGELU.
 typedef struct {
     float beta;
     const void *c;
 } MatmulAddend;
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, Error *e);
+               const void *b, const void *extra, Error *e);
 
 // Forgets all plans. While tuning is on, a shape without a choice is run with each of the heuristic's answers, on its own
 // operands (out is written many times), and the fastest on a hot card is kept: about a second a shape. Where the text of

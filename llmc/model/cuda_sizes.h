@@ -5,7 +5,7 @@
 #include "base/common.h"
 
 enum {
-    CUDA_HEAD_BYTES = 800 << 20,       // most that a chunk of logits takes: 8k rows of GPT-2's vocabulary in bf16
+    CUDA_HEAD_BYTES = 1600 << 20,      // most that a chunk of logits takes: 16k rows of GPT-2's vocabulary in bf16
     MATMUL_WORKSPACE_BYTES = 64 << 20, // what split sums may use
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
     WEIGHT_GRADIENT_MULTIPLE = 8,      // channels of which the fused kernel of weight gradients takes a multiple
