@@ -116,7 +116,7 @@ fuzz-run:
 fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
 	@dev/test/fuzz_coverage.sh $(or $(FUZZ_SECONDS),600) $(LDLIBS)
 
-bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
+bench: $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_step bench_engine) ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
