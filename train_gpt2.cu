@@ -124,10 +124,14 @@ static bool adds_residual(const Engine *engine, const Pass *p) { return engine->
 // and ln_residual, which must follow, adds it.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
+    if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    if (adds_residual(engine, p)) return linear_sm90(l, engine->stream, e);
-    return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
+    // Whichever is quicker (H200, microseconds at d12, d24, d48: proj with linear_sm90 149, 131, 148, with cuBLASLt 151, 128,
+    // 160; fcproj 503, 470, 547 and 502, 419, 549).
+    if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
+    MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
+    return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
 }
 
 // dx (N, in) = dy (N, out) W^T
@@ -354,8 +358,10 @@ static float head_everywhere(const Engine *engine, int T) {
 static int head_smooth(Engine *engine, const Pass *p, Error *e) {
     const int V = engine->config.model->config.vocab;
     double *squares = p->mode == GNS_EXACT ? example_sq(engine, WTE, 0) : NULL;
-    TRY(bias_backward(NULL, {engine->wte_sum, NULL, true}, weight(engine, WTE, 0), NULL, 1, V, p->C, engine->scratch,
+    ColumnJobs jobs = {engine->scratch};
+    TRY(bias_backward(NULL, {engine->wte_sum, NULL, true}, weight(engine, WTE, 0), NULL, 1, V, p->C, &jobs,
                       engine->stream, e));
+    TRY(column_finish(&jobs, engine->stream, e));
     return crossentropy_shift(engine->head_shift, squares, engine->lnf, head_everywhere(engine, p->T), p->B, p->T, V,
                               p->C, engine->scratch, engine->stream, e);
 }
@@ -439,7 +445,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     }
     return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
                               column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, drop, engine->dy, x,
-                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
+                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
 // The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
@@ -447,7 +453,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
-                         columns, engine->scratch, engine->stream, e);
+                         columns, &engine->columns, engine->stream, e);
 }
 
 // The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where the product can be multiplied by gelu'
@@ -461,7 +467,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
         Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
         d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
         if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
-        d.T = p->T, d.workspace = engine->scratch;
+        d.T = p->T, d.jobs = &engine->columns;
         TRY(linear_sm90(d, engine->stream, e));
     } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
@@ -498,14 +504,15 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
     const ColumnGradient bias =
         qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
-    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
-                           p->attention, attention_masks(engine, p, l), engine->stream, e));
+    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, &engine->columns,
+                           engine->ticket, p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
     // Block l - 1's gradient begins here, with its fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
-    return ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e);
+    TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
+    return column_finish(&engine->columns, engine->stream, e);
 }
 
 // The gradient of wpe with documents: as that of a matrix whose rows positions choose.
@@ -545,6 +552,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     TRY(watch_begins(&engine->watch, model, L, e));
     TRY(weights_await(engine, L, e)); // ln_f's
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
+    TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         TRY(weights_await(engine, 1 + l, e));
         TRY(block_recompute(engine, p, &engine->block[l], l, e));

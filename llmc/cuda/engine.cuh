@@ -7,6 +7,7 @@
 #include "cuda/device.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
+#include "cuda/reduce.cuh"
 
 // A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
 // row each block has its own qkv, which cuda_logits reads again.
@@ -74,6 +75,7 @@ struct Engine {
     real *dwide;                              // (B, T, 4C) gradient of qkv, fc
     void *sorted;                             // workspace of embedding_sort
     void *scratch;                            // of whichever kernel runs
+    ColumnJobs columns;                       // of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)

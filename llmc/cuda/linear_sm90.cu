@@ -14,6 +14,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
+#include "model/cuda_sizes.h"
 #ifndef GNS_FP32
 
 namespace {
@@ -456,7 +457,9 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
 int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<LINEAR_GELU>), e);
-    *yes = attributes.maxThreadsPerBlock >= THREADS && out % PANEL == 0 && in % DEPTH == 0;
+    const int multiple = LINEAR_SM90_MULTIPLE;
+    static_assert(multiple % PANEL == 0 && multiple % DEPTH == 0, "whole panels and stages");
+    *yes = attributes.maxThreadsPerBlock >= THREADS && out % multiple == 0 && in % multiple == 0;
     return 0;
 }
 
@@ -464,8 +467,8 @@ bool linear_sm90_sums(int T) { return T % ROWS == 0; }
 
 static ColumnSplit split_of(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
 
-size_t linear_sm90_workspace_bytes(int rows, int T, int out) {
-    return linear_sm90_sums(T) ? column_workspace_bytes(split_of(rows, T), 1, out) : 0;
+size_t linear_sm90_column_bytes(int rows, int T, int out) {
+    return linear_sm90_sums(T) ? column_bytes(split_of(rows, T), 1, out) : 0;
 }
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
@@ -484,11 +487,12 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
     Job job = {l.rows, l.out, l.in / DEPTH, down,       across,    narrow,          l.bias,         l.ticket,
                NULL,   0,     l.row_values, l.row_sums, l.counted, l.column_values, l.column_factor};
-    if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
-    TRY(launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
-                        other, job));
-    if (!l.columns.sum) return 0;
-    return column_finish(&l.columns, 1, split_of(l.rows, l.T), l.out, l.workspace, stream, e);
+    if (l.columns.sum) {
+        job.columns = column_begin(l.jobs, &l.columns, 1, split_of(l.rows, l.T), l.out);
+        job.per_example = l.T / ROWS;
+    }
+    return launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
+                           other, job);
 }
 
 #else
@@ -499,7 +503,7 @@ int linear_sm90_usable(bool *yes, int, int, Error *) {
 }
 
 bool linear_sm90_sums(int) { return false; }
-size_t linear_sm90_workspace_bytes(int, int, int) { return 0; }
+size_t linear_sm90_column_bytes(int, int, int) { return 0; }
 int linear_sm90(const Linear &, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
 }

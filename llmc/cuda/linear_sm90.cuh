@@ -31,8 +31,8 @@ struct Linear {
     float column_factor = 0;
     unsigned *ticket = NULL; // one on the device, 0 before and after
     ColumnGradient columns = {};
-    int T = 0;              // rows of an example, if columns are wanted: see linear_sm90_sums
-    void *workspace = NULL; // likewise
+    int T = 0;               // rows of an example, if columns are wanted: see linear_sm90_sums
+    ColumnJobs *jobs = NULL; // likewise
 };
 
 // Sets *yes if this GPU and this build have linear_sm90, and it takes these widths: multiples of 64.
@@ -43,6 +43,6 @@ bool linear_sm90_sums(int T);
 
 // Tiles of row_sums.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
-size_t linear_sm90_workspace_bytes(int rows, int T, int out);
+size_t linear_sm90_column_bytes(int rows, int T, int out);
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e);

@@ -172,11 +172,17 @@ static void columns_case(int B, int T, int in, int out) {
     const Columns columns = columns_new(B, out);
     Linear l = c.l;
     l.columns = columns.device, l.T = T;
-    l.workspace = workspace_new(linear_sm90_workspace_bytes(B * T, T, out));
+    ColumnJobs jobs = jobs_new(linear_sm90_column_bytes(B * T, T, out));
+    l.jobs = &jobs;
     std::vector<Output> outputs;
     columns_outputs(outputs, columns);
     run_twice(
-        "columns", [&] { columns_reset(columns); }, [&] { CHECK_OK(linear_sm90(l, 0, &e), &e); }, outputs);
+        "columns", [&] { columns_reset(columns); },
+        [&] {
+            CHECK_OK(linear_sm90(l, 0, &e), &e);
+            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+        },
+        outputs);
     columns_check("columns", columns, as_doubles(host_from(c.l.y, (size_t)B * T * out)), T);
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
     case_end();
