@@ -83,6 +83,7 @@ static void check_spoilt(const World *w, Engine *engine, int kind, const uint16_
     const real nan = (real)NAN;
     real *key = engine->block[0].qkv + (size_t)draw(n) * 3 * C + C;
     cudaMemcpy(key, &nan, sizeof nan, cudaMemcpyHostToDevice);
+    cudaDeviceSynchronize(); // cudaMemcpy may return earlier
     const float logit = logits_of(w, &gpu, engine, text, n + 1)[0];
     CHECK(isnan(logit) == reuses, "%s, %s, %d tokens: logit %g with a spoilt key", w->c->name, kinds[kind].name, n + 1,
           logit);
