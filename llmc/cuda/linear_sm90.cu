@@ -14,6 +14,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
+#include "model/cuda_sizes.h"
 #ifndef GNS_FP32
 
 namespace {
@@ -456,7 +457,9 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
 int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<LINEAR_GELU>), e);
-    *yes = attributes.maxThreadsPerBlock >= THREADS && out % PANEL == 0 && in % DEPTH == 0;
+    const int multiple = LINEAR_SM90_MULTIPLE;
+    static_assert(multiple % PANEL == 0 && multiple % DEPTH == 0, "whole panels and stages");
+    *yes = attributes.maxThreadsPerBlock >= THREADS && out % multiple == 0 && in % multiple == 0;
     return 0;
 }
 

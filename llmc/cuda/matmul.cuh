@@ -54,7 +54,7 @@ typedef struct {
     cudaEvent_t start, stop;            // of a timed product
     bool tuning;                        // time the answers for every new shape
     bool heated;                        // the card is hot from timing
-    char identity[320];                 // GPU, precision and library for which choices hold
+    char identity[320];                 // GPU, precision, sums and library for which choices hold
     char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 
