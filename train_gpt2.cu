@@ -23,6 +23,7 @@
 #include "cuda/weight_gradient.cuh"
 #include "model/arena.h"
 #include "model/shard.h"
+#include "math/loss.h"
 
 #include <assert.h>
 #include <math.h>
@@ -123,10 +124,14 @@ static bool adds_residual(const Engine *engine, const Pass *p) { return engine->
 // and ln_residual, which must follow, adds it.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
+    if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    if (adds_residual(engine, p)) return linear_sm90(l, engine->stream, e);
-    return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
+    // Whichever is quicker (H200, microseconds at d12, d24, d48: proj with linear_sm90 149, 131, 148, with cuBLASLt 151, 128,
+    // 160; fcproj 503, 470, 547 and 502, 419, 549).
+    if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
+    MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
+    return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
 }
 
 // dx (N, in) = dy (N, out) W^T
@@ -337,10 +342,28 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// Are the exponentials of the logits stored instead of these? A pass over them less; fp16 has not the range, and label
-// smoothing adds to every gradient.
-static bool head_is_exponentials(const Engine *engine) {
-    return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !engine->smoothed;
+// Are the exponentials of the logits stored instead of these? A pass over them less; fp16 has not the range.
+static bool head_is_exponentials(const Engine *engine) { return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear; }
+
+// Does label smoothing then shift the gradients of lnf and wte (RowSmoothing)?
+static bool head_is_shifted(const Engine *engine) { return head_is_exponentials(engine) && engine->smoothed; }
+
+// What label smoothing takes from a dlogit.
+static float head_everywhere(const Engine *engine, int T) {
+    const EngineConfig *c = &engine->config;
+    return loss_gradient_everywhere(engine->loss_scale / (float)T, c->label_smoothing, c->model->config.vocab);
+}
+
+// wte_sum, head_shift, and its part of the examples' squared norms: of lnf as the forward pass left it.
+static int head_smooth(Engine *engine, const Pass *p, Error *e) {
+    const int V = engine->config.model->config.vocab;
+    double *squares = p->mode == GNS_EXACT ? example_sq(engine, WTE, 0) : NULL;
+    ColumnJobs jobs = {engine->scratch};
+    TRY(bias_backward(NULL, {engine->wte_sum, NULL, true}, weight(engine, WTE, 0), NULL, 1, V, p->C, &jobs,
+                      engine->stream, e));
+    TRY(column_finish(&jobs, engine->stream, e));
+    return crossentropy_shift(engine->head_shift, squares, engine->lnf, head_everywhere(engine, p->T), p->B, p->T, V,
+                              p->C, engine->scratch, engine->stream, e);
 }
 
 // Losses of rows from `first` on, and the gradient of lnf there, into dy. The product of logits and lnf, as they are on
@@ -355,10 +378,16 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, Erro
     Linear d = {.epilogue = LINEAR_SCALED, .rows = rows, .in = Vp, .out = C, .x = engine->logits, .weight = wte};
     d.y = engine->dy + first * C, d.row_values = factors;
     l.ticket = d.ticket = engine->ticket;
-    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, engine->stream, e));
+    RowSmoothing smooth = {};
+    if (head_is_shifted(engine)) {
+        smooth = {engine->config.label_smoothing, model->config.vocab, engine->wte_sum, engine->smoothed + first};
+        d.epilogue = LINEAR_SHIFTED;
+        d.column_values = engine->wte_sum, d.column_factor = -head_everywhere(engine, T);
+    }
+    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, smooth, engine->stream, e));
     TRY(linear_sm90(l, engine->stream, e));
     TRY(crossentropy_finish(engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp),
-                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, engine->stream, e));
+                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, smooth, engine->stream, e));
     return linear_sm90(d, engine->stream, e);
 }
 
@@ -380,6 +409,8 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
 static int head(Engine *engine, const Pass *p, bool train, Error *e) {
     const Model *model = engine->config.model;
     int chunk = engine_head_examples(&engine->config), C = p->C, Vp = model->vocab_padded;
+    const bool shifted = train && head_is_shifted(engine);
+    if (shifted) TRY(head_smooth(engine, p, e));
     for (int b = 0; b < p->B; b += chunk) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
@@ -391,7 +422,9 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         else if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
         else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
     }
-    return 0;
+    if (!shifted) return 0;
+    return crossentropy_shift_apply(grad(engine, WTE, 0), engine->head_shift, p->B, model->config.vocab, C,
+                                    engine->stream, e);
 }
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
@@ -412,7 +445,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     }
     return layernorm_backward(engine->dx, !first, column_gradient(engine, w, l, p->mode),
                               column_gradient(engine, bias_of(w), l, p->mode), before, engine->dy, drop, engine->dy, x,
-                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, engine->scratch, engine->stream, e);
+                              mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
 // The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
@@ -420,7 +453,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
-                         columns, engine->scratch, engine->stream, e);
+                         columns, &engine->columns, engine->stream, e);
 }
 
 // The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where the product can be multiplied by gelu'
@@ -434,7 +467,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
         Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
         d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
         if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
-        d.T = p->T, d.workspace = engine->scratch;
+        d.T = p->T, d.jobs = &engine->columns;
         TRY(linear_sm90(d, engine->stream, e));
     } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
@@ -471,14 +504,15 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
     const ColumnGradient bias =
         qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
-    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, engine->ticket,
-                           p->attention, attention_masks(engine, p, l), engine->stream, e));
+    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, &engine->columns,
+                           engine->ticket, p->attention, attention_masks(engine, p, l), engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
     // Block l - 1's gradient begins here, with its fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
-    return ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e);
+    TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
+    return column_finish(&engine->columns, engine->stream, e);
 }
 
 // The gradient of wpe with documents: as that of a matrix whose rows positions choose.
@@ -489,7 +523,7 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
     TRY(embedding_backward(grad(engine, WPE, 0), NULL, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
     if (p->mode != GNS_EXACT) return 0;
     TRY(embedding_sort(&order, engine->tokens, engine->document_first, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, order, p->B, p->T, p->C,
+    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, NULL, order, p->B, p->T, p->C,
                                      engine->scratch, stream, e);
 }
 
@@ -507,8 +541,9 @@ static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     if (p->documents) TRY(positions_backward(engine, p, dx, e));
     if (p->mode != GNS_EXACT) return 0;
     TRY(embedding_sort(&order, engine->tokens, NULL, true, p->B, p->T, engine->sorted, stream, e));
+    const float *shift = head_is_shifted(engine) ? engine->head_shift : NULL;
     return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, position_sq, dx,
-                                     engine->head_at_token, order, p->B, p->T, p->C, engine->scratch, stream, e);
+                                     engine->head_at_token, shift, order, p->B, p->T, p->C, engine->scratch, stream, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {
@@ -517,6 +552,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     TRY(watch_begins(&engine->watch, model, L, e));
     TRY(weights_await(engine, L, e)); // ln_f's
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
+    TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         TRY(weights_await(engine, 1 + l, e));
         TRY(block_recompute(engine, p, &engine->block[l], l, e));

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs missing packages: scripts/deps.sh demo|test|arm|test-arm
+# Installs missing packages: scripts/deps.sh demo|test|venv|arm|test-arm
 #   demo      for building the CPU trainer: a C compiler, cJSON, xxHash
-#   test      for the tests as well: PCRE2, OpenMPI, and Python packages in build/venv (dev/oracle/requirements.txt)
+#   test      for the tests as well: PCRE2, OpenMPI, Python
+#   venv      Python packages in build/venv (dev/oracle/requirements.txt); make test installs them while it compiles
 #   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
 #   test-arm  for make test-arm: what demo and arm install, and qemu
 # As root on Debian or Ubuntu it installs them, else it prints the command to run. Silent if nothing is missing.
@@ -44,12 +45,12 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # The Python environment of the tests. Without a network the tests that need it are skipped with a note.
-if [ "$what" = test ]; then
+if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        if python3 -m venv build/venv > build/venv.log 2>&1 &&
-            build/venv/bin/pip install -q --disable-pip-version-check -r dev/oracle/requirements.txt >> build/venv.log 2>&1; then
+        if python3 -m venv build/venv > build/venv.log 2>&1 && # Python compiles what it imports, which is little of all this
+            build/venv/bin/pip install -q --no-compile --disable-pip-version-check -r dev/oracle/requirements.txt >> build/venv.log 2>&1; then
             cp dev/oracle/requirements.txt "$stamp"
         else
             echo "note: no Python environment ($(tail -n 1 build/venv.log)); tests against the oracles will be skipped" >&2

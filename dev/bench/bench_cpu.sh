@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # make bench: kernels against the FMA peak of the same run (and OpenBLAS where it is installed), then whole steps of two
-# models against the peak, and against PyTorch where $TORCH_PYTHON (or python3) has it. THREADS=n, all cores by default.
+# models against the peak, and against PyTorch where $TORCH_PYTHON (or python3) has it, then a step kernel by kernel.
+# THREADS=n, all cores by default.
 set -u
 build=$1
 threads=${THREADS:-$(nproc)}
@@ -54,6 +55,12 @@ for dtype in fp32 bf16; do
     [ -n "${peak[$dtype]}" ] || continue
     echo "== whole steps in $dtype, $threads threads; peak of the run above: ${peak[$dtype]} GFLOP/s"
     while IFS='|' read -r name options torch steps; do whole_steps $dtype "$name" "$options" "$torch" "$steps"; done <<< "$models"
+done
+
+for dtype in fp32 bf16; do
+    [ -n "${peak[$dtype]}" ] || continue
+    echo "== a step of 124M in $dtype kernel by kernel: shares of what the cores give at the moment"
+    OMP_NUM_THREADS=$threads "$build/dev/bench/bench_step" gpt2-124M 4 64 $dtype
 done
 
 echo "== what --gns ln costs: steps with and without by turns"

@@ -221,7 +221,9 @@ static void products(Bench *b, const ModelConfig *m, int B) {
     fused_product(b, "qkv forward, ours", L, LINEAR_BIAS, N, C, 3 * C);
     fused_product(b, "proj forward and residual", L, LINEAR_RESIDUAL, N, C, C);
     fused_product(b, "fc forward and gelu", L, LINEAR_GELU, N, C, 4 * C);
-    fused_product(b, "fcproj forward and residual", L, LINEAR_RESIDUAL, N, 4 * C, C);
+    MatmulShape fcproj = forward(N, 4 * C, C, MATMUL_BIAS);
+    fcproj.accumulate = true;
+    product(b, "fcproj forward and residual", L - alone, fcproj);
     product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
     product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
@@ -256,7 +258,7 @@ static void layernorms(Bench *b, int B, int C, int L) {
         real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
         double *squares = zeros<double>(3);
-        void *workspace = zeros<char>(layernorm_backward_workspace_bytes(B, T, C));
+        ColumnJobs jobs = {zeros<char>(2 * layernorm_backward_bytes(B, T, C))};
         const ColumnGradient dgamma = {sums, squares, true}, dbeta = {sums + C, squares + 1, true};
         const ColumnGradient dbias = {sums + 2 * C, squares + 2, true};
         if (!backward)
@@ -269,8 +271,9 @@ static void layernorms(Bench *b, int B, int C, int L) {
             run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
                 bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, NULL, {}, y + s, x + s, mean, rstd,
-                                               gamma, B, T, C, workspace, 0, &e),
+                                               gamma, B, T, C, &jobs, 0, &e),
                             &e);
+                if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two
             });
     }
 }
@@ -290,9 +293,10 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
         const size_t count = (size_t)B * T * columns;
         real *dy = randoms<real>(SETS * count);
         const ColumnGradient dbias = {zeros<float>(columns), NULL, true};
-        void *workspace = zeros<char>(bias_backward_workspace_bytes(B, T, columns));
+        ColumnJobs jobs = {zeros<char>(bias_backward_bytes(B, T, columns))};
         run_case(b, name, alone ? L : 0, 0, (double)count * sizeof(real), [&](int i) {
-            bench_check(bias_backward(NULL, dbias, dy + i % SETS * count, NULL, B, T, columns, workspace, 0, &e), &e);
+            bench_check(bias_backward(NULL, dbias, dy + i % SETS * count, NULL, B, T, columns, &jobs, 0, &e), &e);
+            bench_check(column_finish(&jobs, 0, &e), &e);
         });
     }
 }
@@ -310,15 +314,17 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         float *lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f);
         unsigned *ticket = zeros<unsigned>(1);
         void *workspace = zeros<char>(attention_workspace_bytes(s));
+        ColumnJobs jobs = {zeros<char>(attention_column_bytes(s))};
         const bool sums = b->fused && s.C() % WEIGHT_GRADIENT_TILE != 0; // as the engine
         const ColumnGradient bias = {sums ? zeros<float>(3 * s.C()) : NULL, NULL, true};
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
             const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward
-                            ? attention_backward(dqkv, bias, dout, from, out, lse, workspace, ticket, s, masks, 0, &e)
-                            : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
+            bench_check(backward ? attention_backward(dqkv, bias, dout, from, out, lse, workspace, &jobs, ticket, s,
+                                                      masks, 0, &e)
+                                 : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
                         &e);
+            bench_check(column_finish(&jobs, 0, &e), &e);
         });
     }
 }
@@ -389,10 +395,10 @@ static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp)
             to ? "cross-entropy, smoothing" : "cross-entropy", to || b->fused ? 0 : chunks, 2.0 * n * sizeof(real),
             [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
     time("cross-entropy, targets", b->fused ? chunks : 0, read,
-         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, 0, &e), &e); });
+         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, {}, 0, &e), &e); });
     time("cross-entropy, after exponentials", b->fused ? chunks : 0, read + tiles, [&](int) {
         bench_check(crossentropy_finish(losses, smoothed, logits, x, sums, linear_sm90_tiles(Vp), 1, tokens, 0, rows, T,
-                                        C, Vp, 0, &e),
+                                        C, Vp, {}, 0, &e),
                     &e);
     });
     allocations = all;

@@ -101,17 +101,17 @@ static void bench(Matmul *mm, const Problem &p, int clusters, double seconds, in
     double *squares = device_new<double>(2);
     fill_kernel<<<1056, 256>>>(x, rows * s.in, 1, 1.0f);
     fill_kernel<<<1056, 256>>>(dy, rows * s.out, 2, 0.02f);
-    void *workspace = device_new<char>(
-        size_max(weight_gradient_workspace_bytes(s, clusters), bias_backward_workspace_bytes(s.B, s.T, s.out)));
+    void *workspace =
+        device_new<char>(size_max(weight_gradient_workspace_bytes(s, clusters), bias_backward_bytes(s.B, s.T, s.out)));
     auto library = [=](bool add, bool exact) {
         Error e = {};
         MatmulShape shape = {
             .m = s.in, .n = s.out, .k = (int)rows, .transpose_a = true, .out_float = true, .accumulate = add};
         must(matmul_run(mm, shape, dw, x, dy, NULL, &e), &e);
-        if (p.bias)
-            must(bias_backward(dy, {dbias, exact ? squares + 1 : NULL, !add}, dy, NULL, s.B, s.T, s.out, workspace, 0,
-                               &e),
-                 &e);
+        if (!p.bias) return;
+        ColumnJobs jobs = {workspace};
+        must(bias_backward(dy, {dbias, exact ? squares + 1 : NULL, !add}, dy, NULL, s.B, s.T, s.out, &jobs, 0, &e), &e);
+        must(column_finish(&jobs, 0, &e), &e);
     };
     auto ours = [=](bool add, bool exact) {
         Error e = {};

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The runs of dev/bench/ramp_study.sh and what they say: ramp_study.py OUT, with its choices in the environment.
 
-A choice is tuned by successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): every combination trains on a
-quarter of the tokens, the best third on half of them, the best third of those on all; the best then runs with every
-seed. A run that is in OUT already is not made again.
+A choice is tuned by successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): every combination trains on the
+first of SHARES of the tokens, the best third on the next share, and so on; the best then runs with every seed. A run
+that is in OUT already is not made again.
 """
 
 import gzip
@@ -23,7 +23,6 @@ from run_log import EXIT_INPUT, Fault, Run, run_main
 
 WINDOW = 0.1      # the last share of the tokens, whose training loss is compared
 TOLERANCE = 0.001 # nats by which the reference may be above the best constant batch
-SHARES = (0.25, 0.5, 1)
 KEPT = 3          # of this many candidates, the best one stays
 
 
@@ -64,6 +63,9 @@ class Study:
         self.tokens, self.seq_len = int(float(self.get("TOKENS"))), int(self.get("SEQ_LEN"))
         self.seeds = self.get("SEEDS").split()
         self.warmup_steps = int(self.get("WARMUP_STEPS"))
+        self.shares = [float(share) for share in self.get("SHARES").split()]
+        if self.shares[-1:] != [1] or self.shares != sorted(self.shares) or self.shares[0] <= 0:
+            raise Fault(EXIT_INPUT, f"SHARES{suffix}: {self.get('SHARES')}: shares of the tokens must grow from above 0 to 1")
         self.made = {}
 
     def get(self, name):
@@ -91,27 +93,29 @@ class Study:
             out += f" --ramp gns --batch-min {rows} --batch-max {most} --ramp-kappa {kappa}"
         return out.split()
 
-    def train(self, run, first, worker, gpu):
+    def train(self, run, first, worker, gpu, launch=()):
+        """launch: the command that starts the trainer, where it is not one process of this study's."""
         kind, size, lr, beta2, decay, final, seed, share = run
         start = f"-from{first}" if kind == "ramp" else ""
         name = f"{kind}-{'kappa' if kind == 'ramp' else ''}{size}{start}-lr{lr}-beta{beta2}-decay{decay}-final{final}" \
-               f"-share{share}-seed{seed}"
+               f"-share{share:g}-seed{seed}" + ("-launched" if launch else "")
         kept, log = os.path.join(self.out, name), os.path.join(self.out, name + ".log")
         if not os.path.exists(os.path.join(kept, "metrics.jsonl.gz")):
             work = os.path.join(os.environ["WORK"], f"{worker}{self.suffix}")
             subprocess.run(["rm", "-rf", work], check=True)
-            command = [os.environ["TRAINER"], "--train", self.get("TRAIN"), "--val", self.get("VAL"), "--out", work,
+            command = [*launch, os.environ["TRAINER"], "--train", self.get("TRAIN"), "--val", self.get("VAL"), "--out", work,
                        *self.options(run, first)]
             with open(log, "w", encoding="utf-8") as file:
                 code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-                                      env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu}).returncode
+                                      env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}).returncode
             if code:
                 raise Fault(1, f"FAIL {name}: exit code {code}: see {log}: {shlex.join(command)}")
             os.makedirs(kept, exist_ok=True)
             os.replace(os.path.join(work, "run.json"), os.path.join(kept, "run.json"))
             with open(os.path.join(work, "metrics.jsonl"), "rb") as file, gzip.open(kept + "/metrics.jsonl.gz", "wb") as to:
                 to.write(file.read())
-        self.made[run, first] = Made(Run(kept), int(self.tokens * share))
+        self.made[run, first, bool(launch)] = Made(Run(kept), int(self.tokens * share))
+        return self.made[run, first, bool(launch)]
 
     def train_all(self, runs, first):
         """Side by side, the workers in turn on the GPUs. The first fault is raised once all workers have stopped."""
@@ -139,11 +143,11 @@ class Study:
 
     def halve(self, choices, first):
         """The best of the choices on the first seed, and then its runs with every seed."""
-        for stage, share in enumerate(SHARES):
+        for share in self.shares:
             runs = [(*choice, self.seeds[0], share) for choice in choices]
             self.train_all(runs, first)
-            runs.sort(key=lambda run: self.made[run, first].loss)
-            keep = 1 if stage == len(SHARES) - 1 else math.ceil(len(runs) / KEPT)
+            runs.sort(key=lambda run: self.made[run, first, False].loss)
+            keep = 1 if share == 1 else math.ceil(len(runs) / KEPT)
             choices = [run[:-2] for run in runs[:keep]]
         runs = [(*choices[0], seed, 1) for seed in self.seeds]
         self.train_all(runs, first)
@@ -163,7 +167,7 @@ class Result:
     """A tuned batch or ramp, with every seed."""
 
     def __init__(self, study, choice, first, runs):
-        made = [study.made[run, first] for run in runs]
+        made = [study.made[run, first, False] for run in runs]
         self.choice, self.first = choice, first
         self.name = f"{choice[1]} rows" if choice[0] == "constant" else f"ramp from {first}, kappa {choice[1]}"
         self.losses = {run[-2]: of.loss for run, of in zip(runs, made)}
@@ -175,17 +179,20 @@ class Result:
 # ---- The study --------------------------------------------------------------------------------------------------------
 
 def report(results, constant, reference):
-    """A line each: constant batches against the reference, ramps against the batch they start from; the differences are
-    those of the losses of the same examples by seed."""
+    """A line each: constant batches against the reference, ramps against the batch that they start from, and in a second
+    line against the reference where that is another; the differences are those of the losses of the same examples by seed."""
     yield (f"{'run':<26} {'lr at 32':>8} {'beta2':>6} {'decay':>6} {'final':>6} {'steps':>8} {'+-':>6} {'fewer':>6} "
            f"{'seconds':>8} {'clipped':>7} {'val loss':>8} {'loss':>8} {'difference':>10} {'+-':>7}")
     for result in results:
-        other = constant[result.first] if result.choice[0] == "ramp" else reference
-        difference, error = paired(result.losses, other.losses)
-        lr, beta2, decay, final = result.choice[2:]
-        yield (f"{result.name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
-               f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
-               f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
+        ramp = result.choice[0] == "ramp"
+        others = dict.fromkeys((constant[result.first], reference) if ramp else (reference,))
+        for of, other in enumerate(others):
+            difference, error = paired(result.losses, other.losses)
+            lr, beta2, decay, final = result.choice[2:]
+            name = f"  against {other.name}" if of else result.name
+            yield (f"{name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
+                   f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
+                   f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
     yield f"reference: {reference.name}, the largest constant batch within {TOLERANCE} of the best; seeds: {len(reference.losses)}"
 
 
@@ -195,6 +202,15 @@ def edges(results, study):
     for result in results:
         if len(rates) > 1 and float(result.choice[2]) in (rates[0], rates[-1]):
             yield f"note: {result.name}: the best rate, {result.choice[2]}, is at the end of LRS{study.suffix}; widen it"
+
+
+def wall_clock(study, reference, ramp):
+    """The first seed once more, started by LAUNCH, without other runs beside it."""
+    launch = os.environ["LAUNCH"].split()
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    made = [study.train((*of.choice, study.seeds[0], 1.0), of.first, 0, gpus, launch) for of in (reference, ramp)]
+    yield (f"{os.environ['LAUNCH']}: {reference.name} {made[0].seconds:.1f} s, loss {made[0].loss:.4f}; {ramp.name} "
+           f"{made[1].seconds:.1f} s, loss {made[1].loss:.4f}: {made[0].seconds / made[1].seconds:.2f} times as fast")
 
 
 def study_size(out, suffix, fixed):
@@ -210,6 +226,8 @@ def study_size(out, suffix, fixed):
     ramps = [study.halve(study.choices("ramp", size, **fixed), int(rows or first)) for size, rows in starts]
     results = [*constant.values(), *ramps]
     lines = [*report(results, constant, constant[first]), *edges(results, study)]
+    if os.environ["LAUNCH"] and ramps:
+        lines += wall_clock(study, constant[ramps[0].first], ramps[0])
     print("\n".join(lines), flush=True)
     with open(os.path.join(out, "table.txt"), "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")

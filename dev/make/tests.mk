@@ -7,6 +7,10 @@ UNIT := $(patsubst %.c,$(BUILD)/%,$(UNIT_SOURCES))
 HELPERS := $(patsubst %.c,$(BUILD)/%,$(filter-out $(UNIT_SOURCES) $(FUZZ_SOURCES) dev/test/preload/%,$(wildcard dev/test/*/*.c)))
 FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
 SCRIPTS := $(wildcard dev/test/*/test_*.sh)
+TESTS := $(UNIT) $(FUZZERS) $(SCRIPTS)
+# These start first, so that the last to end is a short one.
+LONGEST := $(foreach name,test_cuda_build test_faults test_ranks test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
+	test_crash test_program test_report test_watchdog test_best test_arm_build,$(filter %/$(name) %/$(name).sh,$(TESTS)))
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
 CRASH_FUZZER := $(SAN_BUILD)/dev/test/checkpoint/fuzz_checkpoint
 
@@ -60,8 +64,11 @@ $(WITH_DEPS):
 test: ## every test that needs no GPU
 check: test ## the same
 test-run:
-	@$(MAKE) --no-print-directory -s -j2 test-programs
-	@dev/test/run.sh $(BUILD) $(UNIT) $(FUZZERS) $(SCRIPTS)
+	@$(MAKE) --no-print-directory -s -j2 test-venv test-programs
+	@dev/test/run.sh $(BUILD) $(LONGEST) $(filter-out $(LONGEST),$(TESTS))
+
+test-venv:
+	@scripts/deps.sh venv
 
 test-programs: $(UNIT) $(HELPERS) $(BENCHES) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@$(MAKE) --no-print-directory -s SAN=1 $(FUZZERS) $(SAN_BUILD)/train_gpt2 $(SAN_BUILD)/data/tokenize
@@ -109,10 +116,10 @@ fuzz-run:
 fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
 	@dev/test/fuzz_coverage.sh $(or $(FUZZ_SECONDS),600) $(LDLIBS)
 
-bench: $(BUILD)/dev/bench/bench_cpu $(BUILD)/dev/bench/bench_engine ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
+bench: $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_step bench_engine) ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-programs test-terminal test-arm test-arm-run fuzz-coverage bench bench-save
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-terminal test-arm test-arm-run fuzz-coverage bench bench-save

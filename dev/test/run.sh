@@ -4,7 +4,8 @@
 # exit without a FAIL line, or no such line counts as one more failure. So does a TEST that runs longer than half an hour
 # ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
 # that is skipped as a whole exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh).
-# Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
+# Three TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order given. A TEST's output
+# appears when it ends, and its TMPDIR is its own: Open MPI leaves directories there, which slow down every later mpirun. Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/run/program.h says why
@@ -14,32 +15,44 @@ log=$GNS_BUILD/test.log
 : > "$log"
 limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
-mark=$$.$EPOCHREALTIME # in the environment of all processes of a test, in any session
 
-end_marked() {
-    grep -lszFx "GNS_TEST=$mark" /proc/[0-9]*/environ | cut -d / -f 3 | xargs -r kill -KILL 2> /dev/null
+end_marked() { # MARK: ends all processes of a test, in any session
+    grep -lszFx "GNS_TEST=$1" /proc/[0-9]*/environ | cut -d / -f 3 | xargs -r kill -KILL 2> /dev/null
+}
+
+one() { # TEST
+    local name mark scratch out code failed=0 start=$EPOCHREALTIME begun=$SECONDS why=
+    name=$(basename "$1")
+    mark=$BASHPID.$start
+    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # some tests are other users at times
+    GNS_TEST=$mark TMPDIR=$scratch timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$1" > "$out" 2>&1
+    code=$?
+    ! grep -qE '^FAIL ' "$out" || failed=1
+    if [[ $code == @(124|137) ]] && [ $((SECONDS - begun)) -ge "$limit" ]; then
+        end_marked "$mark"
+        why="did not end within $limit s"
+    elif [ $failed = 0 ] && { [[ $code != @(0|77) ]] || ! grep -qE '^(PASS|SKIP) ' "$out"; }; then
+        why="exit code $code"
+    fi
+    {
+        flock 9 # one prints at a time
+        {
+            cat "$out"
+            if [ -n "$why" ]; then
+                echo "FAIL ${name%.*}: $why; the end of its output:"
+                tail -n 20 "$out" | sed 's/^/  | /'
+            fi
+            printf -- '---- %s: %.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+        } | tee -a "$log"
+    } 9> "$log.lock"
+    rm -rf "$scratch"
 }
 
 for test in "$@"; do
-    name=$(basename "$test")
-    start=$EPOCHREALTIME SECONDS=0 why=
-    GNS_TEST=$mark timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$test" > "$GNS_BUILD/one.log" 2>&1
-    code=$?
-    grep -qE '^FAIL ' "$GNS_BUILD/one.log" && failed=1 || failed=0
-    if [[ $code == @(124|137) ]] && [ $SECONDS -ge "$limit" ]; then
-        end_marked
-        why="did not end within $limit s"
-    elif [ $failed = 0 ] && { [[ $code != @(0|77) ]] || ! grep -qE '^(PASS|SKIP) ' "$GNS_BUILD/one.log"; }; then
-        why="exit code $code"
-    fi
-    if [ -n "$why" ]; then
-        echo "FAIL ${name%.*}: $why; the end of its output:" >> "$GNS_BUILD/one.log"
-        tail -n 20 "$GNS_BUILD/one.log" | sed 's/^/  | /' | grep -v '^  | FAIL' >> "$GNS_BUILD/one.log"
-    fi
-    cat "$GNS_BUILD/one.log"
-    cat "$GNS_BUILD/one.log" >> "$log"
-    printf -- '---- %s: %.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
+    while [ "$(jobs -rp | wc -l)" -ge "${GNS_TEST_JOBS:-3}" ]; do wait -n; done # which may be told of one that ended long ago
+    one "$test" &
 done
+wait
 
 count() { grep -cE "^$1 " "$log"; }
 echo

@@ -121,6 +121,23 @@ __attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *
     return trainer_wait(child);
 }
 
+// The next runs are two ranks of this program under mpirun, each with a word of its own: for main, which takes them by
+// trainer_word and trainer_rank.
+static inline void trainer_two_ranks(const char *word_0, const char *word_1) {
+    setenv("GNS_TEST_WORD_0", word_0, 1);
+    setenv("GNS_TEST_WORD_1", word_1, 1);
+    trainer.ranks = 2;
+}
+
+static inline const char *trainer_word(void) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    return getenv(rank && *rank == '1' ? "GNS_TEST_WORD_1" : "GNS_TEST_WORD_0");
+}
+
+static inline int trainer_rank(int argc, char **argv) { // PROGRAM rank COMMAND...
+    return program_main(argc - 2, argv + 2, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
+}
+
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
 static inline char *read_text(const char *path, size_t *bytes) {
@@ -161,6 +178,18 @@ static inline const char *log_tail(void) {
     memory_free(log);
     return tail;
 }
+
+// A run's exit code, and what is in its log: each of these texts, or if it begins with '!', not the rest of it.
+#define CHECK_RUN(code, want, ...)                                                                                     \
+    do {                                                                                                               \
+        int code_ = (code), want_ = (want);                                                                            \
+        const char *texts_[] = {NULL, ##__VA_ARGS__};                                                                  \
+        CHECK(code_ == want_, "exit code %d, want %d: %s", code_, want_, log_tail());                                  \
+        for (size_t i_ = 1; i_ < sizeof texts_ / sizeof *texts_; i_++) {                                               \
+            bool not_ = *texts_[i_] == '!';                                                                            \
+            CHECK(log_mentions(texts_[i_] + not_) != not_, "'%s': %s", texts_[i_], log_tail());                        \
+        }                                                                                                              \
+    } while (0)
 
 static inline void copy_file(const char *from, const char *to) {
     Error e = {0};

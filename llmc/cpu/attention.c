@@ -133,10 +133,19 @@ static void multiply_transposed(float *c, size_t c_row, size_t rows, const float
     });
 }
 
+// Scores [begin, end) of a row become -infinity. By whole vectors: a load waits long for stores of its parts.
+VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
+    size_t j = round_down(begin, VEC);
+    VecBits key = {0}; // counted from `begin`: those before it become the largest numbers
+    for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)begin + (uint32_t)i;
+    for (; j < end; j += VEC, key += VEC)
+        vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
+}
+
 // Turns scores [begin, end) of a row into exp(score - max), and the others, up to `padded`, into 0. Returns the sum.
 static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
-    for (size_t j = 0; j < begin; j++) scores[j] = -INFINITY;
-    for (size_t j = end; j < padded; j++) scores[j] = -INFINITY;
+    hide(scores, 0, begin);
+    hide(scores, end, padded);
     Vec max_v = vec_load(scores), sum = {0};
     for (size_t j = VEC; j < padded; j += VEC) max_v = vec_max(vec_load(scores + j), max_v);
     *max = vec_largest(max_v);

@@ -29,31 +29,42 @@ __attribute__((target("amx-tile"))) static void configure(void) {
     configured = true;
 }
 
-__attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx(float *c, const uint16_t *a, const uint16_t *b,
-                                                                size_t pairs, size_t count) {
+// The instructions take the core's other units little time: `between` keeps these busy, once a step of k.
+__attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c, const uint16_t *a, const uint16_t *b,
+                                                                        size_t pairs, size_t count, Ahead *ahead,
+                                                                        void (*between)(void *, size_t, size_t),
+                                                                        void *work) {
     enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes; pairs of a tile
     float *c1 = c + 16 * BF16_COLUMNS;
+    size_t lines = pairs ? (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS) : 0; // a step
     configure();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (; pairs > 0; pairs -= PAIRS, a += BF16_AMX_ROWS * BF16_STEP, b += PAIRS * 2 * BF16_COLUMNS) {
+    for (size_t at = 0; at < pairs; at += PAIRS, a += BF16_AMX_ROWS * BF16_STEP, b += PAIRS * 2 * BF16_COLUMNS) {
         _tile_loadd(4, a, A_ROW);
         _tile_loadd(6, b, B_ROW);
         _tile_loadd(7, b + BF16_COLUMNS, B_ROW);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
-        if (count <= 16) continue;
-        _tile_loadd(5, a + 16 * BF16_STEP, A_ROW);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (count > 16) {
+            _tile_loadd(5, a + 16 * BF16_STEP, A_ROW);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        ask_ahead(ahead, lines);
+        if (between) between(work, at / PAIRS, pairs / PAIRS);
     }
     _tile_stored(0, c, C_ROW);
     _tile_stored(1, c + 16, C_ROW);
     if (count <= 16) return;
     _tile_stored(2, c1, C_ROW);
     _tile_stored(3, c1 + 16, C_ROW);
+}
+
+void bf16_tile_amx(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
+    bf16_tile_amx_between(c, a, b, pairs, count, ahead, NULL, NULL);
 }
 
 #endif

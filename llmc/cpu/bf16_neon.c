@@ -53,8 +53,8 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
     }
 }
 
-void bf16_tile_neon(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
-    (void)count; // all twelve rows
+void bf16_tile_neon(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
+    (void)count, (void)ahead; // all twelve rows
     for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(c + j, a, b + 2 * j, pairs);
 }
 

@@ -26,7 +26,7 @@ static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
     static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
     float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64))), sum = 0;
     for (size_t i = 0; i < products; i++) {
-        kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows);
+        kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows, &(Ahead){0});
         sum += c[0];
     }
     return sum;
@@ -35,19 +35,29 @@ static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
 typedef struct {
     const MatmulKernel *kernel;
     char *memory; // (2, copy_bytes), for a copy of its first half to its second; NULL: products
-    size_t threads;
+    size_t threads, steps;
 } Round;
 
-static size_t products_of(const MatmulKernel *kernel) {
-    return (size_t)STEPS * CALIBRATE_CHAINS * VEC / (kernel->rows * kernel->columns * PAIRS);
+static size_t products_of(const Round *r) {
+    return r->steps * CALIBRATE_CHAINS * VEC / (r->kernel->rows * r->kernel->columns * PAIRS);
+}
+
+// Floating-point operations of a thread's round of products.
+static double work_of(const Round *r) {
+    double bf16 = 2.0 * PAIRS * (double)(products_of(r) * r->kernel->rows * r->kernel->columns);
+    return 2 * (r->kernel->type == DTYPE_BF16 ? bf16 : (double)VEC * CALIBRATE_CHAINS * (double)r->steps);
 }
 
 // One thread's share.
 static float work(const Round *r, size_t thread) {
     size_t part = copy_bytes / r->threads;
     if (r->memory) memcpy(r->memory + copy_bytes + thread * part, r->memory + thread * part, part);
-    else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r->kernel));
-    else return calibrate_chains(STEPS);
+    else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r));
+    else {
+        size_t steps = r->steps;
+        __asm__ volatile("" : "+r"(steps)); // the work depends on it, so that it stays between the clock's two readings
+        return calibrate_chains(steps);
+    }
     return 0;
 }
 
@@ -69,12 +79,22 @@ static double fastest(const Round *r) {
 }
 
 double calibrate_flops(int threads, Dtype type) {
-    const Round r = {matmul_kernel(type), NULL, (size_t)threads};
+    const Round r = {matmul_kernel(type), NULL, (size_t)threads, STEPS};
     if (!r.kernel) return 0;
-    double products = type == DTYPE_BF16
-                          ? (double)(products_of(r.kernel) * r.kernel->rows * r.kernel->columns) * 2 * PAIRS
-                          : (double)VEC * CALIBRATE_CHAINS * STEPS;
-    return 2.0 * products * threads / fastest(&r);
+    return work_of(&r) * threads / fastest(&r);
+}
+
+double calibrate_probe(int threads, Dtype type) {
+    const Round r = {matmul_kernel(type), NULL, (size_t)threads, type == DTYPE_BF16 ? STEPS : STEPS / 10};
+    double rate = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+    {
+        double start = clock_seconds();
+        float result = work(&r, (size_t)omp_get_thread_num());
+        __asm__ volatile("" ::"m"(result)); // or the compiler drops the work
+        rate += work_of(&r) / (clock_seconds() - start);
+    }
+    return rate;
 }
 
 double calibrate_copy(int threads) {

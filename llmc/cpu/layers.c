@@ -339,12 +339,15 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
 enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough that fp32 lanes lose nothing
+enum { SUM_AHEAD = 1024 };    // floats: how far ahead a thread asks for them
 
 static double chunk_squares(const float *x, size_t n) {
     float lane[LANES] = {0};
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
+    for (; i + LANES <= n; i += LANES) {
+        __builtin_prefetch(x + i + SUM_AHEAD);
         for (int k = 0; k < LANES; k++) lane[k] = add_square(lane[k], x[i + k]);
+    }
     double sum = 0;
     for (; i < n; i++) sum += (double)x[i] * x[i];
     for (int k = 0; k < LANES; k++) sum += lane[k];

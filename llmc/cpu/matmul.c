@@ -15,7 +15,6 @@ enum { ROW_COLUMNS = 384 };            // columns that a product of one row comp
 enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
 enum { STREAM_FLOATS = 1 << 18 };      // of C: with less, all gradients may fit in a cache
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
-enum { CACHE_LINE = 64 };
 
 // Two blocks of A: one is packed while the other is in use. Then the sums that C has no room for.
 size_t matmul_scratch(Dtype type, size_t M) {
@@ -47,15 +46,16 @@ static size_t panel_columns(const MatmulProduct *p, BPanel panel) {
     return size_min(p->kernel->columns, panel.block->n + panel.block->columns - panel.j);
 }
 
-// Asks for share `at` of `of` of what a panel of B is packed from.
-static void prefetch_b(const MatmulProduct *p, BPanel panel, size_t at, size_t of) {
+// What a panel of B is packed from; nothing where there is none.
+static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     const MatmulBlock *block = panel.block;
-    size_t count = panel_columns(p, panel);
-    size_t size = value_bytes(p->kernel->type), runs = block->depth, length = count * size, stride = p->b_row * size;
-    if (p->b_column != 1) runs = count, length = block->depth * size, stride = p->b_column * size;
-    const char *b = (const char *)p->b + (block->k * p->b_row + panel.j * p->b_column) * size;
-    for (size_t run = runs * at / of; run < runs * (at + 1) / of; run++)
-        for (size_t byte = 0; byte < length; byte += CACHE_LINE) __builtin_prefetch(b + run * stride + byte);
+    if (!block) return (Ahead){0};
+    size_t count = panel_columns(p, panel), size = value_bytes(p->kernel->type), runs = block->depth;
+    Ahead ahead = {.length = count * size, .stride = p->b_row * size};
+    if (p->b_column != 1) runs = count, ahead.length = block->depth * size, ahead.stride = p->b_column * size;
+    ahead.run = (const char *)p->b + (block->k * p->b_row + panel.j * p->b_column) * size;
+    ahead.lines = runs * divide_up(ahead.length, CACHE_LINE);
+    return ahead;
 }
 
 static void prefetch_c(const MatmulProduct *p, size_t i, size_t j) {
@@ -72,13 +72,17 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     const MatmulKernel *kernel = p->kernel;
     const MatmulBlock *block = now.block;
     char b[MATMUL_PANEL_BYTES] __attribute__((aligned(CACHE_LINE)));
+    MatmulTiles tiles;
+    tiles.ahead = ahead_of(p, next), tiles.last.rows = 0;
+    size_t lines = tiles.ahead.lines, all = end - first;
     kernel->pack_b(b, p, block, now.j, panel_columns(p, now));
     for (size_t panel = first; panel < end; panel++) {
         size_t i = block->i + panel * kernel->rows;
-        if (next.block) prefetch_b(p, next, panel - first, end - first);
+        tiles.ahead.lines = lines * (panel + 1 - first) / all - lines * (panel - first) / all;
         if (!p->stream) prefetch_c(p, i + kernel->rows, now.j);
-        kernel->tile(p, block, a_panel(p, block, panel), b, i, now.j);
+        kernel->tile(&tiles, p, block, a_panel(p, block, panel), b, i, now.j);
     }
+    if (kernel->finish) kernel->finish(&tiles);
 }
 
 // Called by every thread of a parallel region. The barrier after the packing is the only one: a thread that passes it

@@ -6,7 +6,7 @@
 // (k + 1, i) side by side, as one word. B is packed (pairs, 32, 2). A is packed (pairs, 12, 2); for AMX in blocks of 32 k,
 // each (32 rows, 32).
 
-enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS, ROWS_MAX = AMX_ROWS };
+enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
 enum { BLOCK_DEPTH = 768 };
 
 // Words of a matrix whose k run down its columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. What
@@ -52,11 +52,9 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
         for (size_t r = 0; r < count && p->a_column == 1; r++)
             memcpy(to + r * STEP, src + r * p->a_row + k, depth * sizeof *to);
         if (p->a_column == 1) continue;
-        uint32_t words[STEP / 2 * AMX_ROWS], *rows = (uint32_t *)to;
+        uint32_t words[STEP / 2 * AMX_ROWS]; // (pair, row), to become (row, pair)
         pack_pairs_down(words, AMX_ROWS, src + k * p->a_column, p->a_column, count, depth, STEP);
-        for (size_t r = 0; r < AMX_ROWS; r += 4)
-            for (size_t w = 0; w < STEP / 2; w += 4) // words (pair, row) to (row, pair)
-                transpose_4x4(rows + r * (STEP / 2) + w, STEP / 2, words + w * AMX_ROWS + r, AMX_ROWS * sizeof *words);
+        transpose_rows(to, STEP / 2, words, AMX_ROWS * sizeof *words, AMX_ROWS);
     }
 }
 #endif
@@ -95,15 +93,16 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
     for (size_t j = 0; j < count; j++) to[j] += x[j];
 }
 
-// Sums wait between blocks of k in C where it is fp32, else in block->partial.
-static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b, size_t i,
-                         size_t j) {
-    float sums[ROWS_MAX * COLUMNS] __attribute__((aligned(64)));
-    size_t rows = size_min(p->kernel->rows, p->M - i), count = size_min(COLUMNS, block->n + block->columns - j);
+// Writes rows [first, end) of a tile whose sums are complete. They wait between blocks of k in C where it is fp32, else in
+// block->partial.
+static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
+    if (first == end) return;
+    const MatmulProduct *p = tile->product;
+    const MatmulBlock *block = tile->block;
+    size_t i = tile->i, j = tile->j, count = size_min(COLUMNS, block->n + block->columns - j);
     bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);
     const uint16_t *bias = p->bias ? (const uint16_t *)p->bias + j : NULL;
-    p->kernel->bf16_tile(sums, a, b, block->padded / 2, rows);
-    for (size_t r = 0; r < rows; r++) {
+    for (size_t r = first; r < end; r++) {
         float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
         size_t at = (i + r) * p->N + j;
         if (p->c_float) partial = (float *)p->c + at;
@@ -121,9 +120,42 @@ static void compute_tile(const MatmulProduct *p, const MatmulBlock *block, const
     }
 }
 
+static MatmulTile tile_at(const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t j) {
+    return (MatmulTile){p, block, i, j, size_min(p->kernel->rows, p->M - i)};
+}
+
+static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
+                         const void *b, size_t i, size_t j) {
+    const MatmulTile tile = tile_at(p, block, i, j);
+    p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead);
+    ask_ahead(&tiles->ahead, tiles->ahead.lines);
+    write_rows(&tile, tiles->sums, 0, tile.rows);
+}
+
+#ifdef BF16_X86
+// Between AMX's instructions, step `at` of `of`. The last tile is written when the present one's sums are stored.
+static void work_between(void *work, size_t at, size_t of) {
+    MatmulTiles *tiles = work;
+    size_t rows = tiles->last.rows;
+    write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
+}
+
+static void finish_amx(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sums, 0, tiles->last.rows); }
+
+static void compute_tile_amx(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
+                             const void *b, size_t i, size_t j) {
+    const MatmulTile tile = tile_at(p, block, i, j);
+    if (!block->padded) finish_amx(tiles); // there is no step between which it could be done
+    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, work_between, tiles);
+    ask_ahead(&tiles->ahead, tiles->ahead.lines);
+    tiles->last = tile;
+}
+#endif
+
 // The same sums in C, as the oracle of the others. VDPBF16PS, too, adds the products of a pair one after the other. AMX
 // sums those of even and of odd k apart; Arm adds the two products first, and rounds otherwise (bf16_neon.c).
-void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
+void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
+    (void)ahead;
     for (size_t i = 0; i < count; i++, c += COLUMNS) {
         memset(c, 0, COLUMNS * sizeof *c);
         for (size_t k = 0; k < pairs; k++)
@@ -136,21 +168,22 @@ void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pair
 }
 static bool plain_is_here(void) { return true; }
 
-#define KERNEL(called, rows_, pack, tile_, here)                                                                       \
+#define KERNEL(called, rows_, pack, compute, finish_, tile_, between, here)                                            \
     {                                                                                                                  \
         .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
-        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = pack_b, .tile = compute_tile,        \
-        .bf16_tile = tile_, .is_here = here                                                                            \
+        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = pack_b, .tile = compute,             \
+        .finish = finish_, .bf16_tile = tile_, .bf16_between = between, .is_here = here                                \
     }
 
 const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
 #ifdef BF16_X86
-    KERNEL("AMX", AMX_ROWS, pack_a_amx, bf16_tile_amx, bf16_amx_is_here),
-    KERNEL("AVX512-BF16", ROWS, pack_a, bf16_tile_avx512, bf16_avx512_is_here),
+    KERNEL("AMX", AMX_ROWS, pack_a_amx, compute_tile_amx, finish_amx, bf16_tile_amx, bf16_tile_amx_between,
+           bf16_amx_is_here),
+    KERNEL("AVX512-BF16", ROWS, pack_a, compute_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_is_here),
 #elif defined(__aarch64__)
-    KERNEL("BFMMLA", ROWS, pack_a, bf16_tile_neon, bf16_neon_is_here),
+    KERNEL("BFMMLA", ROWS, pack_a, compute_tile, NULL, bf16_tile_neon, NULL, bf16_neon_is_here),
 #endif
-    KERNEL("plain C", ROWS, pack_a, bf16_tile_plain, plain_is_here),
+    KERNEL("plain C", ROWS, pack_a, compute_tile, NULL, bf16_tile_plain, NULL, plain_is_here),
 };
 
 const MatmulKernel *matmul_kernel(Dtype type) {

@@ -30,6 +30,20 @@ typedef struct {
     float *partial;    // (M, columns) sums over the blocks of k so far, where C has no room for them
 } MatmulBlock;
 
+// A tile whose sums are complete, but not written yet.
+typedef struct {
+    const MatmulProduct *product;
+    const MatmulBlock *block;
+    size_t i, j, rows; // rows 0: there is none
+} MatmulTile;
+
+// A thread's tiles of one panel of B, one after the other.
+typedef struct {
+    Ahead ahead;     // the present tile's share
+    MatmulTile last; // AMX: is written while the next one is computed
+    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // bf16
+} MatmulTiles;
+
 enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A or B takes
 
 struct MatmulKernel {
@@ -42,10 +56,12 @@ struct MatmulKernel {
                    size_t count); // rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
                    size_t count); // columns [j, j + count) of B
-    void (*tile)(const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
-                 size_t j); // C's tile at (i, j)
-    Bf16Tile *bf16_tile;    // bf16 alone
-    bool (*is_here)(void);  // bf16: does this machine have the instructions?
+    void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
+                 size_t j);        // C's tile at (i, j)
+    void (*finish)(MatmulTiles *); // writes the last tile; NULL: every tile is written at once
+    Bf16Tile *bf16_tile;           // bf16 alone
+    Bf16TileBetween *bf16_between; // AMX alone
+    bool (*is_here)(void);         // bf16: does this machine have the instructions?
 };
 
 // bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.

@@ -43,19 +43,27 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
     }
 }
 
-// The sum over k < K, in ascending order, of A (rows, K) B (K, TILE_COLUMNS). Element (i, k) of A lies at
+// Adds to t the products over k < K, in ascending order, of A (rows, K) B (K, TILE_COLUMNS). Element (i, k) of A lies at
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
-VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t a_row, size_t a_k, const float *b,
-                                size_t b_k) {
-    Tile t;
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 2
-        for (int j = 0; j < TILE_VECS; j++) t.v[i][j] = (Vec){0};
+VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
+                                    const float *b, size_t b_k) {
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
-        tile_add_step(rows, &t, a, a_row, b0, b1);
+        tile_add_step(rows, t, a, a_row, b0, b1);
     }
+}
+
+VECTOR_INLINE Tile tile_zero(const int rows) {
+    Tile t;
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) t.v[i][0] = t.v[i][1] = (Vec){0};
+    return t;
+}
+
+VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t a_row, size_t a_k, const float *b,
+                                size_t b_k) {
+    Tile t = tile_zero(rows);
+    tile_add_product(rows, &t, K, a, a_row, a_k, b, b_k);
     return t;
 }
 
@@ -146,23 +154,46 @@ VECTOR_INLINE void transpose_16x4(void *panel, size_t width, const void *src, si
     _mm512_storeu_si512(to + 2 * width, _mm512_unpacklo_epi64(high01, high23));
     _mm512_storeu_si512(to + 3 * width, _mm512_unpackhi_epi64(high01, high23));
 }
+
+// The same of 4 rows and 16 words of each: lane `l` of a vector holds words 4 l + j of the rows.
+VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, size_t row_bytes) {
+    const char *row = src;
+    __m512i r0 = _mm512_loadu_si512(row), r1 = _mm512_loadu_si512(row + row_bytes);
+    __m512i r2 = _mm512_loadu_si512(row + 2 * row_bytes), r3 = _mm512_loadu_si512(row + 3 * row_bytes);
+    __m512i low01 = _mm512_unpacklo_epi32(r0, r1), high01 = _mm512_unpackhi_epi32(r0, r1);
+    __m512i low23 = _mm512_unpacklo_epi32(r2, r3), high23 = _mm512_unpackhi_epi32(r2, r3);
+    __m512i word[4] = {_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
+                       _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)};
+#    pragma GCC unroll 4
+    for (size_t j = 0; j < 4; j++) {
+        uint32_t *to = (uint32_t *)panel + j * width;
+        _mm_storeu_si128((__m128i *)to, _mm512_castsi512_si128(word[j]));
+        _mm_storeu_si128((__m128i *)(to + 4 * width), _mm512_extracti32x4_epi32(word[j], 1));
+        _mm_storeu_si128((__m128i *)(to + 8 * width), _mm512_extracti32x4_epi32(word[j], 2));
+        _mm_storeu_si128((__m128i *)(to + 12 * width), _mm512_extracti32x4_epi32(word[j], 3));
+    }
+}
 #endif
 
 // panel (words, width) = the transposed `width` rows of src. words: a multiple of 4.
 VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
-    size_t i = 0;
+    size_t i = 0, k = 0;
 #ifdef __AVX512F__
     for (; i + 16 <= width; i += 16)
-        for (size_t k = 0; k < words; k += 4)
-            transpose_16x4((uint32_t *)panel + k * width + i, width, (const char *)src + i * row_bytes + 4 * k,
+        for (size_t w = 0; w < words; w += 4)
+            transpose_16x4((uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
+                           row_bytes);
+    for (; k + 16 <= words; k += 16) // 16 words are a cache line
+        for (size_t i4 = i; i4 + 4 <= width; i4 += 4)
+            transpose_4x16((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
                            row_bytes);
 #endif
-    for (; i < width; i += 4) {
-        size_t i4 = i + 4 <= width ? i : width - 4; // the last four may overlap the four before: width 6
-        for (size_t k = 0; k < words; k += 4)
+    for (; k < words; k += 4)
+        for (size_t at = i; at < width; at += 4) {
+            size_t i4 = at + 4 <= width ? at : width - 4; // the last four may overlap the four before: width 6
             transpose_4x4((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
                           row_bytes);
-    }
+        }
 }
 
 // From a matrix whose k run along its rows: panel[k * width + i] = src[i * row + k], i < count <= width.

@@ -10,8 +10,9 @@ static ColumnSplit split_of(AttentionShape s) {
     return {rows, s.T, ATTENTION_SUM_ROWS, blocks, blocks + s.B};
 }
 
-size_t attention_workspace_bytes(AttentionShape s) {
-    return rows_bytes(s) + (attention_sums(s) ? column_workspace_bytes(split_of(s), 1, 3 * s.C()) : 0);
+size_t attention_workspace_bytes(AttentionShape s) { return rows_bytes(s); }
+size_t attention_column_bytes(AttentionShape s) {
+    return attention_sums(s) ? column_bytes(split_of(s), 1, 3 * s.C()) : 0;
 }
 
 bool attention_sums(AttentionShape s) {
@@ -43,12 +44,11 @@ int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, 
 }
 
 int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
-                       const float *lse, void *workspace, unsigned *ticket, AttentionShape s,
+                       const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
                        const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    float *lse2 = (float *)workspace, *columns = bias.sum ? (float *)((char *)workspace + rows_bytes(s)) : NULL;
+    float *lse2 = (float *)workspace, *columns = bias.sum ? column_begin(jobs, &bias, 1, split_of(s), 3 * s.C()) : NULL;
     Path path;
     TRY(path_choose(&path, s, e));
-    TRY(path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), columns}, ticket, s,
-                      masks, stream, e));
-    return columns ? column_finish(&bias, 1, split_of(s), 3 * s.C(), columns, stream, e) : 0;
+    return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), columns}, ticket, s,
+                         masks, stream, e);
 }

@@ -45,12 +45,13 @@ int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, 
 // no multiple of weight_gradient's tile.
 bool attention_sums(AttentionShape s);
 
-// Writes dqkv (B, T, 3C) whole, and adds its columns to bias (3C) (sum NULL: not wanted; see attention_sums). workspace:
-// attention_workspace_bytes(s) of scratch, nothing kept between calls.
+// Writes dqkv (B, T, 3C) whole, and adds its columns to bias (3C) (sum NULL: not wanted; see attention_sums), with jobs.
+// workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
 int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
-                       const float *lse, void *workspace, unsigned *ticket, AttentionShape s,
+                       const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
                        const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Backward only: 8 bytes a query and head, T rounded up to 128; where columns are summed a number of each column for every
-// 16 rows.
+// Backward only: 8 bytes a query and head, T rounded up to 128.
 size_t attention_workspace_bytes(AttentionShape s);
+// Where columns are summed a number of each column for every 64 rows.
+size_t attention_column_bytes(AttentionShape s);

@@ -18,7 +18,7 @@ struct AttentionRows {
     float *columns;
 };
 
-enum { ATTENTION_SUM_ROWS = 16 }; // those of a warp
+enum { ATTENTION_SUM_ROWS = 64 }; // those of a warpgroup
 
 typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                              const AttentionMasks &masks, cudaStream_t stream, Error *e);

@@ -132,27 +132,29 @@ template <int HALF, int N> __device__ static inline void exchange(float (&v)[N],
     }
 }
 
-// Writes the column sums of what warp_rows_out stores, rows row.. of one head of example b; columns: AttentionRows'. A
-// lane's values are of 8 columns of D / 8 each, two neighbours; half as many after each exchange.
-template <int D>
-__device__ static inline void warp_columns_out(float *columns, const float (&c)[D / 2], float factor0, float factor1,
-                                               int column, int row, int b, AttentionShape s) {
-    const int lane = threadIdx.x % 32, slot = (b * s.T + row) / ATTENTION_SUM_ROWS + b;
-    float v[D / 4];
-    if (row >= s.T) return;
-    UNROLL_FOR (int n = 0; n < D / 8; n++) {
-        const unsigned first = pack(c[4 * n] * factor0, c[4 * n + 1] * factor0);
-        const unsigned second = pack(c[4 * n + 2] * factor1, c[4 * n + 3] * factor1);
+// Writes the column sums of what a warpgroup's warp_rows_out store, rows row.. of one head of 64 of example b, all below T
+// (attention_sums); columns: AttentionRows'. sums: a row for each warp. A lane's values are of 8 columns of 8 each, two
+// neighbours; half as many after each exchange.
+__device__ static inline void columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
+                                          int column, int row, int b, AttentionShape s, int barrier) {
+    const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
+    const int slot = (b * s.T + row) / ATTENTION_SUM_ROWS + b;
+    float v[16];
+    UNROLL_FOR (int n = 0; n < 8; n++) {
+        const unsigned first = pack(c[4 * n] * factor, c[4 * n + 1] * factor);
+        const unsigned second = pack(c[4 * n + 2] * factor, c[4 * n + 3] * factor);
         UNROLL_FOR (int k = 0; k < 2; k++) v[2 * n + k] = unpack(first, k) + unpack(second, k);
     }
-    exchange<D / 8>(v, 16);
-    exchange<D / 16>(v, 8);
-    exchange<D / 32>(v, 4);
-    float *to = columns + (size_t)slot * 3 * s.C() + column + lane % 4 * 2;
-    UNROLL_FOR (int i = 0; i < D / 64; i++) {
-        const int n = (lane / 16 % 2 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2) * (D / 64) + i;
-        *(float2 *)(to + 8 * n) = make_float2(v[2 * i], v[2 * i + 1]);
-    }
+    exchange<8>(v, 16);
+    exchange<4>(v, 8);
+    exchange<2>(v, 4);
+    const int n = lane / 16 % 2 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2;
+    *(float2 *)&sums[thread / 32][8 * n + lane % 4 * 2] = make_float2(v[0], v[1]);
+    threads_sync(barrier, WARPGROUP);
+    if (thread < 64)
+        columns[(size_t)slot * 3 * s.C() + column + thread] =
+            (sums[0][thread] + sums[1][thread]) + (sums[2][thread] + sums[3][thread]);
+    threads_sync(barrier, WARPGROUP); // before the next sums
 }
 
 // One tile of rows of one head. tile < 0: no more work.

@@ -40,6 +40,7 @@ template <int D_, bool DQ_> struct BackwardLayout {
     struct Shared {
         char own[OWN][OWN_STAGES][GROUPS][OWN_BYTES];
         char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
+        float sums[GROUPS][4][64];        // of columns, D = 64 only
         char other[2][STAGES][TILE];
         float lse2[DQ ? 1 : STAGES][OTHERS], delta[DQ ? 1 : STAGES][OTHERS];
         Work work[OWN_STAGES];
@@ -212,6 +213,15 @@ __device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char 
     }
 }
 
+// The column sums of a warpgroup's rows, where they are wanted.
+template <class F>
+__device__ void group_columns_out(typename F::Shared &shared, AttentionRows rows, const float (&c)[F::D / 2],
+                                  float factor, int column, int row, int b, AttentionShape s) {
+    const int g = uniform(threadIdx.x / WARPGROUP);
+    if constexpr (F::D == 64)
+        if (rows.columns) columns_out(rows.columns, shared.sums[g], c, factor, column, row, b, s, 1 + g);
+}
+
 template <class F, Masks M>
 __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, AttentionRows rows, const float *lse,
                         AttentionShape s, const AttentionMasks &all_masks, float scale) {
@@ -256,7 +266,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all of their documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
-        if (rows.columns) warp_columns_out<F::D>(rows.columns, dq, scale, scale, work.column, warp_row, work.b, s);
+        group_columns_out<F>(shared, rows, dq, scale, work.column, group_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();
@@ -368,11 +378,8 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
         float dk_scale = M == DROPPED ? scale * masks.factor : scale;
         warp_rows_out<F::D>(dqkv, stage, dv, masks.factor, masks.factor, 2 * s.C() + work.column, warp_row, work.b);
         warp_rows_out<F::D>(dqkv, stage, dk, dk_scale, dk_scale, s.C() + work.column, warp_row, work.b);
-        if (rows.columns) {
-            const int column = s.C() + work.column;
-            warp_columns_out<F::D>(rows.columns, dk, dk_scale, dk_scale, column, warp_row, work.b, s);
-            warp_columns_out<F::D>(rows.columns, dv, masks.factor, masks.factor, s.C() + column, warp_row, work.b, s);
-        }
+        group_columns_out<F>(shared, rows, dk, dk_scale, s.C() + work.column, group_row, work.b, s);
+        group_columns_out<F>(shared, rows, dv, masks.factor, 2 * s.C() + work.column, group_row, work.b, s);
         barrier_arrive(&shared.own_empty[own.stage]);
     }
     if (lane == 0) copy_out_wait();

@@ -7,6 +7,7 @@
 #include "cuda/device.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
+#include "cuda/reduce.cuh"
 
 // A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
 // row each block has its own qkv, which cuda_logits reads again.
@@ -68,11 +69,13 @@ struct Engine {
     unsigned *ticket;                         // (1) of the work of attention and of linear_sm90, 0 between
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) the same with label smoothing, or NULL
+    float *wte_sum, *head_shift;              // (C), (B, C) see RowSmoothing; NULL without label smoothing
     real *logits;                             // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, fc
     void *sorted;                             // workspace of embedding_sort
     void *scratch;                            // of whichever kernel runs
+    ColumnJobs columns;                       // of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)

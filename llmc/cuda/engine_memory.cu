@@ -3,6 +3,7 @@
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
+#include "cuda/crossentropy.cuh"
 #include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
@@ -59,21 +60,34 @@ static size_t scratch_bytes(const Engine *engine) {
     int T = config->seq_len, C = m->channels, NH = m->heads;
     const size_t head_rows = (size_t)engine_head_examples(config) * T, Vp = config->model->vocab_padded;
     size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
-    if (REAL_DTYPE == DTYPE_BF16 && config->label_smoothing == 0) // numbers of a row, and sums of a tile's rows
+    if (REAL_DTYPE == DTYPE_BF16) // numbers of a row, and sums of a tile's rows
         most = size_max(most, head_rows * (2 + linear_sm90_tiles((int)Vp)) * sizeof(float));
+    if (config->label_smoothing > 0) most = size_max(most, bias_backward_bytes(1, m->vocab, C));
     if (config->optimizer == OPTIMIZER_LAMB)
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
     for (int B = 1; B <= config->micro_batch; B++) {
         most = size_max(most, attention_workspace_bytes({B, T, NH, C / NH}));
-        most = size_max(most, layernorm_backward_workspace_bytes(B, T, C));
-        most = size_max(most, bias_backward_workspace_bytes(B, T, 3 * C));
-        most = size_max(most, bias_backward_workspace_bytes(B, T, 4 * C));
-        most = size_max(most, linear_sm90_workspace_bytes(B * T, T, 4 * C));
         most = size_max(most, embedding_backward_workspace_bytes(B, T, C));
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;
         most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
+        most = size_max(most, crossentropy_shift_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
+    }
+    return most;
+}
+
+// The column gradients of a block: its LayerNorms', those of fc's and qkv's biases.
+static size_t columns_bytes(const Engine *engine) {
+    const EngineConfig *config = &engine->config;
+    const ModelConfig *m = &config->model->config;
+    int T = config->seq_len, C = m->channels;
+    size_t most = 0;
+    for (int B = 1; B <= config->micro_batch; B++) {
+        const size_t fc = size_max(bias_backward_bytes(B, T, 4 * C), linear_sm90_column_bytes(B * T, T, 4 * C));
+        const size_t qkv =
+            size_max(bias_backward_bytes(B, T, 3 * C), attention_column_bytes({B, T, m->heads, C / m->heads}));
+        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C) + fc + qkv);
     }
     return most;
 }
@@ -150,7 +164,10 @@ static void layout_activations(Engine *engine, Arena *a) {
     if (c->document_mask) ADD(what, engine->document_first, N, FORWARD, BACKWARD);
     if (c->document_mask) ADD(what, engine->document_last, N, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
-    if (c->label_smoothing > 0 && !c->inference) ADD(what, engine->smoothed, N, HEAD, BACKWARD);
+    if (c->label_smoothing == 0 || c->inference) return;
+    ADD(what, engine->smoothed, N, HEAD, BACKWARD);
+    ADD(what, engine->wte_sum, C, HEAD, HEAD);
+    ADD(what, engine->head_shift, c->micro_batch * C, HEAD, BACKWARD);
 }
 
 static void layout_scratch(Engine *engine, Arena *a) {
@@ -166,6 +183,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
     ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, UPDATE);
+    arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->optimizer == OPTIMIZER_MUON)
         arena_add(a, "Muon's products", &engine->muon, engine_muon_bytes(c), UPDATE, UPDATE);

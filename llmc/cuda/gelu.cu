@@ -91,17 +91,15 @@ static ColumnLaunch column_launch(int B, int T, int C) {
     return {threads, columns, column_split(B, T, places > 132 ? places : 132)};
 }
 
-size_t bias_backward_workspace_bytes(int B, int T, int C) {
-    return column_workspace_bytes(column_launch(B, T, C).split, 1, C);
-}
+size_t bias_backward_bytes(int B, int T, int C) { return column_bytes(column_launch(B, T, C).split, 1, C); }
 
-int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
+int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
     const dim3 blocks(l.split.blocks, l.columns);
+    float *partials = column_begin(jobs, &dbias, 1, l.split, C);
     const auto kernel = C % VEC ? (x ? columns_kernel<1, true> : columns_kernel<1, false>)
                                 : (x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>);
-    kernel<<<blocks, l.threads, 0, stream>>>(dx, (float *)workspace, dy, x, l.split, C);
-    TRY(CUDA_LAUNCHED(e));
-    return column_finish(&dbias, 1, l.split, C, workspace, stream, e);
+    kernel<<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
+    return CUDA_LAUNCHED(e);
 }

@@ -5,22 +5,24 @@
 #include "cuda/reduce.cuh"
 #include "math/gelu.h"
 
-// sigmoid(2u); the fast exponential is good enough for 16 bits
+// sigmoid(2u); the fast exponential and reciprocal are good enough for 16 bits
 __device__ static inline float gelu_sigmoid(float x) {
-    const float minus_2u = -GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f);
 #ifdef GNS_FP32
-    return 1.0f / (1.0f + expf(minus_2u));
+    return 1.0f / (1.0f + expf(-GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f)));
 #else
-    return __fdividef(1.0f, 1.0f + __expf(minus_2u));
+    const float scale = -1.44269504f * GELU_SCALE; // exp(-2u) = 2^(scale x (1 + GELU_CUBIC x^2))
+    float s;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_fast(x * fmaf(scale * GELU_CUBIC, x * x, scale))));
+    return s;
 #endif
 }
 
 __device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
 
+// s + s w (1 - s), w = 2 x du/dx
 __device__ static inline float gelu_derivative(float x) {
-    const float s = gelu_sigmoid(x);
-    const float twice_du = GELU_SCALE * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
-    return s + x * s * (1.0f - s) * twice_du;
+    const float s = gelu_sigmoid(x), w = x * fmaf(3.0f * GELU_CUBIC * GELU_SCALE, x * x, GELU_SCALE);
+    return fmaf(s, fmaf(-w, s, w), s);
 }
 
 // y = gelu(x), n elements. In place is allowed.
@@ -28,6 +30,6 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
 
 // dbias: sums over the rows of dy (B, T, C), with per-example squares. With x (B, T, C): dx = dy gelu'(x), which may be
 // dy, and sums over the rows of dx as written: the bias gradient of the projection that made x. x NULL: no dx.
-size_t bias_backward_workspace_bytes(int B, int T, int C);
-int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, void *workspace,
+size_t bias_backward_bytes(int B, int T, int C);
+int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e);

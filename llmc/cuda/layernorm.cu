@@ -133,8 +133,8 @@ typedef struct {
     RowDropout drop;
 } Backward;
 
-// TILE rows are in flight at once: 192 bytes a thread, dresidual included, in up to 128 registers.
-enum { BACKWARD_THREADS_MAX = 512, TILE = 8 / sizeof(real) };
+// A tile is computed while the next one is in flight: 96 bytes a thread, dresidual included, in up to 128 registers.
+enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of the tile's rows.
 typedef struct {
@@ -167,11 +167,11 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
         float dy[VEC], x[VEC];
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
+        const float shift = -t.mean[r] * t.rstd[r];
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
         UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
-            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], xhat);
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], fmaf(x[j], t.rstd[r], shift));
         }
         pack_forget(t.dy[r]);
         pack_forget(t.x[r]);
@@ -185,9 +185,12 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     const float sum = warp_sum_each(sums);
     if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
     __syncthreads();
-    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = shared[0][i];
-    for (int w = 1; w < warps; w++)
-        UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] += shared[w][i];
+    // Lane l adds sum l % (2 TILE) of every so many warps.
+    const int first = lane / (2 * TILE), i0 = lane % (2 * TILE);
+    float all = first < warps ? shared[first][i0] : 0.0f;
+    for (int w = first + lanes_each; w < warps; w += lanes_each) all += shared[w][i0];
+    UNROLL_FOR (int offset = 2 * TILE; offset < WARP; offset *= 2) all += __shfl_xor_sync(0xffffffffu, all, offset);
+    UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
 // Second half: dresidual, what dropout leaves of it, and the latter's columns' sums. means: the sums divided by C.
@@ -198,14 +201,14 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
+        // rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma and xhat = (x - mean) rstd, by powers of x
+        const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1];
+        const float alone = -rstd * means[2 * r] - at_x * t.mean[r];
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
-        UNROLL_FOR (int j = 0; j < VEC; j++) {
-            const float xhat = layernorm_xhat(x[j], t.mean[r], t.rstd[r]);
-            dx[j] += layernorm_dx(dy[j], gamma[j], xhat, t.rstd[r], means[2 * r], means[2 * r + 1]);
-        }
+        UNROLL_FOR (int j = 0; j < VEC; j++) dx[j] = fmaf(rstd, dy[j] * gamma[j], fmaf(at_x, x[j], dx[j] + alone));
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (DROP) {
@@ -238,10 +241,12 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     while (row < end) {
         const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
         float grads[SETS][VEC] = {};
+        Tile next;
+        tile_load<ACCUMULATE>(next, k, row, stop, c);
         for (; row < stop; row += TILE, buffer ^= 1) {
-            Tile tile;
+            Tile tile = next;
             float sums[2 * TILE];
-            tile_load<ACCUMULATE>(tile, k, row, stop, c);
+            tile_load<ACCUMULATE>(next, k, row + TILE, stop, c);
             tile_sums(sums, grads, tile, gamma);
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
@@ -307,8 +312,8 @@ static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }
 
-size_t layernorm_backward_workspace_bytes(int B, int T, int C) {
-    return column_workspace_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
+size_t layernorm_backward_bytes(int B, int T, int C) {
+    return column_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
 template <bool DROP> static int backward(const Backward &k, bool accumulate, bool bias, cudaStream_t stream, Error *e) {
@@ -322,12 +327,12 @@ template <bool DROP> static int backward(const Backward &k, bool accumulate, boo
 
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,
-                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, void *workspace,
+                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e) {
-    const Backward k = {dresidual, dy,      x,   mean, rstd, gamma, (float *)workspace, backward_split(B, T, C),
-                        C,         dbranch, drop};
-    const bool bias = dbias.sum != NULL;
-    TRY((drop.dropout.below ? backward<true> : backward<false>)(k, accumulate, bias, stream, e));
     const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
-    return column_finish(gradients, bias ? 3 : 2, k.split, C, workspace, stream, e);
+    const ColumnSplit split = backward_split(B, T, C);
+    const bool bias = dbias.sum != NULL;
+    float *partials = column_begin(jobs, gradients, bias ? 3 : 2, split, C);
+    const Backward k = {dresidual, dy, x, mean, rstd, gamma, partials, split, C, dbranch, drop};
+    return (drop.dropout.below ? backward<true> : backward<false>)(k, accumulate, bias, stream, e);
 }

@@ -20,8 +20,9 @@ int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real
 //        drops. It may be dy.
 // dy, x (B, T, C); mean, rstd (B, T); gamma (C). All gradients hold the sum over examples of that of
 // L_b = mean over T of the cross-entropy.
-size_t layernorm_backward_workspace_bytes(int B, int T, int C);
+// The column gradients join jobs, whose memory has layernorm_backward_bytes left for them.
+size_t layernorm_backward_bytes(int B, int T, int C);
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,
-                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, void *workspace,
+                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e);

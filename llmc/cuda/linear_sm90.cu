@@ -14,6 +14,7 @@
 #include "cuda/gelu.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
+#include "model/cuda_sizes.h"
 #ifndef GNS_FP32
 
 namespace {
@@ -28,7 +29,7 @@ enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SL
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
     alignas(16) real bias[GROUPS][WARPS][COLUMNS];
-    float sums[GROUPS][WARPS][COLUMNS];
+    alignas(16) float sums[GROUPS][WARPS][COLUMNS]; // of columns; or LINEAR_SHIFTED's column_values
     uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
     uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS]; // order: the turn before has seen its stages
     int tile[TURNS];
@@ -38,6 +39,9 @@ struct Shared {
 __host__ __device__ constexpr bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
+}
+__host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
+    return e == LINEAR_SCALED || e == LINEAR_SHIFTED || e == LINEAR_SOFTMAX;
 }
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
@@ -52,6 +56,8 @@ struct Job {
     const float *row_values; // Linear's
     float *row_sums;
     int counted;
+    const float *column_values;
+    float column_factor;
 
     __device__ int tiles() const { return down * (across + narrow); }
 };
@@ -193,8 +199,10 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
 }
 
 // A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
+// shifts: column_values.
 template <LinearEpilogue EPILOGUE>
-__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows, int counted) {
+__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const float *shifts,
+                           RowPair &rows, const Job &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
@@ -213,6 +221,12 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             }
             if (EPILOGUE == LINEAR_SCALED) {
                 r[q] = pack(c[i] * rows.value[q % 2], c[i + 1] * rows.value[q % 2]);
+                continue;
+            }
+            if (EPILOGUE == LINEAR_SHIFTED) {
+                const float2 shift = *(const float2 *)(shifts + 16 * j + q / 2 * 8 + rows.thread % 4 * 2);
+                r[q] = pack(fmaf(c[i], rows.value[q % 2], job.column_factor * shift.x),
+                            fmaf(c[i + 1], rows.value[q % 2], job.column_factor * shift.y));
                 continue;
             }
             const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
@@ -323,7 +337,8 @@ __device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, i
 template <LinearEpilogue EPILOGUE>
 __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const Job &job, int rank) {
     constexpr bool EXTRA = takes_extra(EPILOGUE), BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
-    constexpr bool BY_ROW = EPILOGUE == LINEAR_SCALED || EPILOGUE == LINEAR_SOFTMAX;
+    constexpr bool SHIFTED = EPILOGUE == LINEAR_SHIFTED;
+    constexpr int COLUMN_BYTES = BIAS ? sizeof(real) : SHIFTED ? sizeof(float) : 0; // of what a column brings
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
@@ -338,9 +353,10 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
         place.row += warp * SLOT_ROWS;
         const int panel = place.column / PANEL;
         if (lane == 0) {
-            const int bytes = BIAS ? min((int)COLUMNS, job.out - place.column) * (int)sizeof(real) : 0;
+            const int bytes = min((int)COLUMNS, job.out - place.column) * COLUMN_BYTES;
             barrier_expect(own_full, bytes + (EXTRA ? SLOT_BYTES : 0));
             if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
+            if (SHIFTED) copy_run_in(s.sums[group][warp], job.column_values + place.column, bytes, own_full);
             if (EXTRA) {
                 copy_out_wait_read();
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
@@ -361,9 +377,10 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
                 own_parity ^= 1;
             }
             RowPair rows = {};
-            if (BY_ROW) row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2_E : 1.0f);
+            if (takes_row_values(EPILOGUE))
+                row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2_E : 1.0f);
             if (!EXTRA) slot_wait();
-            rows_round<EPILOGUE>(slot, c[h], bias, rows, job.counted - place.column);
+            rows_round<EPILOGUE>(slot, c[h], bias, s.sums[group][warp], rows, job, job.counted - place.column);
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
             if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
@@ -430,6 +447,7 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
     case LINEAR_DGELU: return linear_kernel<LINEAR_DGELU>;
     case LINEAR_BIAS: return linear_kernel<LINEAR_BIAS>;
     case LINEAR_SCALED: return linear_kernel<LINEAR_SCALED>;
+    case LINEAR_SHIFTED: return linear_kernel<LINEAR_SHIFTED>;
     default: return linear_kernel<LINEAR_SOFTMAX>;
     }
 }
@@ -439,7 +457,9 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
 int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
     cudaFuncAttributes attributes;
     CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<LINEAR_GELU>), e);
-    *yes = attributes.maxThreadsPerBlock >= THREADS && out % PANEL == 0 && in % DEPTH == 0;
+    const int multiple = LINEAR_SM90_MULTIPLE;
+    static_assert(multiple % PANEL == 0 && multiple % DEPTH == 0, "whole panels and stages");
+    *yes = attributes.maxThreadsPerBlock >= THREADS && out % multiple == 0 && in % multiple == 0;
     return 0;
 }
 
@@ -447,8 +467,8 @@ bool linear_sm90_sums(int T) { return T % ROWS == 0; }
 
 static ColumnSplit split_of(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
 
-size_t linear_sm90_workspace_bytes(int rows, int T, int out) {
-    return linear_sm90_sums(T) ? column_workspace_bytes(split_of(rows, T), 1, out) : 0;
+size_t linear_sm90_column_bytes(int rows, int T, int out) {
+    return linear_sm90_sums(T) ? column_bytes(split_of(rows, T), 1, out) : 0;
 }
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
@@ -465,13 +485,14 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
-    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
-               NULL,   0,     l.row_values, l.row_sums, l.counted};
-    if (l.columns.sum) job.columns = (float *)l.workspace, job.per_example = l.T / ROWS;
-    TRY(launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
-                        other, job));
-    if (!l.columns.sum) return 0;
-    return column_finish(&l.columns, 1, split_of(l.rows, l.T), l.out, l.workspace, stream, e);
+    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,    narrow,          l.bias,         l.ticket,
+               NULL,   0,     l.row_values, l.row_sums, l.counted, l.column_values, l.column_factor};
+    if (l.columns.sum) {
+        job.columns = column_begin(l.jobs, &l.columns, 1, split_of(l.rows, l.T), l.out);
+        job.per_example = l.T / ROWS;
+    }
+    return launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
+                           other, job);
 }
 
 #else
@@ -482,7 +503,7 @@ int linear_sm90_usable(bool *yes, int, int, Error *) {
 }
 
 bool linear_sm90_sums(int) { return false; }
-size_t linear_sm90_workspace_bytes(int, int, int) { return 0; }
+size_t linear_sm90_column_bytes(int, int, int) { return 0; }
 int linear_sm90(const Linear &, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "this build has no linear_sm90");
 }

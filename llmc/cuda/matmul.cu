@@ -13,8 +13,10 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     mm->stream = stream;
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
-    snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s, cuBLASLt %zu", properties.name,
-             properties.multiProcessorCount, REAL_NAME, cublasLtGetVersion());
+    // Choices of builds that let parts of a product be added up in 16 bits have another identity, and are dropped.
+    const char *sums = sizeof(real) == 2 ? " with fp32 sums" : "";
+    snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s%s, cuBLASLt %zu", properties.name,
+             properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
     CUDA_TRY(cudaEventCreate(&mm->start), e);
     CUDA_TRY(cudaEventCreate(&mm->stop), e);
     return CUBLAS_CALL(cublasLtCreate(&mm->handle), e);
@@ -328,8 +330,8 @@ int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, c
 }
 
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, Error *e) {
-    return run(mm, shape, {out, a, b, NULL, alpha, addend}, e);
+               const void *b, const void *extra, Error *e) {
+    return run(mm, shape, {out, a, b, extra, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -54,7 +54,7 @@ typedef struct {
     cudaEvent_t start, stop;            // of a timed product
     bool tuning;                        // time the answers for every new shape
     bool heated;                        // the card is hot from timing
-    char identity[320];                 // GPU, precision and library for which choices hold
+    char identity[320];                 // GPU, precision, sums and library for which choices hold
     char choices[MATMUL_CHOICES_BYTES]; // what tuning chose: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 
@@ -65,13 +65,13 @@ void matmul_destroy(Matmul *mm);
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e);
 
-// out = alpha op(a) op(b) + beta c, with c like out, which it may be. shape: accumulate, no epilogue.
+// out = alpha op(a) op(b) + beta c, with c like out, which it may be, and extra. shape: accumulate, no DGELU.
 typedef struct {
     float beta;
     const void *c;
 } MatmulAddend;
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, Error *e);
+               const void *b, const void *extra, Error *e);
 
 // Forgets all plans. While tuning is on, a shape without a choice is run with each of the heuristic's answers, on its own
 // operands (out is written many times), and the fastest on a hot card is kept: about a second a shape. Where the text of

@@ -126,8 +126,8 @@ static int iterate(Matmul *mm, real *y, const real *x, const Scratch *s, int cou
     gram.like_batch = poly.like_batch = next.like_batch = LIKE_MATRICES;
     next.stride_a = wide ? square : all, next.stride_b = wide ? all : square, next.stride_out = all;
     TRY(matmul_run(mm, gram, s->gram, x, x, NULL, e));
-    TRY(matmul_add(mm, poly, s->poly, {MUON_B, s->gram}, MUON_C, s->gram, s->gram, e));
-    return matmul_add(mm, next, y, {MUON_A, x}, 1, wide ? s->poly : x, wide ? x : s->poly, e);
+    TRY(matmul_add(mm, poly, s->poly, {MUON_B, s->gram}, MUON_C, s->gram, s->gram, NULL, e));
+    return matmul_add(mm, next, y, {MUON_A, x}, 1, wide ? s->poly : x, wide ? x : s->poly, NULL, e);
 }
 
 template <int W>

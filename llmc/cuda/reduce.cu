@@ -6,28 +6,27 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// By one block: the sums of one set. A warp takes an example.
-__device__ static void example_partials_sum(const ExampleSums &sums, const double *partials, int set, int B, int G) {
+// By one block: *to += the sum of partials (B, G), unless to is NULL. A warp takes an example.
+__device__ static void example_partials_sum(double *to, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const double *mine = partials + (size_t)set * B * G;
-    const double before = threadIdx.x == 0 && sums.of[set] ? *sums.of[set] : 0.0;
+    const double before = threadIdx.x == 0 && to ? *to : 0.0;
     double total = 0.0;
     for (int b = warp; b < B; b += SUM_WARPS) {
         double example = 0.0;
 #pragma unroll 8
-        for (int g = lane; g < G; g += WARP) example += mine[(size_t)b * G + g];
+        for (int g = lane; g < G; g += WARP) example += partials[(size_t)b * G + g];
         example = warp_sum(example);
         if (lane == 0) total += example;
     }
     total = block_sum(total, shared);
-    if (threadIdx.x == 0 && sums.of[set]) *sums.of[set] = before + total;
+    if (threadIdx.x == 0 && to) *to = before + total;
 }
 
 // One block a set.
 __global__ void __launch_bounds__(SUM_THREADS)
     example_partials_kernel(const __grid_constant__ ExampleSums sums, const double *partials, int B, int G) {
-    example_partials_sum(sums, partials, blockIdx.x, B, G);
+    example_partials_sum(sums.of[blockIdx.x], partials + (size_t)blockIdx.x * B * G, B, G);
 }
 
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
@@ -45,32 +44,66 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
     return {B * T, T, rows_per_block, blocks, blocks + B};
 }
 
-// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) owns W groups of 32 columns, W
-// columns a lane, and a batch of examples, each with the same number of warps. It writes the batch's sum, and each
-// example's sum of squares over every 32 columns. The second adds the batches, and the squares.
+// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) of a job owns W groups of 32
+// columns, W columns a lane, and a batch of examples, each with the same number of warps. It writes the batch's sum, and
+// each example's sum of squares over every 32 columns. The second adds the batches, and the squares: block (0, set) of a
+// job the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
+// Of one job.
 typedef struct {
-    ColumnSplit split;
-    int sets, C, B;
-    int column_groups;                       // of 32
-    int warps_per_example;                   // a power of two
-    int batch, batches;                      // examples of a block; blocks along z
-    size_t batch_sums_at, squares_at, bytes; // of the workspace, which begins with the partial sums (slots, sets, C)
+    ColumnJob job;
+    int B;
+    int lane_columns, blocks_x; // W; blocks along x
+    int column_groups;          // of 32
+    int warps_per_example;      // a power of two
+    int batch, batches;         // examples of a block; blocks along z
+    float *batch_sums;          // (batches, sets, C)
+    double *squares;            // (sets, B, column_groups)
 } Finish;
 
-static Finish finish_plan(ColumnSplit split, int sets, int C) {
-    const int B = split.rows / split.T, groups = ceil_div(C, WARP), slots_per_example = split.blocks / B + 2; // at most
+typedef struct {
+    Finish of[COLUMN_JOBS_MAX];
+} Finishes;
+
+// Its memory begins with the partial sums (slots, sets, C). *bytes: all of it.
+static Finish finish_of(const ColumnJob &job, size_t *bytes) {
+    const ColumnSplit split = job.split;
+    const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;
+    const int slots_per_example = split.blocks / B + 2; // at most
     int warps = 1;
     while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
     const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
-    const size_t batch_sums_at = round_up((size_t)split.slots * sets * C * sizeof(float), 16);
-    const size_t squares_at = batch_sums_at + round_up((size_t)batches * sets * C * sizeof(float), 16);
-    const size_t bytes = squares_at + (size_t)sets * B * groups * sizeof(double);
-    return {split, sets, C, B, groups, warps, batch, batches, batch_sums_at, squares_at, bytes};
+    const size_t batch_sums_at = round_up((size_t)split.slots * job.sets * job.C * sizeof(float), 16);
+    const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * job.C * sizeof(float), 16);
+    *bytes = round_up(squares_at + (size_t)job.sets * B * groups * sizeof(double), 16);
+    char *memory = (char *)job.partials;
+    return {job,
+            B,
+            W,
+            ceil_div(groups, W),
+            groups,
+            warps,
+            batch,
+            batches,
+            (float *)(memory + batch_sums_at),
+            (double *)(memory + squares_at)};
 }
 
-size_t column_workspace_bytes(ColumnSplit split, int sets, int C) { return finish_plan(split, sets, C).bytes; }
+size_t column_bytes(ColumnSplit split, int sets, int C) {
+    size_t bytes;
+    ColumnJob job = {{}, split, sets, C, NULL};
+    finish_of(job, &bytes);
+    return bytes;
+}
+
+float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C) {
+    ColumnJob job = {{}, split, sets, C, (float *)((char *)jobs->memory + jobs->used)};
+    for (int s = 0; s < sets; s++) job.of[s] = gradients[s];
+    jobs->job[jobs->count++] = job;
+    jobs->used += column_bytes(split, sets, C);
+    return job.partials;
+}
 
 // The sum over 32 neighbouring columns, W a lane, in the order of warp_sum whatever W.
 template <int W> __device__ static inline float group_sum(float (&x)[W]) {
@@ -81,26 +114,20 @@ template <int W> __device__ static inline float group_sum(float (&x)[W]) {
     return x[0];
 }
 
-// batch_sums (batches, sets, C) fp32, squares (sets, B, column_groups) fp64. W 4: C is a multiple of 4.
-template <int W>
-__global__ void __launch_bounds__(FINISH_WARPS *WARP)
-    column_examples_kernel(float *batch_sums, double *squares, const float *partials,
-                           const __grid_constant__ Finish f) {
+// Block (x, set, z) of a job. W 4: C is a multiple of 4.
+template <int W> __device__ static void examples_sum(const Finish &f, int x, int set, int z) {
     __shared__ Floats<W> parts[FINISH_WARPS][WARP];
     __shared__ Floats<W> examples[FINISH_WARPS][WARP];
-    const int lane = threadIdx.x, warp = threadIdx.y, set = blockIdx.y, b0 = blockIdx.z * f.batch;
-    const int c = (blockIdx.x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
-    const int first = b * f.split.T / f.split.rows_per_block;
-    const int last = ((b + 1) * f.split.T - 1) / f.split.rows_per_block;
+    const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, b0 = z * f.batch;
+    const int lane = threadIdx.x, warp = threadIdx.y, c = (x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
+    const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
     Floats<W> part = {};
-    after_allow();
-    after_wait();
-    if (b < f.B && c < f.C) {
+    if (b < f.B && c < C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
             float v[SLOTS_IN_FLIGHT][W] = {};
             UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) {
                 const int k = k0 + i * f.warps_per_example;
-                if (k <= last) floats_load(v[i], partials + ((size_t)(k + b) * f.sets + set) * f.C + c);
+                if (k <= last) floats_load(v[i], f.job.partials + ((size_t)(k + b) * f.job.sets + set) * C + c);
             }
             UNROLL_FOR (int i = 0; i < SLOTS_IN_FLIGHT; i++) floats_add(part.x, v[i]);
         }
@@ -114,59 +141,64 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
         examples[warp][lane] = g;
         UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
         const float sum = group_sum(square);
-        const int group = blockIdx.x * W + lane / (WARP / W);
+        const int group = x * W + lane / (WARP / W);
         if (lane % (WARP / W) == 0 && group < f.column_groups && b0 + warp < f.B)
-            squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = sum;
+            f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = sum;
     }
     __syncthreads();
-    if (warp > 0 || c >= f.C) return;
+    if (warp > 0 || c >= C) return;
     float sum[W] = {};
     for (int i = 0; i < f.batch; i++) floats_add(sum, examples[i][lane].x);
-    floats_store(batch_sums + ((size_t)blockIdx.z * f.sets + set) * f.C + c, sum);
+    floats_store(f.batch_sums + ((size_t)z * f.job.sets + set) * C + c, sum);
 }
 
-typedef struct {
-    float *of[COLUMN_SETS_MAX];
-    bool first[COLUMN_SETS_MAX];
-} ColumnSums;
-
-// Block (0, set) adds the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
-__global__ void __launch_bounds__(SUM_THREADS)
-    column_total_kernel(const __grid_constant__ ColumnSums sums, const __grid_constant__ ExampleSums example_sums,
-                        const float *batch_sums, const double *squares, const __grid_constant__ Finish f) {
-    const int set = blockIdx.y, c = ((int)blockIdx.x - 1) * SUM_THREADS + threadIdx.x;
+__global__ void __launch_bounds__(FINISH_WARPS *WARP) column_examples_kernel(const __grid_constant__ Finishes all) {
+    int i = 0, block = blockIdx.x;
+    for (; block >= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches; i++)
+        block -= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches;
+    const Finish &f = all.of[i];
+    const int x = block % f.blocks_x, set = block / f.blocks_x % f.job.sets, z = block / f.blocks_x / f.job.sets;
+    after_allow();
     after_wait();
-    if (blockIdx.x == 0) {
-        example_partials_sum(example_sums, squares, set, f.B, f.column_groups);
+    if (f.lane_columns == 4) examples_sum<4>(f, x, set, z);
+    else examples_sum<1>(f, x, set, z);
+}
+
+static __host__ __device__ int total_blocks(const Finish &f) {
+    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
+}
+
+__global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ Finishes all) {
+    int i = 0, block = blockIdx.x;
+    for (; block >= total_blocks(all.of[i]); i++) block -= total_blocks(all.of[i]);
+    const Finish &f = all.of[i];
+    const int sets = f.job.sets, set = block % sets, c = (block / sets - 1) * SUM_THREADS + (int)threadIdx.x;
+    const ColumnGradient to = f.job.of[set];
+    after_wait();
+    if (block < sets) {
+        example_partials_sum(to.squares, f.squares + (size_t)set * f.B * f.column_groups, f.B, f.column_groups);
         return;
     }
-    if (c >= f.C) return;
-    const float before = sums.first[set] ? 0.0f : sums.of[set][c];
+    if (c >= f.job.C) return;
+    const float before = to.first ? 0.0f : to.sum[c];
     float sum = 0.0f;
 #pragma unroll 8
-    for (int z = 0; z < f.batches; z++) sum += batch_sums[((size_t)z * f.sets + set) * f.C + c];
-    sums.of[set][c] = before + sum;
+    for (int z = 0; z < f.batches; z++) sum += f.batch_sums[((size_t)z * sets + set) * f.job.C + c];
+    to.sum[c] = before + sum;
 }
 
-int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
-                  cudaStream_t stream, Error *e) {
-    const Finish f = finish_plan(split, sets, C);
-    const float *partials = (const float *)workspace;
-    float *batch_sums = (float *)((char *)workspace + f.batch_sums_at);
-    double *squares = (double *)((char *)workspace + f.squares_at);
-    ColumnSums sums = {};
-    ExampleSums example_sums = {};
-    for (int s = 0; s < sets; s++) {
-        sums.of[s] = gradients[s].sum;
-        sums.first[s] = gradients[s].first;
-        example_sums.of[s] = gradients[s].squares;
+int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
+    Finishes all = {};
+    int examples = 0, totals = 0;
+    size_t bytes;
+    for (int i = 0; i < jobs->count; i++) {
+        const Finish f = all.of[i] = finish_of(jobs->job[i], &bytes);
+        examples += f.blocks_x * f.job.sets * f.batches, totals += total_blocks(f);
     }
-    const int columns = C % 4 ? 1 : 4; // a lane
-    TRY(launch_after(columns == 4 ? column_examples_kernel<4> : column_examples_kernel<1>,
-                     dim3(ceil_div(f.column_groups, columns), sets, f.batches), dim3(WARP, FINISH_WARPS), 0, stream, e,
-                     batch_sums, squares, partials, f));
-    return launch_after(column_total_kernel, dim3(1 + ceil_div(C, SUM_THREADS), sets), dim3(SUM_THREADS), 0, stream, e,
-                        sums, example_sums, (const float *)batch_sums, (const double *)squares, f);
+    jobs->count = 0, jobs->used = 0;
+    if (!examples) return 0;
+    TRY(launch_after(column_examples_kernel, dim3(examples), dim3(WARP, FINISH_WARPS), 0, stream, e, all));
+    return launch_after(column_total_kernel, dim3(totals), dim3(SUM_THREADS), 0, stream, e, all);
 }
 
 // ---- Squared norms: of the tensors of a flat buffer, of per-example gradients ---------------------------------------

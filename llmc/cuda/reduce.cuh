@@ -25,13 +25,27 @@ typedef struct {
     int slots;          // blocks + B
 } ColumnSplit;
 
-enum { COLUMN_SETS_MAX = 3 };
+enum { COLUMN_SETS_MAX = 3, COLUMN_JOBS_MAX = 4 };
 ColumnSplit column_split(int B, int T, int target_blocks);
-// Scratch of a split: sets partial sums a slot, and what stage two needs.
-size_t column_workspace_bytes(ColumnSplit split, int sets, int C);
-// Stage two. Stage one has written partials (slots, sets, C) fp32 at the start of workspace. The sets share C.
-int column_finish(const ColumnGradient *gradients, int sets, ColumnSplit split, int C, void *workspace,
-                  cudaStream_t stream, Error *e);
+
+// Column gradients, at most COLUMN_JOBS_MAX, that await stage two. A stage one gets its place with column_begin and writes
+// its partials there, (slots, sets, C) fp32. column_finish runs stage two for all of them in two launches, and empties the
+// list. The sets of one share C.
+typedef struct {
+    ColumnGradient of[COLUMN_SETS_MAX];
+    ColumnSplit split;
+    int sets, C;
+    float *partials;
+} ColumnJob;
+struct ColumnJobs {
+    void *memory; // column_bytes of all that the list may hold at a time, together
+    size_t used = 0;
+    int count = 0;
+    ColumnJob job[COLUMN_JOBS_MAX] = {};
+};
+size_t column_bytes(ColumnSplit split, int sets, int C);
+float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
+int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
 // A tensor's place in a flat buffer, in elements. Tables are sorted by offset and do not overlap; gaps are skipped.
 struct ReduceSegment {

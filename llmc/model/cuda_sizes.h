@@ -5,10 +5,11 @@
 #include "base/common.h"
 
 enum {
-    CUDA_HEAD_BYTES = 800 << 20,       // most that a chunk of logits takes: 8k rows of GPT-2's vocabulary in bf16
+    CUDA_HEAD_BYTES = 1600 << 20,      // most that a chunk of logits takes: 16k rows of GPT-2's vocabulary in bf16
     MATMUL_WORKSPACE_BYTES = 64 << 20, // what split sums may use
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
     WEIGHT_GRADIENT_MULTIPLE = 8,      // channels of which the fused kernel of weight gradients takes a multiple
+    LINEAR_SM90_MULTIPLE = 64,         // and linear_sm90
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 

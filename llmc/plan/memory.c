@@ -47,6 +47,11 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
+bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape) {
+    return device->fuses_exact && shape->dtype != DTYPE_FP16 &&
+           shape->model->config.channels % LINEAR_SM90_MULTIPLE == 0;
+}
+
 // The largest chunk of the head: as many examples as head_bytes allows for their logits, at least one.
 static double head_examples(const EngineConfig *shape, const PlanDevice *device) {
     double one = device->value * shape->seq_len * shape->model->vocab_padded;

@@ -25,6 +25,7 @@ typedef struct {
     double matmul_reads;       // part of the time to read a product's operands that arithmetic does not hide
     double attention_forward;  // of the peak
     double attention_backward; // of the peak, five products counted
+    double masks;              // of the peak: drawing dropout's masks
     double stream;             // of the bandwidth: kernels that only stream
     double copy;               // of the bandwidth: a plain copy, and what products write
     double link;               // of the link and of the network: large collectives
@@ -51,6 +52,9 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
 
 // Are exact per-example norms measured within the weight gradients (EngineDevice.exact_is_fused)?
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
+
+// Does the head store the exponentials of the logits instead of these (train_gpt2.cu)?
+bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte

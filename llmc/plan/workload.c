@@ -81,15 +81,13 @@ static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
                   .read = w->value * N * 3 * C, .written = w->value * N * C});
 }
 
-// The masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks: arithmetic as in attention's
-// softmax, where the latter are.
+// The masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks.
 static void add_dropout(Workload *w, WorkPass pass, double branches, double attentions) {
     double n = w->N * w->C, probabilities = w->N * (w->T + 1) / 2 * w->NH;
     if (!w->drops) return;
-    add(w, (Work){FAMILY_DROPOUT, WORK_ATTENTION_FORWARD, pass, .flops = DROPOUT_FLOPS * n, .read = w->value * n,
+    add(w, (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * n, .read = w->value * n,
                   .written = w->value * n, .count = branches});
-    add(w, (Work){FAMILY_DROPOUT, WORK_ATTENTION_FORWARD, pass, .flops = DROPOUT_FLOPS * probabilities,
-                  .count = attentions});
+    add(w, (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * probabilities, .count = attentions});
 }
 
 static void add_forward(Workload *w) {
@@ -107,7 +105,10 @@ static void add_head(Workload *w) {
     double chunks = ceil(w->B / fmax(1, fmin(w->B, floor(w->head_bytes / example))));
     double examples = w->B / chunks, rows = examples * w->T;
     add_product(w, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, w->C, w->V, chunks);
-    add_stream(w, FAMILY_CROSSENTROPY, PASS_FORWARD, rows * w->V, LOSS_FLOPS, 1, 1, chunks);
+    double read = w->stores_exponentials ? 3 * w->C : w->V; // values a row: its logits; or lnf twice, and a row of wte
+    double written = w->stores_exponentials ? w->C : w->V;
+    add(w, (Work){FAMILY_CROSSENTROPY, WORK_STREAM, PASS_FORWARD, .flops = LOSS_FLOPS * rows * w->V,
+                  .read = w->value * rows * read, .written = w->value * rows * written, .count = chunks});
     add_product(w, FAMILY_HEAD_MATMUL, PASS_BACKWARD, rows, w->V, w->C, chunks);
     add_gradient(w, FAMILY_HEAD_MATMUL, examples, w->V, w->C, chunks);
 }
@@ -145,7 +146,7 @@ static void add_backward(Workload *w) {
                       .written = accumulator * n, .count = 1});
 }
 
-Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact) {
+Workload workload_micro_step(const EngineConfig *shape, int rows, const WorkDevice *device) {
     const ModelConfig *m = &shape->model->config;
     Workload w = {
         .B = rows,
@@ -155,11 +156,12 @@ Workload workload_micro_step(const EngineConfig *shape, double value, double hea
         .NH = m->heads,
         .V = shape->model->vocab_padded,
         .L = m->layers,
-        .value = value,
-        .head_bytes = head_bytes,
+        .value = device->value,
+        .head_bytes = device->head_bytes,
         .recompute = shape->recompute,
         .drops = shape->dropout.below > 0,
-        .exact = exact,
+        .exact = device->exact,
+        .stores_exponentials = device->stores_exponentials,
     };
     add_forward(&w);
     add_head(&w);

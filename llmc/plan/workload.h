@@ -20,7 +20,7 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
-typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_STREAM } WorkKind;
+typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_MASKS, WORK_STREAM } WorkKind;
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
 
@@ -47,12 +47,20 @@ typedef struct {
     Recompute recompute;
     bool drops;
     ExactNorms exact;
+    bool stores_exponentials; // of the logits: the loss then takes no pass over them
     int count;
     Work work[WORK_MAX];
 } Workload;
 
+// What depends on the device: as in Workload.
+typedef struct {
+    double value, head_bytes;
+    ExactNorms exact;
+    bool stores_exponentials;
+} WorkDevice;
+
 // A micro-step: forward, loss and backward.
-Workload workload_micro_step(const EngineConfig *shape, double value, double head_bytes, int rows, ExactNorms exact);
+Workload workload_micro_step(const EngineConfig *shape, int rows, const WorkDevice *device);
 
 // What a step does once: clearing and norms of all gradients, and the optimizer's step over `owned` parameters.
 Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value);

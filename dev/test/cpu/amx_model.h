@@ -45,13 +45,15 @@ static void amx_multiply(int to, int left, int right) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
-#define _tile_loadconfig amx_configure
-#define _tile_zero       amx_zero
-#define _tile_loadd      amx_load
-#define _tile_stored     amx_store
-#define _tile_dpbf16ps   amx_multiply
-#define bf16_tile_amx    bf16_tile_amx_model
-#define bf16_amx_is_here bf16_amx_is_here_too
+#define _tile_loadconfig      amx_configure
+#define _tile_zero            amx_zero
+#define _tile_loadd           amx_load
+#define _tile_stored          amx_store
+#define _tile_dpbf16ps        amx_multiply
+#define bf16_tile_amx         bf16_tile_amx_model
+#define bf16_tile_amx_between bf16_tile_amx_between_model
+#define bf16_amx_is_here      bf16_amx_is_here_too
 #include "cpu/bf16_amx.c"
 #undef bf16_tile_amx
+#undef bf16_tile_amx_between
 #undef bf16_amx_is_here

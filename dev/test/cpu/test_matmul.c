@@ -38,7 +38,7 @@ static void find_kernels(void) {
     static MatmulKernel model;
     model = matmul_bf16[0];
     model.name = "AMX, in C";
-    model.bf16_tile = bf16_tile_amx_model;
+    model.bf16_tile = bf16_tile_amx_model, model.bf16_between = bf16_tile_amx_between_model;
     kernels[kernel_count++] = &model;
 #endif
 }
@@ -205,10 +205,12 @@ static void test_bits_do_not_depend_on_m_or_n(void) { // a row gives the same bi
 static void test_empty_sum(void) { // K = 0: the bias, or C as it was
     for (int k = 0; k < kernel_count; k++) {
         Matmul mm = matmul_create(kernels[k], 2, matmul_a_block());
-        float y[6] = {NAN, NAN, NAN, NAN, NAN, NAN}, bias[3] = {1, 2, 3}, none[1] = {0};
+        enum { M = 70 }; // several tiles
+        float y[M * 3], bias[3] = {1, 2, 3}, none[1] = {0};
         void *bias_values = values_of(bias, 3, kernels[k]->type);
-        matmul_nn(mm, y, none, none, bias_values, 2, 3, 0);
-        for (size_t i = 0; i < 6; i++) {
+        memset(y, 0xff, sizeof y); // NaN
+        matmul_nn(mm, y, none, none, bias_values, M, 3, 0);
+        for (size_t i = 0; i < M * 3; i++) {
             float got = value_get(y, i, kernels[k]->type);
             CHECK(got == bias[i % 3], "%s: y[%zu] = %g", kernels[k]->name, i, got);
         }

@@ -202,6 +202,7 @@ struct Columns {
 
 static const double SQUARES_BEFORE = 2.5;
 
+static inline ColumnJobs jobs_new(size_t bytes) { return {workspace_new(bytes)}; }
 static inline Columns columns_new(int B, int C) {
     bool first = random_uniform() < 0.5;
     Columns c = {{device_new<float>(C), device_new<double>(1), first}, random_vector<float>(C), B, C};

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The CUDA trainer compiles without a warning; no kernel spills registers (the Makefile sees to that), and ptxas lets the
 # tensor cores' products (wgmma) overlap, which it undoes with no more than a remark. bf16 for sm_80 and sm_90a; the other
-# precisions, which share its kernels, for sm_80, to save a minute. Nothing runs: that is dev/test/gpu_check.sh, on a
-# machine with a GPU.
+# precisions, which share its kernels, for sm_80, to save a minute. Then its plans against the CPU trainer's, and what it
+# refuses. What needs a GPU is in dev/test/gpu_check.sh.
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
@@ -12,7 +12,7 @@ command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip_suite "no
 serialized() { grep -rhE --include='*.ptxas' 'ptxas info *: \(C75[0-9]+\).*(wgmma|GMMA)' "build/cuda-$1"; }
 
 compiles() { # PRECISION GPUS: without a word
-    make --no-print-directory -s -j2 train_gpt2cu PRECISION="$1" CUDA_ARCH="$2" > "$work/log" 2>&1 &&
+    make --no-print-directory -s -j2 "build/cuda-$1/train_gpt2cu" PRECISION="$1" CUDA_ARCH="$2" > "$work/log" 2>&1 &&
         ! serialized "$1" >> "$work/log" && [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
@@ -21,4 +21,69 @@ for precision in BF16 FP16 FP32; do
     check "it says:" compiles $precision "$([ $precision = BF16 ] && echo 80 90a || echo 80)"
     end $precision
 done
+
+cuda=$root/build/cuda-BF16/train_gpt2cu
+export CUDA_VISIBLE_DEVICES=
+cd "$work" || exit 70
+plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; }; }
+said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
+
+# The CUDA trainer plans its memory exactly, without a GPU; the CPU trainer estimates it. Both add the same for libraries.
+engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
+libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
+estimates_what_the_cuda_engine_takes() {
+    local options
+    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns ln" \
+        "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
+        "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
+        "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072" \
+        "--model d48 --ranks 4 --zero 3 --batch-tokens 131072"; do
+        # shellcheck disable=SC2086
+        plan --device H200 --micro-batch 32 $options || return 1
+        # shellcheck disable=SC2086
+        "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
+        awk -v here="$(engine_memory plan.txt)" -v there="$(engine_memory cuda.txt)" -v options="$options" 'BEGIN {
+            if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
+                print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
+        diff <(libraries plan.txt) <(libraries cuda.txt) && said '^  CUDA context and libraries ' || return 1
+        [[ $options != *--ranks* ]] || { said '^  NCCL ' && said '; NCCL with NCCL_NVLS_ENABLE=0'; } || return 1
+        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
+    done
+}
+
+plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
+    "$cuda" --dry-run --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 > plan.txt 2>&1 &&
+        said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
+}
+
+refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
+    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin what code
+    seq 99 > text.txt
+    # shellcheck disable=SC2086
+    "$tokenize" --tokenizer bytes --out code text.txt > run.log 2>&1 && "$train" --train $shard $wide --steps 1 --out wide >> run.log 2>&1 ||
+        { cat run.log; return 1; }
+    while read -r code what; do
+        # shellcheck disable=SC2086
+        "$cuda" $what --out none > plan.txt 2>&1
+        [ $? = "$code" ] && said 'head sizes up to 128, not 192' || { cat plan.txt; return 1; }
+        [ "$code" = 64 ] && { said 'use more heads' || return 1; } || ! grep -q 'more heads' plan.txt || return 1
+        [ ! -e none ] || return 1
+    done <<- END
+		64 --dry-run $wide
+		64 --dry-run --model d12 --heads 4
+		64 --train $shard $wide --steps 1
+		65 --dry-run --model wide/step_00000001 --seq-len 16
+		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
+		65 --sample-only --model wide
+	END
+    # The CPU trainer refuses to plan them for a GPU, with the same line.
+    for what in "--channels 768 --heads 4" "$wide" "--model wide/step_00000001 --seq-len 16"; do
+        # shellcheck disable=SC2086
+        diff <("$train" --dry-run --device H200 $what 2>&1) <("$cuda" --dry-run --device H200 $what 2>&1) || return 1
+    done
+}
+
+try estimates_what_the_cuda_engine_takes
+try plans_the_largest_micro_batch
+try refuses_what_the_cuda_engine_cannot
 exit $failed

@@ -10,7 +10,9 @@ static const double LOSS = 7e-4, GRADIENT = 3e-3, NORM = 6e-3, COSINE = 0.99998,
 static const double LOSS = 5e-3, GRADIENT = 2e-2, NORM = 4e-2, COSINE = 0.999, TRAINED = 2e-2, LOGIT = 3e-2;
 #endif
 
-static double worst_seen[3]; // gradient error, norm error, 1 - cosine: of this test
+static const double OWN_NORM = 1e-3; // of an example's norm and its gradient's, which have the same roundings
+
+static double worst_seen[4]; // gradient error, norm error, 1 - cosine, error of a row's own norm: of this test
 
 static void check_gradients(const World *w, const Outcome *got, const Outcome *want) {
     for (int k = 0; k < w->model.tensor_count; k++) {
@@ -77,6 +79,12 @@ static void compare_rows(const World *w, Engine *a, Engine *b) {
         Outcome want = measure(&cpu, b, w, tokens, 1, 1, GNS_EXACT);
         CHECK_CLOSE(got.loss, want.loss, LOSS, 0);
         check_norms(w, got.example_sq, want.example_sq, "|g_b|^2");
+        for (int k = 0; k < w->model.tensor_count; k++) {
+            double error = got.grad_sq[k] == 0 ? got.example_sq[k] : fabs(got.example_sq[k] / got.grad_sq[k] - 1);
+            CHECK(error <= OWN_NORM, "%s, row %d, %s: |g_b|^2 is off |g|^2 by %.2e", w->c->name, row,
+                  w->model.tensors[k].name, error);
+            worst_seen[3] = fmax(worst_seen[3], error);
+        }
         outcome_free(&got);
         outcome_free(&want);
     }
@@ -124,8 +132,8 @@ static void test_against_cpu(void) {
         cpu.destroy(b);
         world_close(&w);
     }
-    printf("  largest relative error of a gradient %.1e, of a norm %.1e; 1 - cosine %.1e\n", worst_seen[0],
-           worst_seen[1], worst_seen[2]);
+    printf("  largest relative error of a gradient %.1e, of a norm %.1e, of a row's own norm %.1e; 1 - cosine %.1e\n",
+           worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
 }
 
 // With dropout, documents and label smoothing.

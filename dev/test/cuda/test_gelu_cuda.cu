@@ -17,12 +17,13 @@ static void test_gelu(void) {
         for (size_t i = 0; i < n && i < 7; i++) x[i] = (real)extremes[i];
         real *d_x = device_from(x), *d_dy = device_new<real>(n), *y = device_new<real>(n);
         const ColumnGradient dbias = {device_new<float>(n), NULL, false};
-        void *workspace = workspace_new(bias_backward_workspace_bytes(1, 1, (int)n));
+        ColumnJobs jobs = jobs_new(bias_backward_bytes(1, 1, (int)n));
         run_twice(
             "gelu", [&] { device_set(d_dy, dy); },
             [&] {
                 CHECK_OK(gelu_forward(y, d_x, n, 0, &e), &e);
-                CHECK_OK(bias_backward(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, workspace, 0, &e), &e); // in place
+                CHECK_OK(bias_backward(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, &jobs, 0, &e), &e); // in place
+                CHECK_OK(column_finish(&jobs, 0, &e), &e);
             },
             {{y, n * sizeof(real)}, {d_dy, n * sizeof(real)}});
         std::vector<double> want(n), want_dx(n);
@@ -50,12 +51,15 @@ static void bias_case(Shape s, bool gelu) {
     const std::vector<real> dy = random_vector<real>(n), x = random_vector<real>(n, 0.0, 1.5);
     real *d_dy = device_from(dy), *d_x = device_from(x), *dx = device_new<real>(n);
     Columns dbias = columns_new(B, C);
-    void *workspace = workspace_new(bias_backward_workspace_bytes(B, T, C));
+    ColumnJobs jobs = jobs_new(bias_backward_bytes(B, T, C));
     std::vector<Output> outputs;
     columns_outputs(outputs, dbias);
     run_twice(
         "bias", [&] { columns_reset(dbias); },
-        [&] { CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, workspace, 0, &e), &e); },
+        [&] {
+            CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, &jobs, 0, &e), &e);
+            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+        },
         outputs);
     std::vector<double> rows(n);
     for (size_t i = 0; i < n; i++) rows[i] = value(dy[i]) * (gelu ? gelu_slope(value(x[i])) : 1.0);
@@ -75,10 +79,47 @@ static void test_bias_backward(void) {
     }
 }
 
+// Stage two of several at once, of other shapes.
+static void test_together(void) {
+    Error e = {};
+    const Shape shapes[] = {{3, 33, 40}, {1, 5, 7}, {2, random_int(1, 300), 1028}, {random_int(1, 40), 9, 132}};
+    ColumnJobs jobs = jobs_new(0);
+    size_t bytes = 0;
+    for (const Shape &s : shapes) bytes += bias_backward_bytes(s.B, s.T, s.C);
+    jobs.memory = workspace_new(bytes);
+    std::vector<Columns> biases;
+    std::vector<std::vector<real>> dy;
+    std::vector<Output> outputs;
+    for (const Shape &s : shapes) {
+        biases.push_back(columns_new(s.B, s.C));
+        dy.push_back(random_vector<real>((size_t)s.B * s.T * s.C));
+        columns_outputs(outputs, biases.back());
+    }
+    static_assert(sizeof shapes / sizeof *shapes == COLUMN_JOBS_MAX, "the list is full");
+    std::vector<real *> d_dy;
+    for (const auto &values : dy) d_dy.push_back(device_from(values));
+    run_twice(
+        "together",
+        [&] {
+            for (const Columns &c : biases) columns_reset(c);
+        },
+        [&] {
+            for (int i = 0; i < COLUMN_JOBS_MAX; i++)
+                CHECK_OK(bias_backward(NULL, biases[i].device, d_dy[i], NULL, shapes[i].B, shapes[i].T, shapes[i].C,
+                                       &jobs, 0, &e),
+                         &e);
+            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+        },
+        outputs);
+    for (int i = 0; i < COLUMN_JOBS_MAX; i++) columns_check("dbias", biases[i], as_doubles(dy[i]), shapes[i].T);
+    case_end();
+}
+
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_gelu_cuda", argc, argv);
     if (code) return code;
     RUN(test_gelu);
     RUN(test_bias_backward);
+    RUN(test_together);
     return test_summary();
 }

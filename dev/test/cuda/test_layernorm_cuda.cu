@@ -147,7 +147,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     real *dr = device_new<real>(n), *d_branch = in_place ? d_dy : device_new<real>(n);
     float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
     Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
-    void *workspace = workspace_new(layernorm_backward_workspace_bytes(B, T, C));
+    ColumnJobs jobs = jobs_new(layernorm_backward_bytes(B, T, C));
     const ColumnGradient none = {};
     std::vector<Output> outputs = {{dr, n * sizeof(real)}};
     if (drops) outputs.push_back({d_branch, n * sizeof(real)});
@@ -166,8 +166,9 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
         [&] {
             CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
                                         d_branch, drop, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B,
-                                        T, C, workspace, 0, &e),
+                                        T, C, &jobs, 0, &e),
                      &e);
+            CHECK_OK(column_finish(&jobs, 0, &e), &e);
         },
         outputs);
     const BackwardReference want = backward_reference(in);

@@ -329,7 +329,7 @@ def test_lists():
     clean()
     waits = [((*BYTES, "--files-from", "fifo"), "fifo"), ((*BYTES, "fifo"), "fifo"), ((*BYTES, "--files-from", "-"), "standard input")]
     started = [subprocess.Popen([TOKENIZE[0], *args], stdin=subprocess.PIPE, stderr=subprocess.PIPE) for args, _ in waits]
-    timer = threading.Timer(20, lambda: [p.kill() for p in started])
+    timer = threading.Timer(60, lambda: [p.kill() for p in started])
     timer.start()
     for p, (args, name) in zip(started, waits):
         said = p.stderr.readline().decode()  # after 2 s
@@ -361,7 +361,7 @@ def test_bad_input_is_not_waited_for():
         except BrokenPipeError:
             pass
         try:
-            p.wait(timeout=10)
+            p.wait(timeout=60)
         except subprocess.TimeoutExpired:
             p.kill()
             check(False, f"{args} {files}: waits for more of its input")
@@ -646,10 +646,10 @@ def interrupt(args, text, fifo=None, into_fifo=b""):
     time.sleep(0.2)
     p.terminate()
     try:
-        code = p.wait(10)
+        code = p.wait(60)
     except subprocess.TimeoutExpired:
         p.kill()
-        code = "none in 10 s"
+        code = "none in 60 s"
     check(code == 75, f"interrupted: exit code {code}")
     check(b"run the same command again" in p.stderr.read(), "no hint how to resume")
     check(not shards("out"), "a shard has its name before all is done")

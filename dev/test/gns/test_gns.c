@@ -73,6 +73,17 @@ static Norms source_norms(Source *s, int B) {
     return norms_of(B, g);
 }
 
+// Averages after some steps of B examples; the half-life is in steps.
+static GnsTracker tracked(Source *source, int B, double half_life, double steps) {
+    GnsTracker t;
+    gns_init(&t, half_life);
+    for (int step = 0; step < steps; step++) {
+        Norms r = source_norms(source, B);
+        gns_update(&t, B, r.n, r.q, 1);
+    }
+    return t;
+}
+
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -267,12 +278,7 @@ static double coverage(int B, double scale, bool spiked, double half_life_steps,
     Source source = source_make(1 / scale, 1, spiked, stream);
     int covered = 0;
     for (int run = 0; run < runs; run++) {
-        GnsTracker t;
-        gns_init(&t, half_life_steps * B);
-        for (int step = 0; step < 6 * half_life_steps + 4; step++) {
-            Norms r = source_norms(&source, B);
-            gns_update(&t, B, r.n, r.q, B);
-        }
+        GnsTracker t = tracked(&source, B, half_life_steps, 6 * half_life_steps + 4);
         GnsEstimate e = gns_estimate(&t);
         covered += e.lower <= scale;
         *insignificant += !e.significant;
@@ -308,12 +314,7 @@ static void test_lower_is_useful(void) {
             Source source = source_make(1 / scales[c], 1, spiked, 300 + (uint64_t)(2 * c + spiked));
             int good = 0;
             for (int run = 0; run < RUNS; run++) {
-                GnsTracker t;
-                gns_init(&t, 20);
-                for (int step = 0; step < 100; step++) {
-                    Norms r = source_norms(&source, 16);
-                    gns_update(&t, 16, r.n, r.q, 1);
-                }
+                GnsTracker t = tracked(&source, 16, 20, 100);
                 good += gns_estimate(&t).lower > wanted[c];
             }
             CHECK(good >= 85, "scale %g spiked %d: above %g in %d of %d", scales[c], spiked, wanted[c], good, RUNS);
@@ -327,12 +328,7 @@ static void test_scale_error(void) {
         enum { RUNS = 400 };
         double mean = 0, square = 0, claimed = 0;
         for (int run = 0; run < RUNS; run++) {
-            GnsTracker t;
-            gns_init(&t, 25);
-            for (int step = 0; step < 125; step++) {
-                Norms r = source_norms(&source, 8);
-                gns_update(&t, 8, r.n, r.q, 1);
-            }
+            GnsTracker t = tracked(&source, 8, 25, 125);
             GnsEstimate e = gns_estimate(&t);
             mean += e.scale / RUNS, square += e.scale * e.scale / RUNS, claimed += e.scale_se * e.scale_se / RUNS;
         }
@@ -361,21 +357,23 @@ static void test_drift(void) {
 
 static const double LATE = 1e9; // tokens done: the half-life has its full length
 
+// Draws a step of both.
+static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double done) {
+    Norms a = source_norms(total, B), b = source_norms(ln, B);
+    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
+}
+
 // total has 2.5 times the scale of ln: the ratio is found, waits for significance, and survives its loss.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
     CHECK(c.ratio == 1 && c.var == 0 && c.half_life == 100, "start");
     Source total = source_make(1, 10, false, 500), ln = source_make(0.1, 0.4, false, 501);
-    for (int i = 0; i < 400; i++) {
-        Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
-        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1, LATE);
-    }
+    for (int i = 0; i < 400; i++) calibration_observe(&c, &total, &ln, 16, LATE);
     CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
     total = source_make(1e-5, 10, false, 502), ln = source_make(1e-6, 0.4, false, 503); // G vanishes in noise
     for (int i = 0; i < 3000; i++) {
-        Norms a = source_norms(&total, 16), b = source_norms(&ln, 16);
-        gns_calibration_update(&c, 16, a.n, a.q, b.n, b.q, 1, LATE);
+        calibration_observe(&c, &total, &ln, 16, LATE);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
         if (t.g2 > 6 * t.g2_se && l.g2 > 6 * l.g2_se) CHECK_CLOSE(c.ratio, t.scale / l.scale, 1e-12, 0);
     }
@@ -418,13 +416,8 @@ static void test_calibration_error(void) {
 // The bound of c x scale: the equation of gns_lower with c S, and c's error as one more of S. Each error lowers it.
 static void test_scaled_lower(void) {
     Source source = source_make(1, 10, false, 521);
-    GnsTracker t;
-    gns_init(&t, 20);
-    CHECK(isnan(gns_scaled_lower(&t, (GnsFactor){2, 0, 0}, 1, 0)), "a bound from nothing");
-    for (int i = 0; i < 60; i++) {
-        Norms a = source_norms(&source, 16);
-        gns_update(&t, 16, a.n, a.q, 1);
-    }
+    GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);
+    CHECK(isnan(gns_scaled_lower(&nothing, (GnsFactor){2, 0, 0}, 1, 0)), "a bound from nothing");
     GnsEstimate e = gns_estimate(&t);
     CHECK_CLOSE(gns_scaled_lower(&t, (GnsFactor){1, 0, 0}, 2, 10), e.lower, 1e-12, 0);
     CHECK_CLOSE(gns_scaled_lower(&t, (GnsFactor){3, 0, 0}, 2, 10), 3 * e.lower, 1e-12, 0);
@@ -436,14 +429,27 @@ static void test_scaled_lower(void) {
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
 }
 
-// One sampled step of a made-up model: the scale of the LayerNorms, and `ratio` times that for the whole.
-static void calibrate(GnsCalibration *c, Source *total, Source *ln, double ln_scale, double ratio, double g2, int B,
-                      double done) {
-    source_scale(total, g2, ratio * ln_scale * g2, false);
-    source_scale(ln, g2 / 100, ln_scale * g2 / 100, false);
-    Norms a = source_norms(total, B), b = source_norms(ln, B);
-    gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
+// A made-up model, of which steps are sampled.
+typedef struct {
+    Source total, ln;
+    GnsCalibration c;
+} Calibrated;
+
+static Calibrated calibrated(uint64_t stream, double half_life) { // in samples
+    Calibrated m = {.total = source_make(1, 1, false, stream), .ln = source_make(1, 1, false, stream + 1)};
+    gns_calibration_init(&m.c, half_life / GNS_CALIBRATION_HALF_LIVES);
+    return m;
 }
+
+// A sampled step of 16 rows: the scale of the LayerNorms, and `ratio` times that for the whole.
+static void calibrate(Calibrated *m, double ln_scale, double ratio, double g2, double done) {
+    source_scale(&m->total, g2, ratio * ln_scale * g2, false);
+    source_scale(&m->ln, g2 / 100, ln_scale * g2 / 100, false);
+    calibration_observe(&m->c, &m->total, &m->ln, 16, done);
+}
+
+// Within a factor of 1.5.
+static bool about(double ratio, double want) { return fabs(log(ratio / want)) < log(1.5); }
 
 // A scale that is well known, and a c that is not: the bound of their product lies below the truth in 93% of runs.
 static void test_scaled_coverage(void) {
@@ -475,19 +481,16 @@ static void test_scaled_coverage(void) {
 // error of the average remembers how large |G|^2 was (it does so for another 15 half-lives if all differences count
 // alike).
 static void test_calibration_is_timely(void) {
-    enum { RUNS = 40, FALL = 150, B = 16 };
+    enum { RUNS = 40, FALL = 150 };
     int known[2] = {0, 0}; // 4 and 8 half-lives after the fall
-    for (int run = 0; run < RUNS; run++) {
-        Source total = source_make(1, 1, false, 510 + 2 * (uint64_t)run), ln = total;
-        ln.stream++;
-        GnsCalibration c;
-        gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
+    for (uint64_t run = 0; run < RUNS; run++) {
+        Calibrated m = calibrated(510 + 2 * run, 15);
         for (int i = 1; i <= FALL + 120; i++) {
             double done = fmin((double)i / FALL, 1);
-            calibrate(&c, &total, &ln, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), B, LATE);
-            if (i == FALL + 60) known[0] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+            calibrate(&m, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), LATE);
+            if (i == FALL + 60) known[0] += about(m.c.ratio, 2.5);
         }
-        known[1] += c.ratio > 2.5 / 1.5 && c.ratio < 2.5 * 1.5;
+        known[1] += about(m.c.ratio, 2.5);
     }
     CHECK(known[0] >= 0.8 * RUNS && known[1] >= 0.8 * RUNS, "of %d runs %d and %d had the ratio", RUNS, known[0],
           known[1]);
@@ -496,15 +499,12 @@ static void test_calibration_is_timely(void) {
 // In the first steps |G|^2 falls as the square of the tokens: at 2.5% of the run c is of the present, not of the first
 // steps, whose ratio was a third. The full half-life is 2.5% of the run itself.
 static void test_calibration_forgets_the_start(void) {
-    enum { RUNS = 20, STEPS = 400, B = 16 };
+    enum { RUNS = 20, STEPS = 400 };
     int good = 0;
-    for (int run = 0; run < RUNS; run++) {
-        Source total = source_make(1, 1, false, 530 + 2 * (uint64_t)run), ln = total;
-        ln.stream++;
-        GnsCalibration c;
-        gns_calibration_init(&c, STEPS / GNS_CALIBRATION_HALF_LIVES);
-        for (int i = 1; i <= STEPS; i++) calibrate(&c, &total, &ln, 8, i < STEPS / 4 ? 0.8 : 2.4, pow(i, -2), B, i);
-        good += c.ratio > 2.4 / 1.5 && c.ratio < 2.4 * 1.5;
+    for (uint64_t run = 0; run < RUNS; run++) {
+        Calibrated m = calibrated(530 + 2 * run, STEPS);
+        for (int i = 1; i <= STEPS; i++) calibrate(&m, 8, i < STEPS / 4 ? 0.8 : 2.4, pow(i, -2), i);
+        good += about(m.c.ratio, 2.4);
     }
     CHECK(good >= 0.9 * RUNS, "%d of %d runs had the ratio", good, RUNS);
 }
@@ -533,19 +533,16 @@ static void test_samples_are_spaced_in_tokens(void) {
 
 // Nor too early: where G2 is lost in noise, few samples in a half-life must not look like a known ratio by chance.
 static void test_calibration_is_wary(void) {
-    enum { RUNS = 400, B = 16 };
+    enum { RUNS = 400 };
     const double half_lives[] = {1.5, 4};
     for (int h = 0; h < 2; h++) {
         int wrong = 0;
         for (int run = 0; run < RUNS; run++) {
-            Source total = source_make(1, 1, false, 700 + 2 * (uint64_t)(run + RUNS * h)), ln = total;
-            ln.stream++;
-            GnsCalibration c;
-            gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
+            Calibrated m = calibrated(700 + 2 * (uint64_t)(run + RUNS * h), half_lives[h]);
             bool off = false;
             for (int i = 0; i < 8 * half_lives[h]; i++) {
-                calibrate(&c, &total, &ln, 2 * B, 2.5, 1, B, LATE);
-                off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
+                calibrate(&m, 32, 2.5, 1, LATE);
+                off |= m.c.ratio != 1 && !about(m.c.ratio, 2.5);
             }
             wrong += off;
         }

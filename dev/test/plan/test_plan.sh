@@ -3,7 +3,6 @@
 # then makes, and reports a disk that is too small. Uses $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" plan
-cuda=$root/build/cuda-BF16/train_gpt2cu
 sanitized=$root/${build%-san}-san/train_gpt2
 cd "$work" || exit 70
 
@@ -79,13 +78,8 @@ reports_memory_too_small() { # an error for this machine, a note for another; th
         { cat error.txt plan.txt; return 1; }
 }
 plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
-    local program most="--device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512"
-    for program in "$train" "$cuda"; do
-        [ -x "$program" ] || continue
-        # shellcheck disable=SC2086
-        CUDA_VISIBLE_DEVICES='' "$program" --dry-run $most > plan.txt 2>&1 &&
-            said 'the largest --micro-batch that fits is 512$' || { cat plan.txt; return 1; }
-    done
+    plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
+        said 'the largest --micro-batch that fits is 512$'
 }
 planning_needs_dry_run() {
     local option
@@ -136,55 +130,8 @@ tunes_a_gpu_only() { # like the run
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 
-# The CUDA trainer plans its memory exactly, without a GPU; the CPU trainer estimates it. Both add the same for libraries.
-engine_memory() { awk '/memory in all/ { sum += $4 } /^  (CUDA|NCCL|rounded) .* MiB/ { sum -= $(NF - 1) } END { print sum }' "$1"; }
-libraries() { grep -E '^  (CUDA|NCCL|rounded) .* MiB' "$1"; }
-estimates_what_the_cuda_engine_takes() {
-    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
-    local options
-    for options in "--model d12" "--model d12 --recompute gelu" "--model d12 --recompute block" "--model d12 --gns ln" \
-        "--model d24 --ranks 2" "--model d24 --recompute gelu" "--model d48" "--model d48 --recompute block" \
-        "--model d12 --ranks 8 --zero 1 --comm-dtype bf16" "--model d12 --ranks 8 --zero 2 --batch-tokens 262144" \
-        "--model d48 --ranks 4 --zero 0" "--model d48 --ranks 4 --zero 1" "--model d48 --ranks 4 --zero 2 --batch-tokens 131072" \
-        "--model d48 --ranks 4 --zero 3 --batch-tokens 131072"; do
-        # shellcheck disable=SC2086
-        plan --device H200 --micro-batch 32 $options || return 1
-        # shellcheck disable=SC2086
-        CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 --micro-batch 32 $options > cuda.txt 2>&1 || { cat cuda.txt; return 1; }
-        awk -v here="$(engine_memory plan.txt)" -v there="$(engine_memory cuda.txt)" -v options="$options" 'BEGIN {
-            if (!(there > 0) || here / there > 1.05 || here / there < 0.95) {
-                print options ": " here " MiB, the engine " there; exit 1 } }' || return 1
-        diff <(libraries plan.txt) <(libraries cuda.txt) && said '^  CUDA context and libraries ' || return 1
-        [[ $options != *--ranks* ]] || { said '^  NCCL ' && said '; NCCL with NCCL_NVLS_ENABLE=0'; } || return 1
-        [[ $options != *bf16* ]] || said '^  rounded gradients, .* 75\.2 MiB' || return 1 # (50304 + 1024) x 768, of two bytes
-    done
-}
-
-refuses_what_the_cuda_engine_cannot() { # before it plans or writes, from options and from files
-    [ -x "$cuda" ] || skip "no $cuda (make train_gpt2cu)" || return
-    local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin # predicts_the_steps'
-    # shellcheck disable=SC2086
-    "$train" --train $shard $wide --steps 1 --out wide > run.log 2>&1 || { cat run.log; return 1; }
-    local what code
-    while read -r code what; do
-        # shellcheck disable=SC2086
-        "$cuda" $what --out none > plan.txt 2>&1
-        [ $? = "$code" ] && said 'head sizes up to 128, not 192' || { cat plan.txt; return 1; }
-        [ "$code" = 64 ] && { said 'use more heads' || return 1; } || ! grep -q 'more heads' plan.txt || return 1
-        [ ! -e none ] || return 1
-    done <<- END
-		64 --dry-run $wide
-		64 --dry-run --model d12 --heads 4
-		64 --train $shard $wide --steps 1
-		65 --dry-run --model wide/step_00000001 --seq-len 16
-		65 --train $shard --model wide/step_00000001 --seq-len 16 --steps 1
-		65 --sample-only --model wide
-	END
-    plan $wide --heads 2
-}
-
-# The CPU trainer refuses a plan for a GPU with the CUDA trainer's line and exit code (compared where that is built). A
-# plan for this machine, and a run whose shared config file names a GPU, take the same shapes.
+# As the CUDA trainer does (test_cuda_build.sh compares). A plan for this machine, and a run whose shared config file
+# names a GPU, take the same shapes.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
     # shellcheck disable=SC2086
@@ -194,8 +141,6 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
         "$train" --dry-run --device H200 $what > plan.txt 2>&1
         [ $? = "$code" ] && [ "$(wc -l < plan.txt)" = 1 ] && said 'error: .*head sizes up to 128, not 192\. ' ||
             { cat plan.txt; return 1; }
-        # shellcheck disable=SC2086
-        [ ! -x "$cuda" ] || CUDA_VISIBLE_DEVICES='' "$cuda" --dry-run --device H200 $what 2>&1 | diff plan.txt - || return 1
         # shellcheck disable=SC2086
         plan $what || return 1
     done <<- END
@@ -215,8 +160,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length fits_a_screen hours_are_tokens_over_speed \
     reports_latency_bound compares_the_modes limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
     plans_the_largest_micro_batch planning_needs_dry_run plans_with_the_users_figures writes_nothing \
-    predicts_the_steps tunes_a_gpu_only estimates_what_the_cuda_engine_takes refuses_what_the_cuda_engine_cannot \
-    refuses_for_a_gpu_what_only_the_cpu_can; do
+    predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
 done
 exit $failed

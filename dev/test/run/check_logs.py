@@ -299,7 +299,7 @@ def followed():
         time.sleep(0.5)
         three_parts("followed", look)
         follower.send_signal(signal.SIGINT)
-        check(follower.wait(10) == 130, f"exit code {follower.returncode}")
+        check(follower.wait(60) == 130, f"exit code {follower.returncode}")
     finally:
         follower.kill()
     check_events("followed", [1, 31, 51])

@@ -56,8 +56,10 @@ static inline void check_nothing_lost(const char *what) {
           committed, found ? (long)step : -1);
 }
 
+static inline void no_faults(void) { faults_plan(FAULT_NONE, -1, 0, 0); }
+
 static inline void check_resumes(const char *what) {
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    no_faults();
     int code = trainer_run(COMMAND "--out part");
     CHECK(code == 0, "%s: resumed: exit code %d: %s", what, code, log_tail());
     check_same_end("whole", "part", what);
@@ -72,15 +74,20 @@ static inline void remove_part(void) {
     }
 }
 
+// No run yet, and no fault.
+static inline void begin_part(void) {
+    remove_part();
+    no_faults();
+}
+
 // A run of which older checkpoints leave little room on the disk, and the log none. Returns its exit code.
 static inline int run_on_a_full_disk(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--keep 0 --out kept") == 0, "%s", log_tail());
+    begin_part();
+    CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);
     for (int step = 3; step <= 9; step += 3)
         copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
     copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    no_faults();
     faults->disk_kb = disk_used_kb("part") + 16;
     faults->log_needs_kb = 20;
     return trainer_run(COMMAND "--keep 4 --out part");

@@ -3,6 +3,7 @@
 // undisturbed run. GNS_LONG=1 (make test-crash): every call instead of some, thousands of rounds instead of a few.
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
 #define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
+#define UNSAVED "--train-tokens 3000000 --checkpoint-every 0 "
 #include "model/engine.h"
 #include "crash.h"
 #include "run/lock.h"
@@ -11,10 +12,9 @@
 #include <sys/resource.h>
 
 static void test_undisturbed(void) {
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
+    no_faults();
+    CHECK_RUN(trainer_run(COMMAND "--out whole"), 0, "!NOT ENOUGH");
     for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
-    CHECK(!log_mentions("NOT ENOUGH"), "a warning");
     CHECK(calls_of_run[CALL_WRITE] > 50 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
     CHECK(newest_step("whole") > 15, "%ld steps", newest_step("whole"));
     check_synced("undisturbed");
@@ -72,7 +72,7 @@ static void test_killed_at_random_moments(void) {
         remove_part();
         long here = 0;
         for (int code = -1; code != 0 && !test_state.failures;) {
-            faults_plan(FAULT_NONE, -1, 0, 0);
+            no_faults();
             pid_t child = start(COMMAND "--out part");
             if (here < wanted) sleep_us(draw(60000)), kill(child, SIGKILL);
             code = trainer_wait(child);
@@ -130,8 +130,7 @@ static void test_interrupted_calls(void) {
             const char *what = path_of("%s %ld interrupted", call_names[cases[i].call], n);
             remove_part();
             faults_plan(cases[i].fault, cases[i].call, n, cases[i].error);
-            int code = trainer_run(COMMAND "--out part");
-            CHECK(code == 0 && !log_mentions("warning"), "%s: exit code %d: %s", what, code, log_tail());
+            CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "!warning");
             check_same_end("whole", "part", what);
         }
     }
@@ -139,16 +138,12 @@ static void test_interrupted_calls(void) {
 
 // A full disk is noticed before anything is written. Training continues, and says at its end that it is not saved.
 static void test_no_room(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->free_kb = 64;
-    int code = trainer_run(COMMAND "--out part");
-    CHECK(code == ERR_WRITE && log_mentions("step 3 was not saved") && log_mentions("the disk has 0.1 MiB left"),
-          "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "step 3 was not saved", "the disk has 0.1 MiB left",
+              "is not saved, and there is no checkpoint yet: part: a checkpoint takes",
+              "NOT ENOUGH. None fits: free some space", "!--keep"); // which helps nobody
     CHECK(newest_step("part") == -1, "something was written");
-    CHECK(log_mentions("is not saved, and there is no checkpoint yet: part: a checkpoint takes"), "%s", log_tail());
-    CHECK(log_mentions("NOT ENOUGH. None fits: free some space"), "no warning");
-    CHECK(!log_mentions("--keep"), "which helps nobody: %s", log_tail());
     check_resumes("no room");
 }
 
@@ -160,34 +155,25 @@ static long disk_of(double checkpoints) {
 
 // On a disk too small for --keep older checkpoints are removed sooner, and the run ends the same.
 static void test_little_room(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->disk_kb = disk_of(2);
-    int code = trainer_run(COMMAND "--out part");
-    CHECK(code == 0 && !log_mentions("was not saved"), "exit code %d: %s", code, log_tail());
-    CHECK(log_mentions("note: removed 1 checkpoint of part, up to step_00000003, to make room on the disk\n"), "%s",
-          log_tail());
-    CHECK(log_mentions("at most 3 at a time, of which 0 are there:") &&
-              log_mentions("NOT ENOUGH. Older ones are removed as needed"),
-          "no warning");
+    CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "!was not saved",
+              "note: removed 1 checkpoint of part, up to step_00000003, to make room on the disk\n",
+              "at most 3 at a time, of which 0 are there:", "NOT ENOUGH. Older ones are removed as needed");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
 
-    faults_plan(FAULT_NONE, -1, 0, 0); // none is removed where that would not be enough
+    no_faults(); // none is removed where that would not be enough
     faults->free_kb = 1;
-    code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
-    CHECK(code == ERR_WRITE && log_mentions("NOT ENOUGH. Older ones are removed as needed"), "exit code %d: %s", code,
-          log_tail());
+    CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_WRITE,
+              "NOT ENOUGH. Older ones are removed as needed");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
 
-    remove_part(); // and --keep 0 is a promise
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part(); // and --keep 0 is a promise
     faults->disk_kb = disk_of(2);
-    code = trainer_run(COMMAND "--out part --keep 0");
-    CHECK(code == ERR_WRITE && count_good("part") == 2, "exit code %d, %d good ones", code, count_good("part"));
-    CHECK(log_mentions("is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes") &&
-              log_mentions("--keep"),
-          "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part --keep 0"), ERR_WRITE, "--keep",
+              "is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes");
+    CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_resumes("two of all");
 }
 
@@ -204,57 +190,45 @@ static void test_little_room_under_attack(void) {
         check_nothing_lost(what);
         check_resumes(what);
     }
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->disk_kb = disk_of(2);
     faults->flip_step = 9;
-    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
-    CHECK(log_mentions("step 9 was not saved") && !log_mentions("step 12 was"), "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "step 9 was not saved", "!step 12 was");
     check_same_end("whole", "part", "little room, and a disk that lies");
 
     long last = newest_step("whole"); // space for one alone: it is kept
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->disk_kb = disk_of(1);
-    int code = trainer_run(COMMAND "--out part");
-    CHECK(code == ERR_WRITE && count_good("part") == 1 && newest_step("part") == 3, "exit code %d: %s", code,
-          log_tail());
-    CHECK(log_mentions(path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last)), "%s",
-          log_tail());
-    CHECK(log_mentions("NOT ENOUGH. One fits and is kept"), "no warning");
+    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "NOT ENOUGH. One fits and is kept",
+              path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last));
+    CHECK(count_good("part") == 1 && newest_step("part") == 3, "%d good ones", count_good("part"));
     check_resumes("room for one");
 }
 
 // Stopped where nothing can be saved: the message names the signal, the lost step and the newest checkpoint.
 static void test_stopped_without_room(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->disk_kb = disk_of(1);
     pid_t child = start(ENDLESS "--out part");
     wait_for("part/metrics.jsonl", "{\"step\": 4,"); // step 3 is saved before
     kill(child, SIGINT);
-    int code = trainer_wait(child);
-    CHECK(code == ERR_WRITE && log_mentions("error: SIGINT: stopped after step ") &&
-              log_mentions("which is not saved, and the newest checkpoint is part/step_00000003: part: "),
-          "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(child), ERR_WRITE, "error: SIGINT: stopped after step ",
+              "which is not saved, and the newest checkpoint is part/step_00000003: part: ");
     remove_part();
 }
 
 // A checkpoint is read back before older ones are removed: two good ones are left, as --keep 2 promises.
 static void test_disk_that_lies(void) {
     long last = newest_step("whole");
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->flip_step = 9;
-    CHECK(trainer_run(COMMAND "--out part --keep 2") == 0, "%s", log_tail());
-    CHECK(faults->struck == 1 && log_mentions("step 9 was not saved") && log_mentions("XXH3"), "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part --keep 2"), 0, "step 9 was not saved", "XXH3");
+    CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
     check_same_end("whole", "part", "a checkpoint that was not as written");
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->flip_step = last;
-    int code = trainer_run(COMMAND "--out part --keep 2");
-    CHECK(code == ERR_WRITE && faults->struck == 1 && log_mentions("does not give back"), "exit code %d: %s", code,
-          log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part --keep 2"), ERR_WRITE, "does not give back");
+    CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
     CHECK(newest_step("part") == last && count_good("part") == 2, "%d good ones are left", count_good("part"));
     check_resumes("the last checkpoint was not as written");
 }
@@ -267,10 +241,10 @@ static int store_slowly(Engine *engine, StateKind kind, Range range, float *valu
 
 static void test_slow_snapshots(void) {
     static const char *const every_step = "--train-tokens 400 --checkpoint-every 1 --keep 0 --out";
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run("%s fast", every_step) == 0, "%s", log_tail());
+    no_faults();
+    CHECK_RUN(trainer_run("%s fast", every_step), 0);
     faults->slow_store_us = 5000;
-    CHECK(trainer_run("%s slow", every_step) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run("%s slow", every_step), 0);
     CHECK(newest_step("fast") > 9 && newest_step("slow") == newest_step("fast"), "%ld steps", newest_step("slow"));
     for (long step = 1; step <= newest_step("fast"); step++)
         check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
@@ -290,6 +264,12 @@ static void copy_run(const char *from, const char *to) {
     names_free(&names);
 }
 
+// The undisturbed run again.
+static void begin_with_whole(void) {
+    begin_part();
+    copy_run("whole", "part");
+}
+
 static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
     char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
@@ -305,28 +285,28 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
 
 // A disk that something else fills: older checkpoints give way for a save and the waiting lines, and training continues.
 static void test_log_waits_for_room(void) {
-    int code = run_on_a_full_disk();
-    CHECK(code == 0 && faults->struck > 0, "exit code %d, %ld lines: %s", code, (long)faults->struck, log_tail());
-    CHECK(log_mentions("warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory") &&
-              log_mentions("note: removed 2 checkpoints of part") && log_mentions("note: the log is written again"),
-          "%s", log_tail());
+    CHECK_RUN(run_on_a_full_disk(), 0, "note: removed 2 checkpoints of part", "note: the log is written again",
+              "warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory");
+    CHECK(faults->struck > 0, "%ld lines", (long)faults->struck);
     check_same_end("whole", "part", "a full disk");
 }
 
 // Where nothing may give way the run ends before the lines take too much memory.
 static void test_log_waits_no_longer(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run("--train-tokens 300 --out part") == 0, "%s", log_tail());
+    begin_part();
+    CHECK_RUN(trainer_run("--train-tokens 300 --out part"), 0);
     long begun = newest_step("part");
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    no_faults();
     faults->disk_kb = disk_used_kb("part");
     faults->log_needs_kb = 20;
-    int code = trainer_run("--train-tokens 3000000 --checkpoint-every 0 --out part");
-    CHECK(code == ERR_WRITE && newest_step("part") == begun, "exit code %d: %s", code, log_tail());
-    CHECK(log_mentions(
-              path_of(" is not saved, and the newest checkpoint is part/step_%08ld: part/metrics.jsonl: ", begun)),
-          "%s", log_tail());
+    CHECK_RUN(trainer_run(UNSAVED "--out part"), ERR_WRITE,
+              path_of(" is not saved, and the newest checkpoint is part/step_%08ld: part/metrics.jsonl: ", begun));
+    CHECK(newest_step("part") == begun, "%ld steps", newest_step("part"));
+}
+
+static const char *saved_newest(void) {
+    long step = newest_step("part");
+    return path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step);
 }
 
 // A limit on the size of files that the log alone reaches: the state is saved.
@@ -335,15 +315,11 @@ static void test_saves_where_the_log_cannot_grow(void) {
     getrlimit(RLIMIT_FSIZE, &before);
     limit = before;
     limit.rlim_cur = 200 << 10;
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     setrlimit(RLIMIT_FSIZE, &limit);
-    int code = trainer_run("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    int code = trainer_run(UNSAVED "--out part");
     setrlimit(RLIMIT_FSIZE, &before);
-    const char *saved = path_of("step %ld is saved in part/step_%08ld: the same command resumes", newest_step("part"),
-                                newest_step("part"));
-    CHECK(code == ERR_WRITE && log_mentions("File too large") && log_mentions(saved), "exit code %d: %s", code,
-          log_tail());
+    CHECK_RUN(code, ERR_WRITE, "File too large", saved_newest());
 }
 
 // Data that can no longer be read: the steps before are saved, and the run resumes when it can.
@@ -354,14 +330,11 @@ static void test_saves_before_unreadable_data(void) {
         faults_plan(FAULT_NONE, -1, 0, EIO);
         strcpy(faults->unreadable, data[i]);
         faults->readable = 50;
-        int code = trainer_run("--train-tokens 900 --checkpoint-every 0 --out part");
-        long step = newest_step("part");
-        CHECK(code == ERR_INPUT && log_mentions("Input/output error") && step > 3, "exit code %d: %s", code,
-              log_tail());
-        CHECK(log_mentions(path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step)), "%s",
-              log_tail());
-        faults_plan(FAULT_NONE, -1, 0, 0);
-        CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+        CHECK_RUN(trainer_run("--train-tokens 900 --checkpoint-every 0 --out part"), ERR_INPUT, "Input/output error",
+                  saved_newest());
+        CHECK(newest_step("part") > 3, "%ld steps", newest_step("part"));
+        no_faults();
+        CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
         CHECK(i == 1 || same_metrics("whole/metrics.jsonl", "part/metrics.jsonl"),
               "other metrics"); // a validation less
         check_same_files(path_of("whole/step_%08ld", newest_step("whole")),
@@ -388,19 +361,17 @@ static void test_the_directory_is_made_again(void) {
     for (int how = 0; how < 3; how++) {
         remove_part();
         remove_tree("moved");
-        faults_plan(FAULT_NONE, -1, 0, 0);
-        pid_t child = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+        no_faults();
+        pid_t child = start(UNSAVED "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
         if (how == 0) CHECK(rename("part", "moved") == 0, "rename");
         if (how == 1) remove_tree("part");
         if (how == 2) unlink("part/metrics.jsonl");
         kill(child, SIGTERM);
-        int code = trainer_wait(child);
-        CHECK(code == ERR_STOPPED && log_mentions("warning: part/metrics.jsonl was removed or moved: written again"),
-              "%d: exit code %d: %s", how, code, log_tail());
+        CHECK_RUN(trainer_wait(child), ERR_STOPPED, "warning: part/metrics.jsonl was removed or moved: written again");
         check_steps_once("part/metrics.jsonl");
         CHECK(file_exists("part/run.json") && file_exists("part/written_by"), "%d: files are missing", how);
-        CHECK(trainer_run("train_gpt2 --check part") == 0, "%s", log_tail());
+        CHECK_RUN(trainer_run("train_gpt2 --check part"), 0);
     }
 }
 
@@ -408,11 +379,11 @@ static void test_the_directory_is_made_again(void) {
 static void test_the_place_is_taken(void) {
     remove_part();
     remove_tree("moved");
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    pid_t first = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    no_faults();
+    pid_t first = start(UNSAVED "--out part");
     wait_for("part/metrics.jsonl", "{\"step\": 9,");
     CHECK(rename("part", "moved") == 0 && rename("log", "first.log") == 0, "rename");
-    pid_t second = start("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    pid_t second = start(UNSAVED "--out part");
     wait_for("part/metrics.jsonl", "{\"step\": 9,");
     kill(first, SIGTERM);
     int code = trainer_wait(first);
@@ -420,8 +391,7 @@ static void test_the_place_is_taken(void) {
           code);
     CHECK(newest_step("part") < 0, "it wrote there");
     kill(second, SIGTERM);
-    code = trainer_wait(second);
-    CHECK(code == ERR_STOPPED, "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(second), ERR_STOPPED);
     check_steps_once("part/metrics.jsonl");
     remove_tree("moved");
 }
@@ -433,15 +403,12 @@ static void test_unreadable_is_not_damaged(void) {
     long newest = newest_step("whole");
     for (int i = 0; i < 4; i++) {
         bool of_run = i == 3;
-        remove_part();
-        copy_run("whole", "part");
+        begin_with_whole();
         faults_plan(FAULT_NONE, -1, 0, errors[i % 3]);
         if (of_run) snprintf(faults->unreadable, sizeof faults->unreadable, "part/%s", files[i]);
         else snprintf(faults->unreadable, sizeof faults->unreadable, "part/step_%08ld/%s", newest, files[i]);
-        int code = trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part");
-        CHECK(code == ERR_INPUT && log_mentions(strerror(errors[i % 3])) && log_mentions(faults->unreadable),
-              "%s: exit code %d: %s", files[i], code, log_tail());
-        CHECK(!log_mentions("Skipped") && !log_mentions("--fresh"), "%s: %s", files[i], log_tail());
+        CHECK_RUN(trainer_run("--train-tokens 1300 --checkpoint-every 3 --out part"), ERR_INPUT,
+                  strerror(errors[i % 3]), faults->unreadable, "!Skipped", "!--fresh");
         CHECK(of_run || log_mentions("nothing was changed: make it readable and start again"), "%s", log_tail());
         CHECK(newest_step("part") == newest && same_file("whole/metrics.jsonl", "part/metrics.jsonl") &&
                   same_file("whole/run.json", "part/run.json"),
@@ -509,9 +476,9 @@ static void test_flipped_bits_are_noticed(void) {
 // A damaged checkpoint named with --model is refused, unless only its optimizer's file is damaged.
 static void check_named_damage(const char *checkpoint, const char *file) {
     int want = strcmp(file, "optimizer.safetensors") == 0 ? 0 : ERR_INPUT;
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    int code = trainer_run("train_gpt2 --sample-only --threads 1 --sample-tokens 2 --model %s", checkpoint);
-    CHECK(code == want && (!want || log_mentions(file)), "%s damaged: exit code %d: %s", file, code, log_tail());
+    no_faults();
+    CHECK_RUN(trainer_run("train_gpt2 --sample-only --threads 1 --sample-tokens 2 --model %s", checkpoint), want);
+    CHECK((!want || log_mentions(file)), "%s", log_tail());
 }
 
 // A run skips a damaged checkpoint, says so, and still ends right.
@@ -520,27 +487,22 @@ static void test_falls_back(void) {
                                         "config.json",       "optimizer.safetensors", "vocab.json",
                                         "merges.txt",        "tokenizer_config.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        remove_part();
-        copy_run("whole", "part");
+        begin_with_whole();
         long newest = newest_step("part");
         char path[80];
         snprintf(path, sizeof path, "part/step_%08ld/%s", newest, files[i]);
         flip_bit(path, draw((uint32_t)bits_of(path)));
-        faults_plan(FAULT_NONE, -1, 0, 0);
-        int code = trainer_run(COMMAND "--out part");
-        CHECK(code == 0 && log_mentions(path) && log_mentions("Skipped"), "exit code %d: %s", code, log_tail());
+        CHECK_RUN(trainer_run(COMMAND "--out part"), 0, path, "Skipped");
         CHECK(access(path_of("part/step_%08ld.damaged/%s", newest, files[i]), F_OK) == 0,
               "the damaged one was removed");
         check_same_end("whole", "part", files[i]);
         check_named_damage(path_of("part/step_%08ld.damaged", newest), files[i]);
-        CHECK(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest) == ERR_INPUT && log_mentions(files[i]),
-              "--check: %s", log_tail());
+        CHECK_RUN(trainer_run("train_gpt2 --check part/step_%08ld.damaged", newest), ERR_INPUT, files[i]);
     }
-    CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(": undamaged\n"), "--check: %s", log_tail());
+    CHECK_RUN(trainer_run("train_gpt2 --check part"), 0, ": undamaged\n");
     for (long step = newest_step("part"); step >= 0; step--) // and when all are damaged it does not start over
         if (access(path_of("part/step_%08ld", step), F_OK) == 0) unlink(path_of("part/step_%08ld/state.json", step));
-    int code = trainer_run(COMMAND "--out part");
-    CHECK(code == ERR_INPUT && log_mentions("all of its 2 checkpoints"), "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_INPUT, "all of its 2 checkpoints");
 }
 
 static void check_says(int code, const char *path, const char *text) {
@@ -587,7 +549,7 @@ static void test_signals(void) {
     int rounds = trainer.thorough ? 200 : 10, stopped = 0;
     remove_part();
     for (int i = 0; i < rounds || (!stopped && i < 100); i++) {
-        faults_plan(FAULT_NONE, -1, 0, 0);
+        no_faults();
         pid_t child = start_and_wait_for_steps(COMMAND "--out part");
         sleep_us(draw(4000));
         kill(child, signals[i % 5]);
@@ -608,16 +570,14 @@ static void test_signals(void) {
 }
 
 static void test_second_signal_ends_at_once(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    pid_t child = start_and_wait_for_steps("--train-tokens 3000000 --checkpoint-every 0 --out part");
+    begin_part();
+    pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
     faults->slow_us = 30000000; // so that the second signal comes during the save
     kill(child, SIGTERM);
     for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
     double before = clock_seconds();
     kill(child, SIGTERM);
-    int code = trainer_wait(child);
-    CHECK(code == 1000 + SIGTERM, "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(child), 1000 + SIGTERM);
     CHECK(clock_seconds() - before < 20, "took %.2f s", clock_seconds() - before);
     remove_part();
     check_resumes("two signals");
@@ -626,38 +586,29 @@ static void test_second_signal_ends_at_once(void) {
 // A closed terminal sends SIGHUP to the shell, to its job, and to the job once more when the shell ends. Under nohup it
 // is ignored.
 static void test_hangups(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->slow_us = 100000;
     signal(SIGHUP, SIG_DFL); // these tests may be under nohup themselves
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
     for (int i = 0; i < 3; i++) kill(child, SIGHUP), sleep_us(20000);
-    int code = trainer_wait(child);
-    CHECK(code == ERR_STOPPED && log_mentions("stopped: SIGHUP after step"), "exit code %d: %s", code, log_tail());
-    const char *saved = path_of("saved in part/step_%08ld", newest_step("part"));
-    CHECK(log_mentions(saved), "no '%s' in: %s", saved, log_tail());
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    CHECK_RUN(trainer_wait(child), ERR_STOPPED, "stopped: SIGHUP after step",
+              path_of("saved in part/step_%08ld", newest_step("part")));
+    begin_part();
     signal(SIGHUP, SIG_IGN);
     child = start_and_wait_for_steps(COMMAND "--out part");
     signal(SIGHUP, SIG_DFL);
     kill(child, SIGHUP);
-    code = trainer_wait(child);
-    CHECK(code == 0, "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(child), 0);
     check_same_end("whole", "part", "nohup");
 }
 
 // A second run is refused before it looks at the checkpoints: it must not set aside what the first saves meanwhile.
 static void test_one_run_at_a_time(void) {
-    remove_part();
-    copy_run("whole", "part");
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_with_whole();
     faults->slow_us = 200000;
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
-    int code = trainer_run(COMMAND "--deadline-setup 1 --out part");
-    CHECK(code == ERR_USAGE && log_mentions("another run is writing to it"), "exit code %d: %s", code, log_tail());
-    CHECK(!log_mentions("this run is complete"), "it had looked: %s", log_tail());
-    CHECK(log_mentions(path_of(": process %ld on ", (long)child)), "it does not say who: %s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--deadline-setup 1 --out part"), ERR_USAGE, "another run is writing to it",
+              "!this run is complete", path_of(": process %ld on ", (long)child));
     kill(child, SIGKILL);
     trainer_wait(child);
     remove_part();
@@ -692,18 +643,15 @@ static void release(pid_t holder) {
 
 // A process that was killed may live for some seconds: a start waits for it, and says so.
 static void test_waits_for_a_process_that_is_ending(void) {
-    remove_part();
-    copy_run("whole", "part");
+    begin_with_whole();
     unlink("part/written_by");
     pid_t lock = lock_part();
     wait_for("part/written_by", " ");
-    faults_plan(FAULT_NONE, -1, 0, 0);
     pid_t child = start(COMMAND "--out part");
     wait_for("log", "Waiting up to 5 s: it may be ending");
     CHECK(log_mentions(path_of("another run is writing to it: process %ld on ", (long)lock)), "%s", log_tail());
     release(lock);
-    int code = trainer_wait(child);
-    CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(child), 0, "this run is complete");
 }
 
 // The lock of a crashed machine lasts until its lease ends: a resumed run waits, says so at once, and can be stopped
@@ -714,28 +662,22 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     snprintf(self, sizeof self, "here %ld 1 no-start-of-this-process\n", (long)getpid());
     for (int i = 0; i < 4; i++) {
         const char *holder = i < 3 ? holders[i] : self;
-        remove_part();
-        copy_run("whole", "part");
+        begin_with_whole();
         pid_t lock = lock_from_elsewhere(holder);
-        faults_plan(FAULT_NONE, -1, 0, 0);
         pid_t child = start(COMMAND "--out part");
         wait_for("log", "Waiting up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
         CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
         release(lock);
-        int code = trainer_wait(child);
-        CHECK(code == 0 && log_mentions("this run is complete"), "exit code %d: %s", code, log_tail());
+        CHECK_RUN(trainer_wait(child), 0, "this run is complete");
     }
     pid_t lock = lock_from_elsewhere(holders[1]), child = start(COMMAND "--out part");
     wait_for("log", "Waiting");
     kill(child, SIGTERM);
-    int code = trainer_wait(child);
-    CHECK(code == ERR_STOPPED && log_mentions("stopped: SIGTERM while part was locked"), "%d: %s", code, log_tail());
-    code = trainer_run(COMMAND "--fresh --deadline-setup 0.1 --out part");
-    CHECK(code == ERR_USAGE && !log_mentions("Waiting"), "exit code %d: %s", code, log_tail());
-    code = trainer_run(COMMAND "--deadline-setup 1 --out part");
-    CHECK(code == ERR_USAGE && log_mentions("up to 1 s"), "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_wait(child), ERR_STOPPED, "stopped: SIGTERM while part was locked");
+    CHECK_RUN(trainer_run(COMMAND "--fresh --deadline-setup 0.1 --out part"), ERR_USAGE, "!Waiting");
+    CHECK_RUN(trainer_run(COMMAND "--deadline-setup 1 --out part"), ERR_USAGE, "up to 1 s");
     release(lock);
 }
 

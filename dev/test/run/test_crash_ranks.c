@@ -52,8 +52,8 @@ static int draw_zero(void) {
 }
 
 static void test_undisturbed(void) {
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--out whole") == 0, "%s", log_tail());
+    no_faults();
+    CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);
     for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
     CHECK(calls_of_run[CALL_WRITE] > 40 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
     CHECK(newest_step("whole") > 9, "%ld steps", newest_step("whole"));
@@ -92,7 +92,7 @@ static bool all_in_step(long step) {
 
 // Starts a run and returns at a random moment: its 20 steps take longer than the wait, so mostly during a step.
 static pid_t start_and_wait(void) {
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    no_faults();
     faults->slow_step_us = 20000;
     pid_t child = start(COMMAND "--out part");
     for (int i = 0; i < 60000 && !all_in_step(1); i++) sleep_us(1000);
@@ -176,8 +176,8 @@ static void test_saves_before_unreadable_data(void) {
         CHECK(code == ERR_INPUT && log_mentions(path_of("error (rank %d): %s: read failed", rank, data[i] + 1)),
               "%d: %s", code, log_tail());
         CHECK(log_mentions(path_of("step %ld is saved in part/step_%08ld", step, step)) && step > 0, "%s", log_tail());
-        faults_plan(FAULT_NONE, -1, 0, 0);
-        CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
+        no_faults();
+        CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
         check_same_files(path_of("whole/step_%08ld", newest_step("whole")),
                          path_of("part/step_%08ld", newest_step("part")), data[i]);
     }
@@ -192,15 +192,12 @@ static void test_log_waits_for_room(void) {
 }
 
 static void test_the_directory_is_made_again(void) {
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->slow_step_us = 50000; // 19 more come after the first
     pid_t child = start(COMMAND "--out part");
     wait_for("part/metrics.jsonl", "{\"step\": 1,");
     remove_tree("part");
-    int code = trainer_wait(child);
-    CHECK(code == 0 && log_mentions("part/metrics.jsonl was removed or moved: written again"), "%d: %s", code,
-          log_tail());
+    CHECK_RUN(trainer_wait(child), 0, "part/metrics.jsonl was removed or moved: written again");
     check_same_end("whole", "part", "a directory that was removed");
 }
 
@@ -274,7 +271,7 @@ static void check_other_ranks(const char *first, int from, int to, int zero) {
     copy_tree(path_of("%s/step_%08ld", first, step), path_of("%s/step_%08ld", second, step));
     copy_file(path_of("%s/metrics.jsonl", first), path_of("%s/metrics.jsonl", second));
     trainer.ranks = to;
-    CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", second, zero) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out %s --keep 0 --zero %d", second, zero), 0);
     CHECK(log_mentions("resuming from") || step == newest_step(first), "%s: %s", second, log_tail());
     CHECK(log_mentions(path_of("ranks: %d then, %d now\n", from, to)) == (to != from), "%s: %s", second, log_tail());
     check_same_values(second, "\"examples\": ", 0);
@@ -291,8 +288,8 @@ static void test_other_ranks(void) {
         char first[16];
         snprintf(first, sizeof first, "from%d", ranks[from]);
         trainer.ranks = ranks[from];
-        faults_plan(FAULT_NONE, -1, 0, 0);
-        CHECK(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, draw_zero()) == 0, "%s", log_tail());
+        no_faults();
+        CHECK_RUN(trainer_run(COMMAND "--out %s --keep 0 --zero %d", first, draw_zero()), 0);
         check_same_values(first, "\"loss\": ", 1e-5);
         for (int to = 0; to < 3; to++) {
             int zero = draw_zero();
@@ -315,27 +312,25 @@ static void check_only_rank_0_reads(const char *checkpoint) {
 // Rank 0 finds the newest good checkpoint, and all ranks resume from it.
 static void test_rank_0_finds_the_checkpoint(void) {
     char last[PATH_MAX];
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
-    CHECK(trainer_run(COMMAND "--out kept --keep 0") == 0, "%s", log_tail());
+    begin_part();
+    CHECK_RUN(trainer_run(COMMAND "--out kept --keep 0"), 0);
     copy_tree("kept/step_00000003", "part/step_00000003");
     copy_tree("kept/step_00000006", "part/step_00000006");
     copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
     CHECK(truncate("part/step_00000006/state.json", 5) == 0, "truncate");
-    CHECK(trainer_run(COMMAND "--out part") == 0, "%s", log_tail());
-    CHECK(log_mentions("resuming from part/step_00000003") && log_mentions("Skipped"), "%s", log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "resuming from part/step_00000003", "Skipped");
     check_only_rank_0_reads("part/step_00000006");
     check_only_rank_0_reads("part/step_00000003");
     CHECK(access("part/step_00000006.damaged", F_OK) == 0, "the damaged one was removed");
     check_same_end("whole", "part", "past a damaged one");
     // a run to evaluate, and a model to start from: read once per machine
-    CHECK(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part") == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run("train_gpt2 --eval-only --val val.bin --threads 1 --model part"), 0);
     snprintf(last, sizeof last, "part/step_%08ld", newest_step("part"));
     check_only_rank_0_reads(last);
-    CHECK(trainer_run("train_gpt2 --train train.bin --threads 1 --model %s --seq-len 8 --batch-tokens 64 --steps 1 "
-                      "--val-every 0 --out part.1",
-                      last) == 0,
-          "%s", log_tail());
+    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --threads 1 --model %s --seq-len 8 --batch-tokens 64 --steps 1 "
+                          "--val-every 0 --out part.1",
+                          last),
+              0);
     check_only_rank_0_reads(last);
 }
 
@@ -347,15 +342,13 @@ static void check_stray(const Model *model, int ranks, bool apart, const char *w
     const Tensor *t = &model->tensors[draw((uint32_t)model->tensor_count)];
     long found = compare_every == 1 ? 5 : 6; // or before the checkpoint of step 6
     trainer.ranks = ranks;
-    remove_part();
-    faults_plan(FAULT_NONE, -1, 0, 0);
+    begin_part();
     faults->apart = apart;
     faults->stray_rank = 1;
     faults->stray_step = 5;
     faults->stray_element = t->offset + draw((uint32_t)t->count);
     faults->stray_late = zero > 0;
-    int code = trainer_run(COMMAND "--out part --compare-every %d --zero %d", compare_every, zero);
-    CHECK(code == ERR_RANK, "exit code %d: %s", code, log_tail());
+    CHECK_RUN(trainer_run(COMMAND "--out part --compare-every %d --zero %d", compare_every, zero), ERR_RANK);
     const char *line = path_of("step %ld: ranks %s: weights that must be the same everywhere differ, first in %s",
                                found, who, t->name);
     CHECK(log_mentions(line), "no '%s' in: %s", line, log_tail());

@@ -5,7 +5,7 @@
 
 #include <cjson/cJSON.h>
 
-static bool fuses; // under mpirun GNS_TEST_FUSES, on rank 1 GNS_TEST_FUSES_1
+static bool fuses; // under mpirun by trainer_word
 
 static void fake_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     cpu_engine.device(config, measure, device);
@@ -120,39 +120,26 @@ static void test_plan(void) {
     CHECK(!log_mentions("  exact norms "), "%s", log_tail());
 }
 
-// Exit code of two ranks on these devices.
-static int run_ranks(const char *fuses_0, const char *fuses_1, const char *options) {
-    char line[2 * PATH_MAX];
-    snprintf(line, sizeof line,
-             "OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader ASAN_OPTIONS=detect_leaks=0 GNS_TEST_FUSES=%s "
-             "GNS_TEST_FUSES_1=%s mpirun -np 2 --oversubscribe --allow-run-as-root --bind-to none '%s' " RUN_OF
-             "%s > log 2>&1",
-             fuses_0, fuses_1, trainer.program, options);
-    int status = system(line);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 static void test_ranks(void) {
 #ifndef GNS_MPI
     SKIP("a build without MPI");
 #endif
     if (system("command -v mpirun > /dev/null 2>&1") != 0) SKIP("no mpirun here");
-    int code = run_ranks("1", "1", "--steps 2 --out both");
-    CHECK(code == 0, "%d: %s", code, log_tail());
+    trainer_two_ranks("fuses", "fuses");
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out both"), 0);
     check_mode("both", "exact 1", 2);
-    code = run_ranks("1", "0", "--steps 2 --out one");
-    CHECK(code == 0, "%d: %s", code, log_tail());
+    trainer_two_ranks("fuses", "");
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out one"), 0);
     check_mode("one", "ln 0", 0);
+    trainer.ranks = 1;
 }
 
 int main(int argc, char **argv) {
     trainer.engine = cpu_engine;
     trainer.engine.device = fake_device;
     if (argc > 1) { // one of the ranks
-        const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-        const char *says = getenv(rank && *rank == '1' ? "GNS_TEST_FUSES_1" : "GNS_TEST_FUSES");
-        fuses = says && *says == '1';
-        return program_main(argc - 1, argv + 1, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
+        fuses = strcmp(trainer_word(), "fuses") == 0;
+        return trainer_rank(argc, argv);
     }
     trainer_setup();
     RUN(test_default);

@@ -7,7 +7,7 @@
 #include <cjson/cJSON.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The fake. Under mpirun its machine is called GNS_TEST_MACHINE, and on rank 1 GNS_TEST_MACHINE_1.
+// The fake. Under mpirun its machine is called trainer_word.
 
 static const char *machine; // NULL: the CPU engine itself
 static char tuning[TUNING_BYTES];
@@ -66,8 +66,7 @@ static bool begins(const char *text, const char *with) { return strncmp(text, wi
 
 static void test_not_asked_for(void) {
     machine = "Fake 1";
-    CHECK(trainer_run(RUN_OF "--steps 2 --out plain") == 0, "%s", log_tail());
-    CHECK(!log_mentions("timed") && !log_mentions("tuned "), "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out plain"), 0, "!timed", "!tuned ");
     CHECK(strcmp(recorded_by("plain"), "") == 0, "'%s'", recorded_by("plain"));
 }
 
@@ -75,58 +74,43 @@ static void test_not_asked_for(void) {
 static void test_kept_on_resume(void) {
     char first[TUNING_BYTES];
     machine = "Fake 1";
-    CHECK(trainer_run(RUN_OF "--steps 2 --out kept --tune") == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out kept --tune"), 0);
     snprintf(first, sizeof first, "%s", recorded_by("kept"));
     CHECK(log_mentions("timed Fake 1: ") && begins(first, "Fake 1: 8,8,8"), "'%s': %s", first, log_tail());
     for (int steps = 4; steps <= 6; steps += 2) {
-        CHECK(trainer_run(RUN_OF "--steps %d --out kept%s", steps, steps == 6 ? " --tune" : "") == 0, "%s", log_tail());
-        CHECK(!log_mentions("timed") && log_mentions(path_of("engine of Fake 1 took [%s]", first)), "%s", log_tail());
+        CHECK_RUN(trainer_run(RUN_OF "--steps %d --out kept%s", steps, steps == 6 ? " --tune" : ""), 0, "!timed",
+                  path_of("engine of Fake 1 took [%s]", first));
         CHECK(strcmp(recorded_by("kept"), first) == 0, "'%s', want '%s'", recorded_by("kept"), first);
         CHECK(!log_mentions("note:") && log_mentions("tuned   1 matrix product"), "%s", log_tail());
     }
-    CHECK(trainer_run(RUN_OF "--steps 2 --out kept --tune --fresh") == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out kept --tune --fresh"), 0);
     CHECK(log_mentions("timed Fake 1: ") && strcmp(recorded_by("kept"), first) != 0, "%s", log_tail());
 }
 
 // On another machine the run resumes with a note, and tunes again only with --tune.
 static void test_another_machine(void) {
     machine = "Fake 1";
-    CHECK(trainer_run(RUN_OF "--steps 2 --out moved --tune") == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out moved --tune"), 0);
     machine = "Fake 12"; // whose name begins like the other's
-    CHECK(trainer_run(RUN_OF "--steps 4 --out moved --tune") == 0, "%s", log_tail());
-    CHECK(log_mentions("note: moved/step_00000002: tuned for another than Fake 12"), "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 4 --out moved --tune"), 0,
+              "note: moved/step_00000002: tuned for another than Fake 12");
     CHECK(begins(recorded_by("moved"), "Fake 12: "), "'%s'", recorded_by("moved"));
     machine = "Fake 1";
-    CHECK(trainer_run(RUN_OF "--steps 6 --out moved") == 0, "%s", log_tail());
-    CHECK(log_mentions("note: moved/step_00000004: tuned for another than Fake 1"), "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 6 --out moved"), 0,
+              "note: moved/step_00000004: tuned for another than Fake 1");
     CHECK(strcmp(recorded_by("moved"), "") == 0, "'%s'", recorded_by("moved"));
 }
 
 // The CPU engine has nothing to tune, and resumes a GPU's run.
 static void test_cpu(void) {
     machine = NULL;
-    CHECK(trainer_run(RUN_OF "--steps 2 --out cpu --tune") == ERR_USAGE, "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out cpu --tune"), ERR_USAGE);
     CHECK(log_mentions("--tune is for GPUs") && !directory_exists("cpu"), "%s", log_tail());
     machine = "Fake 1";
-    CHECK(trainer_run(RUN_OF "--steps 2 --out cpu --tune") == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out cpu --tune"), 0);
     machine = NULL;
-    CHECK(trainer_run(RUN_OF "--steps 4 --out cpu") == 0, "%s", log_tail());
-    CHECK(log_mentions("tuned for Fake 1, and this is the CPU"), "%s", log_tail());
+    CHECK_RUN(trainer_run(RUN_OF "--steps 4 --out cpu"), 0, "tuned for Fake 1, and this is the CPU");
     CHECK(strcmp(recorded_by("cpu"), "") == 0, "'%s'", recorded_by("cpu"));
-}
-
-static char self[PATH_MAX];
-
-// Two ranks on these machines. "" where there is no MPI.
-static int run_ranks(const char *machine_0, const char *machine_1, const char *options) {
-    char line[2 * PATH_MAX];
-    snprintf(line, sizeof line,
-             "OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl=self,vader ASAN_OPTIONS=detect_leaks=0 GNS_TEST_MACHINE='%s' "
-             "GNS_TEST_MACHINE_1='%s' mpirun -np 2 --oversubscribe --allow-run-as-root --bind-to none '%s' " RUN_OF
-             "--steps 2 %s > log 2>&1",
-             machine_0, machine_1, self, options);
-    int status = system(line);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static void test_ranks(void) {
@@ -134,15 +118,16 @@ static void test_ranks(void) {
     SKIP("a build without MPI");
 #endif
     if (system("command -v mpirun > /dev/null 2>&1") != 0) SKIP("no mpirun here");
-    int code = run_ranks("Fake 1", "Fake 1", "--out ranks --tune");
-    CHECK(code == 0, "%d: %s", code, log_tail());
+    trainer_two_ranks("Fake 1", "Fake 1");
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out ranks --tune"), 0);
     const char *text = recorded_by("ranks");
     CHECK(begins(text, "Fake 1: "), "'%s'", text);
     CHECK(log_mentions(path_of("engine of Fake 1 took [%s]", text)), "rank 1 took another: %s", log_tail());
-    code = run_ranks("Fake 1", "Fake 2", "--out mixed --tune");
-    CHECK(code == 0 && log_mentions("note: the ranks have different GPUs"), "%d: %s", code, log_tail());
-    CHECK(log_mentions("engine of Fake 1 took []"), "rank 0 keeps what rank 1 has not: %s", log_tail());
+    trainer_two_ranks("Fake 1", "Fake 2");
+    CHECK_RUN(trainer_run(RUN_OF "--steps 2 --out mixed --tune"), 0, "note: the ranks have different GPUs",
+              "engine of Fake 1 took []"); // rank 0 keeps nothing that rank 1 has not
     CHECK(strcmp(recorded_by("mixed"), "") == 0, "'%s'", recorded_by("mixed"));
+    trainer.ranks = 1;
 }
 
 int main(int argc, char **argv) {
@@ -151,12 +136,9 @@ int main(int argc, char **argv) {
     trainer.engine.tuning = fake_tuning;
     trainer.engine.set_tuning = fake_set_tuning;
     if (argc > 1) { // one of the ranks
-        const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-        machine = getenv(rank && *rank == '1' ? "GNS_TEST_MACHINE_1" : "GNS_TEST_MACHINE");
-        return program_main(argc - 1, argv + 1, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
+        machine = trainer_word();
+        return trainer_rank(argc, argv);
     }
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    if (n < 0) return 1;
     trainer_setup();
     RUN(test_not_asked_for);
     RUN(test_kept_on_resume);

@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" study
 export TRAINER=$train TOKENIZE=$tokenize
 text=$build/study_text # one name for all times: the files for validation are drawn by a hash of their paths
-trap 'rm -rf "$work" "$text"' EXIT
+trap 'rm -rf "$work" "$text" "${text}_copy"' EXIT
 
 # Sixty files, one a copy of another, and one that is too small to count.
 rm -rf "$text" && mkdir -p "$text"
@@ -56,6 +56,9 @@ check "warm-up of the ramp" says "$one/run.json" '"warmup_tokens": 1000,'
 check "the ramp's range" says "$one/run.json" '"batch_min": 4,'
 check "the other ramp's range" says "$(find "$OUT" -name 'ramp-kappa0.65:8-from4-*-share1-seed2' -type d)/run.json" '"batch_max": 8,'
 check "checkpoints are left" [ -z "$(find "$OUT" -name '*.safetensors')" ]
+# 16 rows are not the reference: the ramp from there is compared with that as well.
+check "against the reference: $(row '  against' 6) of $(row '  against' 8) steps" awk -v fewer="$(row '  against' 6)" -v steps="$(row 'ramp from 16' 8)" \
+    'BEGIN { off = fewer - 100 * (1 - steps / 313); exit !(off * off <= 0.25 ^ 2) }' # steps are shown as whole ones
 # The last column but one of a ramp is its paired difference from where it starts, by the program's own numbers.
 for first in 4 16; do
     difference=$(python3 - "$OUT" $first << 'END'
@@ -74,9 +77,14 @@ END
     check "from $first: difference $difference_row, want $difference" [ "$difference_row" = "$difference" ]
 done
 before=$(ls -l --time-style=full-iso "$OUT"/*/metrics.jsonl.gz)
+printf '#!/bin/sh\necho "$*" >> %s\nshift\nexec "$@"\n' "$work/launched" > "$work/launch" && chmod +x "$work/launch"
 TRAIN_2="$OUT/text_train_*.bin" VAL_2="$OUT/text_val_*.bin" TOKENS_2=8000 SEQ_LEN_2=16 SHAPE_2=$SHAPE MICRO_BATCH_2=8 BATCHES_2=4 \
-    KAPPAS_2=0.65 SEEDS_2=1 LRS_2=1e-2 returns 0 dev/bench/ramp_study.sh
-check "a run was made twice" [ "$before" = "$(ls -l --time-style=full-iso "$OUT"/*/metrics.jsonl.gz)" ]
+    KAPPAS_2=0.65 SEEDS_2=1 LRS_2=1e-2 LAUNCH="$work/launch two" returns 0 dev/bench/ramp_study.sh
+check "a run was made twice" [ "$before" = "$(ls -l --time-style=full-iso $(find "$OUT"/* -maxdepth 1 -name metrics.jsonl.gz -not -path '*launched*' -not -path '*second*'))" ]
+check "launched: $(wc -l < "$work/launched")" [ "$(grep -c "^two $TRAINER .*--batch-tokens 64 " "$work/launched")" = 4 ] # two sizes
+check "launched: no ramp" [ "$(grep -c -- '--ramp gns' "$work/launched")" = 2 ]
+check "wall clock: $(tail -n 1 "$OUT/table.txt")" grep -q "launch two: 4 rows [0-9.]* s.*; ramp from 4, kappa 0.65 .* times as fast" "$OUT/table.txt"
+check "a short run of the second size" [ -z "$(find "$OUT/second" -name '*-share0*')" ]
 check "no second size" says "$OUT/second/table.txt" "ramp from 4, kappa 0.65"
 check "second size: other steps" grep -q '^4 rows .* 125 ' "$OUT/second/table.txt" # 500 rows
 end runs
@@ -86,6 +94,13 @@ begin
 TRAINER=$work/none returns 64 dev/bench/ramp_study.sh
 TEXTS=$work/none OUT=$work/none returns 65 dev/bench/ramp_study.sh
 check "no text: says $(tail -n 1 "$work/log")" says "$work/log" "error: no source text"
+SHARES="0.5 0.25 1" OUT=$work/bad returns 65 dev/bench/ramp_study.sh
+check "shares: says $(tail -n 1 "$work/log")" says "$work/log" "error: SHARES: 0.5 0.25 1: shares of the tokens must grow"
+# Of equal files it keeps the same one, in whatever order they are found.
+cp -r "$text" "${text}_copy"
+TRAINER=/bin/false TEXTS="$text ${text}_copy" OUT=$work/texts returns 1 dev/bench/ramp_study.sh
+TRAINER=/bin/false TEXTS="${text}_copy $text" OUT=$work/again returns 1 dev/bench/ramp_study.sh
+check "other texts" cmp "$work/texts/text_train_000000.bin" "$work/again/text_train_000000.bin"
 KAPPAS=0.65@7 OUT=$work/bad returns 65 dev/bench/ramp_study.sh
 check "no such start: says $(tail -n 1 "$work/log")" says "$work/log" "error: KAPPAS: a ramp from 7 rows, which are not in BATCHES"
 JOBS=1 SHAPE="--layers 0" OUT=$work/bad returns 1 dev/bench/ramp_study.sh # a trainer that fails

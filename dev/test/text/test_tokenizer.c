@@ -10,11 +10,42 @@
 
 static char directory[512]; // a fresh one, removed at the end
 static Error e;
-static void write_text(const char *name, const char *text) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    FILE *f = fopen(path, "wb");
-    if (!f || fputs(text, f) < 0 || fclose(f) != 0) printf("  cannot write %s\n", path);
+
+static const char *path_of(const char *name) {
+    static char paths[2][1024];
+    static int next;
+    char *path = paths[next++ % 2];
+    snprintf(path, sizeof *paths, "%s/%s", directory, name);
+    return path;
+}
+
+static FILE *create(const char *name) {
+    FILE *f = fopen(path_of(name), "wb");
+    CHECK(f, "cannot write %s", name);
+    return f;
+}
+
+static void write_text(const char *name, const char *text) { // ' becomes "
+    FILE *f = create(name);
+    for (; *text; text++) fputc(*text == '\'' ? '"' : *text, f);
+    CHECK(fclose(f) == 0, "cannot write %s", name);
+}
+
+static void rename_file(const char *from, const char *to) {
+    CHECK(rename(path_of(from), path_of(to)) == 0, "cannot rename %s", from);
+}
+
+static void remove_files(void) {
+    static const char *const names[] = {"vocab.json",        "merges.txt",     "tokenizer_config.json",
+                                        "added_tokens.json", "tokenizer.json", "encoder.json",
+                                        "vocab.bpe"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(path_of(names[i]));
+}
+
+static Tokenizer *load(void) {
+    Tokenizer *t = NULL;
+    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    return t;
 }
 
 // ---- Merges, against the definition ---------------------------------------------------------------------------------
@@ -82,13 +113,10 @@ static void put_merges(FILE *f, const NamedMerge *merges, int count, const char 
 }
 
 static void write_vocabulary(const NamedMerge *merges, int count) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/vocab.json", directory);
-    FILE *f = fopen(path, "wb");
+    FILE *f = create("vocab.json");
     put_vocab(f, merges, count);
     fclose(f);
-    snprintf(path, sizeof path, "%s/merges.txt", directory);
-    f = fopen(path, "wb");
+    f = create("merges.txt");
     fputs("#version: 0.2\n", f);
     put_merges(f, merges, count, "", " ", "\n", "");
     fclose(f);
@@ -133,9 +161,8 @@ static void test_merges(void) {
         NamedMerge merges[MERGES];
         int count = make_vocabulary(merges);
         write_vocabulary(merges, count);
-        Tokenizer *t;
+        Tokenizer *t = load();
         Encoder *encoder;
-        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
         CHECK_OK(encoder_create(&encoder, t, &e), &e);
         CHECK(tokenizer_vocab_size(t) == 257 + count && tokenizer_eot(t) == 256 + count, "%d", tokenizer_vocab_size(t));
         char word[4096];
@@ -155,11 +182,10 @@ static void test_merges(void) {
 static void test_cache(void) {
     enum { WORDS = 6561 * 8 }; // 3^8 endings, of 9 to 16 bytes
     NamedMerge merges[MERGES];
-    Tokenizer *t;
     Encoder *encoder;
     int wrong = 0;
     write_vocabulary(merges, make_vocabulary(merges));
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    Tokenizer *t = load();
     CHECK_OK(encoder_create(&encoder, t, &e), &e);
     for (int i = 0; i < 2 * WORDS; i++) {
         char word[32] = "abcabcabaabbccaabbccabca";
@@ -221,7 +247,7 @@ static void check_round_trips(const Tokenizer *t, int texts) {
 }
 
 static void test_bytes(void) {
-    Tokenizer *t, *loaded, *saved;
+    Tokenizer *t, *loaded;
     uint16_t tokens[256];
     char all[256];
     size_t count;
@@ -237,7 +263,7 @@ static void test_bytes(void) {
     check_round_trips(t, 500);
     CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
     CHECK(tokenizer_exists(directory), "saved, but not there");
-    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    Tokenizer *saved = load();
     CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
     tokenizer_destroy(t);
     tokenizer_destroy(loaded);
@@ -256,17 +282,10 @@ static void check_same(const Tokenizer *a, const Tokenizer *b) {
           "merges differ");
 }
 
-static void remove_file(const char *name) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    unlink(path);
-}
-
-static void rename_file(const char *from, const char *to) {
-    char a[1024], b[1024];
-    snprintf(a, sizeof a, "%s/%s", directory, from);
-    snprintf(b, sizeof b, "%s/%s", directory, to);
-    CHECK(rename(a, b) == 0, "cannot rename %s", from);
+static void check_loads(const Tokenizer *want) {
+    Tokenizer *t = load();
+    if (t) check_same(want, t);
+    tokenizer_destroy(t);
 }
 
 // vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms of merges, and tokenizer_save's
@@ -274,25 +293,17 @@ static void rename_file(const char *from, const char *to) {
 static void test_forms(void) {
     NamedMerge merges[MERGES];
     int count = make_vocabulary(merges);
-    Tokenizer *first, *other;
     write_vocabulary(merges, count);
-    CHECK_OK(tokenizer_load(&first, directory, &e), &e);
+    Tokenizer *first = load();
     check_round_trips(first, 500);
     CHECK_OK(tokenizer_save(first, directory, NULL, &e), &e);
-    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
-    check_same(first, other);
-    tokenizer_destroy(other);
+    check_loads(first);
     rename_file("vocab.json", "encoder.json");
     rename_file("merges.txt", "vocab.bpe");
-    CHECK_OK(tokenizer_load(&other, directory, &e), &e);
-    check_same(first, other);
-    tokenizer_destroy(other);
-    remove_file("encoder.json");
-    remove_file("vocab.bpe");
+    check_loads(first);
+    remove_files();
     for (int pairs = 0; pairs < 2; pairs++) {
-        char path[1024];
-        snprintf(path, sizeof path, "%s/tokenizer.json", directory);
-        FILE *f = fopen(path, "wb");
+        FILE *f = create("tokenizer.json");
         fprintf(f,
                 "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, \"content\": "
                 "\"<|endoftext|>\","
@@ -304,11 +315,9 @@ static void test_forms(void) {
         put_merges(f, merges, count, pairs ? "[\"" : "\"", pairs ? "\", \"" : " ", pairs ? "\"]" : "\"", ", ");
         fputs("]}}", f);
         fclose(f);
-        CHECK_OK(tokenizer_load(&other, directory, &e), &e);
-        if (other) check_same(first, other);
-        tokenizer_destroy(other);
+        check_loads(first);
     }
-    remove_file("tokenizer.json");
+    remove_files();
     tokenizer_destroy(first);
 }
 
@@ -353,9 +362,7 @@ static void put_json(FILE *f, const char *name) {
 
 // by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all added tokens are `normalized`.
 static void write_added(const char *file, int first, bool by_id) {
-    char path[1024];
-    snprintf(path, sizeof path, "%s/%s", directory, file);
-    FILE *f = fopen(path, "wb");
+    FILE *f = create(file);
     fputs(by_id ? "{\"added_tokens_decoder\": {" : "{", f);
     for (int i = 0; i < ADDED_COUNT; i++) {
         fprintf(f, by_id ? "%s\"%d\": {\"content\": \"" : "%s\"", i ? ", " : "", first + i);
@@ -393,29 +400,28 @@ static void check_added(const Tokenizer *t, const Tokenizer *plain, int first) {
 static void test_added(void) {
     NamedMerge merges[MERGES];
     int count = make_vocabulary(merges), first = 257 + count;
-    Tokenizer *plain, *t, *saved;
     write_vocabulary(merges, count);
-    CHECK_OK(tokenizer_load(&plain, directory, &e), &e);
+    Tokenizer *plain = load();
     write_added("tokenizer_config.json", first, true);
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    Tokenizer *t = load();
     if (!t) return;
     CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
     check_added(t, plain, first);
     CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
-    CHECK_OK(tokenizer_load(&saved, directory, &e), &e);
+    Tokenizer *saved = load();
     check_added(saved, plain, first);
     for (int i = 0; i < ADDED_COUNT; i++)
         CHECK(saved->added[i].special == ADDED[i].special, "'%s' special %d", ADDED[i].name, saved->added[i].special);
     tokenizer_destroy(saved);
     tokenizer_destroy(t);
-    remove_file("tokenizer_config.json");
+    remove_files();
     write_vocabulary(merges, count);
     write_added("added_tokens.json", first, false);
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    t = load();
     CHECK(t && t->added_count == ADDED_COUNT && t->added[0].normalized, "added_tokens.json");
     tokenizer_destroy(t);
     tokenizer_destroy(plain);
-    remove_file("added_tokens.json");
+    remove_files();
 }
 
 static void refuse(const char *text) {
@@ -424,69 +430,70 @@ static void refuse(const char *text) {
     CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
 }
 
+typedef struct {
+    const char *file, *content, *error;
+} BadFile;
+#define CONFIG "tokenizer_config.json"
+#define ALL    "tokenizer.json"
+
+// Each beside three merges' vocabulary, or alone.
+static void refuse_each(const BadFile *bad, size_t count, bool alone) {
+    const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
+    for (size_t i = 0; i < count; i++) {
+        if (!alone) write_vocabulary(merges, 3);
+        write_text(bad[i].file, bad[i].content);
+        refuse(bad[i].error);
+        remove_files();
+    }
+}
+#define REFUSE_EACH(bad, alone) refuse_each(bad, sizeof(bad) / sizeof *(bad), alone)
+
 // Malformed lists of added tokens with a valid vocabulary.
 static void test_bad_added(void) {
-    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
-    static const struct {
-        const char *file, *json, *text;
-    } cases[] = {
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": [{\"content\": \"<|x|>\"}]}",
+    static const BadFile bad[] = {
+        {CONFIG, "{'added_tokens_decoder': [{'content': '<|x|>'}]}",
          "tokenizer_config.json: its added_tokens_decoder is not an object"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": \"260\"}", "added_tokens_decoder is not an object"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": null}", "added_tokens_decoder is not an object"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": \"<|x|>\"}}", "lacks its content"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260\": [\"<|x|>\"]}}", "lacks its content"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"\": {\"content\": \"<|x|>\"}}}",
+        {CONFIG, "{'added_tokens_decoder': '260'}", "added_tokens_decoder is not an object"},
+        {CONFIG, "{'added_tokens_decoder': null}", "added_tokens_decoder is not an object"},
+        {CONFIG, "{'added_tokens_decoder': {'260': '<|x|>'}}", "lacks its content"},
+        {CONFIG, "{'added_tokens_decoder': {'260': ['<|x|>']}}", "lacks its content"},
+        {CONFIG, "{'added_tokens_decoder': {'': {'content': '<|x|>'}}}", "the number of token '<|x|>' is malformed"},
+        {CONFIG, "{'added_tokens_decoder': {'0x104': {'content': '<|x|>'}}}",
          "the number of token '<|x|>' is malformed"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"0x104\": {\"content\": \"<|x|>\"}}}",
+        {CONFIG, "{'added_tokens_decoder': {'260 ': {'content': '<|x|>'}}}",
          "the number of token '<|x|>' is malformed"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"260 \": {\"content\": \"<|x|>\"}}}",
-         "the number of token '<|x|>' is malformed"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"-1\": {\"content\": \"<|x|>\"}}}",
-         "the number of token '<|x|>' is malformed"},
-        {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"256\": {\"content\": \"ab c\"}}}", // "ab", and more
+        {CONFIG, "{'added_tokens_decoder': {'-1': {'content': '<|x|>'}}}", "the number of token '<|x|>' is malformed"},
+        {CONFIG, "{'added_tokens_decoder': {'256': {'content': 'ab c'}}}", // "ab", and more
          "added token 'ab c' is number 256, which is another"},
-        {"tokenizer_config.json",
-         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"262\": {\"content\": \"<|y|>\"}}}",
+        {CONFIG, "{'added_tokens_decoder': {'260': {'content': '<|x|>'}, '262': {'content': '<|y|>'}}}",
          "tokenizer_config.json: token number 261 is missing"},
-        {"added_tokens.json", "{\"<|x|>\": 260, \"<|y|>\": 262}", "added_tokens.json: token number 261 is missing"},
-        {"tokenizer_config.json",
-         "{\"added_tokens_decoder\": {\"260\": {\"content\": \"<|x|>\"}, \"261\": {\"content\": \"<|x|>\"}}}",
+        {"added_tokens.json", "{'<|x|>': 260, '<|y|>': 262}", "added_tokens.json: token number 261 is missing"},
+        {CONFIG, "{'added_tokens_decoder': {'260': {'content': '<|x|>'}, '261': {'content': '<|x|>'}}}",
          "tokenizer_config.json: tokens 260 and 261 are the same bytes"},
-        {"added_tokens.json", "[\"<|x|>\"]", "added_tokens.json: not a JSON object"},
-        {"added_tokens.json", "{\"<|x|>\": \"260\"}", "the number of token '<|x|>' is malformed"},
-        {"tokenizer.json", "{\"added_tokens\": {\"260\": {\"content\": \"<|x|>\", \"id\": 260}}}",
+        {"added_tokens.json", "['<|x|>']", "added_tokens.json: not a JSON object"},
+        {"added_tokens.json", "{'<|x|>': '260'}", "the number of token '<|x|>' is malformed"},
+        {ALL, "{'added_tokens': {'260': {'content': '<|x|>', 'id': 260}}}",
          "tokenizer.json: its added_tokens is not an array"},
-        {"tokenizer.json", "{\"added_tokens\": [{\"content\": \"<|x|>\"}]}",
-         "the number of token '<|x|>' is malformed"},
+        {ALL, "{'added_tokens': [{'content': '<|x|>'}]}", "the number of token '<|x|>' is malformed"},
     };
-    write_vocabulary(merges, 3);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        write_text(cases[i].file, cases[i].json);
-        refuse(cases[i].text);
-        remove_file(cases[i].file);
-    }
+    REFUSE_EACH(bad, false);
     // The vocabulary's file is blamed for its own hole, also with added tokens after it.
-    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
-    write_text("added_tokens.json", "{\"<|x|>\": 3}");
+    write_text("merges.txt", "");
+    write_text("vocab.json", "{'a': 0, 'b': 2}");
+    write_text("added_tokens.json", "{'<|x|>': 3}");
     refuse("vocab.json: token number 1 is missing");
-    const char *names[] = {"vocab.json", "merges.txt", "added_tokens.json"};
-    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    remove_files();
 }
 
 // A tower of doublings: entries of up to 4096 bytes, in merges.txt with a byte order mark, and in tokenizer.json.
 static void test_long_entries(void) {
     enum { DOUBLINGS = 12, LONGEST = 1 << DOUBLINGS };
     static char half[LONGEST], text[8 * LONGEST];
-    const char *names[] = {"vocab.json", "merges.txt", "tokenizer.json"};
     uint16_t tokens[LONGEST];
     size_t count;
     memset(half, 'a', LONGEST);
     for (int json = 0; json < 2; json++) {
-        Tokenizer *t;
-        char path[1024];
-        snprintf(path, sizeof path, "%s/%s", directory, json ? "tokenizer.json" : "vocab.json");
-        FILE *f = fopen(path, "wb");
+        FILE *f = create(json ? "tokenizer.json" : "vocab.json");
         if (json) fputs("{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": ", f);
         put_vocab(f, NULL, 0);
         fseek(f, -1, SEEK_CUR); // over its }
@@ -499,93 +506,71 @@ static void test_long_entries(void) {
         for (int k = 0, n = sprintf(text, "\xef\xbb\xbf#version: 0.2\n"); k < DOUBLINGS; k++)
             n += sprintf(text + n, "%.*s %.*s\n", 1 << k, half, 1 << k, half);
         if (!json) write_text("merges.txt", text);
-        CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+        Tokenizer *t = load();
         if (!t) continue;
         CHECK_OK(tokenizer_encode(t, half, LONGEST, tokens, &count, &e), &e);
         CHECK(count == 1 && tokens[0] == 256 + DOUBLINGS, "%zu tokens, the first %d", count, tokens[0]);
         tokenizer_destroy(t);
-        for (int i = 0; i < 3; i++) remove_file(names[i]);
+        remove_files();
     }
 }
 
 static void test_bad_files(void) {
-    NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}};
-    Tokenizer *t;
-    const char *names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
-    for (int i = 0; i < 3; i++) remove_file(names[i]);
-    CHECK(!tokenizer_exists(directory), "a tokenizer in an empty directory");
-    refuse("no tokenizer there");
-    CHECK_ERROR(tokenizer_load(&t, "no/such/directory", &e), &e, ERR_INPUT, "no/such/directory");
-    write_vocabulary(merges, 3);
-    remove_file("merges.txt");
-    refuse("merges.txt: cannot open");
-    write_vocabulary(merges, 3);
-    write_text("vocab.json", "{\"a\": 0,\n \"b\": ");
-    refuse("vocab.json: malformed JSON at byte");
-    write_text("vocab.json", "");
-    refuse("vocab.json: malformed JSON at byte 0");
-    write_text("vocab.json", "[1, 2]");
-    refuse("not a JSON object");
-    write_text("vocab.json", "{} x");
-    refuse("malformed JSON at byte 3");
-    write_text("vocab.json", "{\"a\": \"0\"}");
-    refuse("the number of token 'a' is malformed");
-    write_text("vocab.json", "{\"a\": -1}");
-    refuse("the number of token 'a' is malformed");
-    write_text("vocab.json", "{\"a\": 0.5}");
-    refuse("the number of token 'a' is malformed");
-    write_text("vocab.json", "{\"a\": 65536}");
-    refuse("shards hold 16 bits");
-    write_text("vocab.json", "{\"a\": 0, \"b\": 0}");
-    refuse("two tokens are number 0");
-    write_text("vocab.json", "{\"a\": 0, \"b\": 2}");
-    refuse("vocab.json: token number 1 is missing");
-    write_text("vocab.json", "{\"a\": 0, \"a\": 1}");
-    refuse("tokens 0 and 1 are the same bytes");
-    write_text("vocab.json", "{\"a\": 0, \"b\": 1}");
-    refuse("byte 0x00 is missing");
-    write_vocabulary(merges, 3);
-    write_text("merges.txt", "#version: 0.2\na b\nx y z\n");
-    refuse("merges.txt line 3: 'x y z' is not two tokens");
-    write_text("merges.txt", "a b\nab\n");
-    refuse("merges.txt line 2: 'ab' is not two tokens");
-    write_text("merges.txt", "a b\n\nqq c\n");
-    refuse("merges.txt line 3: 'qq' is not in the vocabulary");
-    write_text("merges.txt", "c a\n");
-    refuse("merges.txt line 1: 'c' merges to a token that the vocabulary lacks");
-    write_text("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
-    tokenizer_destroy(t);
-    for (int i = 0; i < 3; i++) remove_file(names[i]);
-    static const struct {
-        const char *json, *text;
-    } cases[] = {
-        {"{}", "pre_tokenizer is not ByteLevel"},
-        {"{\"model\": {\"type\": \"WordPiece\"}}", "its model is not BPE"},
-        {"{\"normalizer\": {\"type\": \"NFC\"}}", "it has a normalizer"},
-        {"{\"pre_tokenizer\": {\"type\": \"Split\"}}", "pre_tokenizer is not ByteLevel"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true}}", "adds a prefix space"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"use_regex\": false}}", "split by GPT-2's pattern"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"ignore_merges\": true}}", "ignores merges"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}}", "no model.vocab"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 1}]}",
+    static const BadFile beside[] = {
+        {"vocab.json", "{'a': 0,\n 'b': ", "vocab.json: malformed JSON at byte"},
+        {"vocab.json", "", "vocab.json: malformed JSON at byte 0"},
+        {"vocab.json", "[1, 2]", "not a JSON object"},
+        {"vocab.json", "{} x", "malformed JSON at byte 3"},
+        {"vocab.json", "{'a': '0'}", "the number of token 'a' is malformed"},
+        {"vocab.json", "{'a': -1}", "the number of token 'a' is malformed"},
+        {"vocab.json", "{'a': 0.5}", "the number of token 'a' is malformed"},
+        {"vocab.json", "{'a': 65536}", "shards hold 16 bits"},
+        {"vocab.json", "{'a': 0, 'b': 0}", "two tokens are number 0"},
+        {"vocab.json", "{'a': 0, 'b': 2}", "vocab.json: token number 1 is missing"},
+        {"vocab.json", "{'a': 0, 'a': 1}", "tokens 0 and 1 are the same bytes"},
+        {"vocab.json", "{'a': 0, 'b': 1}", "byte 0x00 is missing"},
+        {"merges.txt", "#version: 0.2\na b\nx y z\n", "merges.txt line 3: 'x y z' is not two tokens"},
+        {"merges.txt", "a b\nab\n", "merges.txt line 2: 'ab' is not two tokens"},
+        {"merges.txt", "a b\n\nqq c\n", "merges.txt line 3: 'qq' is not in the vocabulary"},
+        {"merges.txt", "c a\n", "merges.txt line 1: 'c' merges to a token that the vocabulary lacks"},
+    };
+    static const BadFile alone[] = {
+        {ALL, "{}", "pre_tokenizer is not ByteLevel"},
+        {ALL, "{'model': {'type': 'WordPiece'}}", "its model is not BPE"},
+        {ALL, "{'normalizer': {'type': 'NFC'}}", "it has a normalizer"},
+        {ALL, "{'pre_tokenizer': {'type': 'Split'}}", "pre_tokenizer is not ByteLevel"},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': true}}", "adds a prefix space"},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}}", "split by GPT-2's pattern"},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'ignore_merges': true}}", "ignores merges"},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}}", "no model.vocab"},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'vocab': {}}, 'added_tokens': [{'id': 1}]}",
          "lacks its content"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {\"a\": 0}}, \"added_tokens\": "
-         "[{\"id\": 0, "
-         "\"content\": \"b\"}]}",
+        {ALL,
+         "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'vocab': {'a': 0}}, 'added_tokens': [{'id': 0, 'content': "
+         "'b'}]}",
          "added token 'b' is number 0, which is another"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
-         "\"content\": \"<mask>\", \"lstrip\": true}]}",
+        {ALL,
+         "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'vocab': {}}, 'added_tokens': [{'id': 0, 'content': "
+         "'<mask>', 'lstrip': true}]}",
          "added token '<mask>' has lstrip"},
-        {"{\"pre_tokenizer\": {\"type\": \"ByteLevel\"}, \"model\": {\"vocab\": {}}, \"added_tokens\": [{\"id\": 0, "
-         "\"content\": \"\"}]}",
+        {ALL,
+         "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'vocab': {}}, 'added_tokens': [{'id': 0, 'content': ''}]}",
          "has no text"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        write_text("tokenizer.json", cases[i].json);
-        refuse(cases[i].text);
-    }
-    remove_file("tokenizer.json");
+    remove_files();
+    CHECK(!tokenizer_exists(directory), "a tokenizer in an empty directory");
+    refuse("no tokenizer there");
+    Tokenizer *t;
+    CHECK_ERROR(tokenizer_load(&t, "no/such/directory", &e), &e, ERR_INPUT, "no/such/directory");
+    write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
+    unlink(path_of("merges.txt"));
+    refuse("merges.txt: cannot open");
+    REFUSE_EACH(beside, false);
+    REFUSE_EACH(alone, true);
+    write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
+    write_text("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
+    tokenizer_destroy(load());
+    remove_files();
 }
 
 // GPT-2's vocabulary: tokens known from elsewhere, and texts encoded and decoded.
@@ -639,11 +624,10 @@ static void test_gpt2(void) {
 static void check_characters(void) {
     static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
     static const uint16_t want[] = {2, 0, 3, 1, 5, 4, 1, 2, 6};
-    Tokenizer *t = NULL;
+    Tokenizer *t = load();
     uint16_t tokens[64];
     char back[64];
     size_t count, bytes, used = 0;
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
     if (!t) return;
     CHECK(tokenizer_vocab_size(t) == 7 && !tokenizer_has_merges(t) && !tokenizer_is_bytes(t) && tokenizer_eot(t) < 0,
           "kind");
@@ -660,27 +644,24 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
     CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
     tokenizer_destroy(t);
-    char path[1024], vocab[200] = "";
-    snprintf(path, sizeof path, "%s/vocab.json", directory);
-    FILE *f = fopen(path, "rb");
-    CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "%s", path);
+    char vocab[200] = "";
+    FILE *f = fopen(path_of("vocab.json"), "rb");
+    CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "no vocab.json");
     if (f) fclose(f);
     CHECK(strcmp(vocab, "{\"\xc4\x8d\": 0, \"\xc4\xa0\": 1, \"a\": 2, \"b\": 3}\n") == 0, "a name twice? %s", vocab);
 }
 
 static void test_characters(void) {
-    write_text("vocab.json", "{\"\\u010d\": 0, \"\\u0120\": 1, \"a\": 2, \"b\": 3}");
+    write_text("vocab.json", "{'\\u010d': 0, '\\u0120': 1, 'a': 2, 'b': 3}");
     write_text("merges.txt", "#version: 0.2\n");
     write_text("tokenizer_config.json",
-               "{\"added_tokens_decoder\": {\"4\": {\"content\": \"\\u00e9\", \"normalized\": false}, "
-               "\"5\": {\"content\": \"\\u010d\", \"normalized\": false}, \"6\": {\"content\": \"\\u20ac\", "
-               "\"normalized\": false}}}");
+               "{'added_tokens_decoder': {'4': {'content': '\\u00e9', 'normalized': false}, '5': {'content': "
+               "'\\u010d', 'normalized': false}, '6': {'content': '\\u20ac', 'normalized': false}}}");
     check_characters();
     check_characters(); // from the files that it wrote
     write_text("merges.txt", "#version: 0.2\na b\n");
     refuse("byte 0x00 is missing");
-    const char *names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
-    for (int i = 0; i < 3; i++) remove_file(names[i]);
+    remove_files();
 }
 
 int main(void) {
