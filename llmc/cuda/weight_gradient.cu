@@ -569,7 +569,8 @@ struct Tiling {
 
 } // namespace
 
-static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {208, false}, {160, true}, {160, false}};
+// Of the others, 160 columns along the rows and 208 along the columns, none was best for a model by 1%.
+static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {160, false}};
 
 static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
@@ -621,19 +622,17 @@ static int product_launch(const Maps &maps, const Job &job, cudaStream_t stream,
                            sizeof(typename L::Shared), stream, e, maps, job);
 }
 
-template <int N, bool SQUARES>
-static int tiling_launch(const Tiling &t, const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
-    return t.along_m ? product_launch<Layout<N, true>, SQUARES>(maps, job, stream, e)
-                     : product_launch<Layout<N, false>, SQUARES>(maps, job, stream, e);
+template <class L>
+static int tiling_launch(bool squares, const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
+    return (squares ? product_launch<L, true> : product_launch<L, false>)(maps, job, stream, e);
 }
 
 static int tiles_launch(const Tiling &t, bool squares, const Maps &maps, const Job &job, cudaStream_t stream,
                         Error *e) {
-    switch (t.n) {
-    case 208: return tiling_launch<208, true>(t, maps, job, stream, e);
-    case 192: return (squares ? tiling_launch<192, true> : tiling_launch<192, false>)(t, maps, job, stream, e);
-    default: return (squares ? tiling_launch<160, true> : tiling_launch<160, false>)(t, maps, job, stream, e);
-    }
+    if (t.n == 208) return product_launch<Layout<208, true>, true>(maps, job, stream, e);
+    if (t.n == 160) return tiling_launch<Layout<160, false>>(squares, maps, job, stream, e);
+    return (t.along_m ? tiling_launch<Layout<192, true>> : tiling_launch<Layout<192, false>>)(squares, maps, job,
+                                                                                              stream, e);
 }
 
 // X or dY: boxes of `rows` rows of one example, `wide` columns. What is beyond T or the last column arrives as zeros.
