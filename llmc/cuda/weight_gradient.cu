@@ -123,6 +123,12 @@ struct Job {
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
 
+// A pair's place in the schedule, by its number in the launch; as many as are placed, or pairs are not placed. Neighbours in
+// the schedule share X or dY. What multiprocessors of one GPC ask for at about the same time is read from L2 once, so the
+// pairs of a GPC follow one another (pairs_place). Sums depend on the place alone.
+enum { PAIRS_MOST = 128, BLOCKS_MOST = PAIR * PAIRS_MOST };
+__device__ static int place_of[PAIRS_MOST], pairs_placed;
+
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
@@ -413,7 +419,8 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     product_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Job job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto &s = *(typename L::Shared *)shared_memory();
-    const int cluster = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
+    const int number = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
+    const int cluster = uniform(pairs_placed * PAIR == (int)gridDim.x ? place_of[number] : number);
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(&s.full[i], 1);
@@ -676,6 +683,59 @@ static int maps_of(Maps *maps, const Tiling &t, WeightGradientShape s, const rea
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
 }
 
+__device__ static int block_at[BLOCKS_MOST], blocks_begun;
+
+// Writes each block's multiprocessor. A block that ended early could leave its own to another, so it waits for all.
+__global__ static void where_kernel() {
+    if (threadIdx.x > 0) return;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
+    atomicAdd(&blocks_begun, 1);
+    for (int tries = 0; tries < 2000 && *(volatile int *)&blocks_begun < (int)gridDim.x; tries++) {
+    }
+}
+
+// The multiprocessors of all blocks that run at a time, a block a multiprocessor, in clusters of `size`; 0 blocks: none.
+static int blocks_where(int *at, int *blocks, int size, Error *e) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(size), config.blockDim = dim3(WARP), config.dynamicSmemBytes = 200 * 1024;
+    config.attrs = &attribute, config.numAttrs = 1;
+    const int none = 0;
+    int clusters = 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, where_kernel, &config) != cudaSuccess) cudaGetLastError();
+    *blocks = std::min(clusters, BLOCKS_MOST / size) * size;
+    if (*blocks == 0) return 0;
+    config.gridDim = dim3(*blocks);
+    CUDA_TRY(cudaMemcpyToSymbol(blocks_begun, &none, sizeof none), e);
+    CUDA_TRY(cudaLaunchKernelEx(&config, where_kernel), e);
+    return CUDA_CALL(cudaMemcpyFromSymbol(at, block_at, *blocks * sizeof *at), e);
+}
+
+// Fills place_of. Blocks of one cluster are in one GPC; clusters of several sizes, together, cover a GPC.
+static int pairs_place(int pairs, Error *e) {
+    int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], place[PAIRS_MOST], by_group[PAIRS_MOST];
+    for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
+    CUDA_TRY(cudaFuncSetAttribute(where_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), e);
+    TRY(shared_memory_allow(where_kernel, 200 * 1024, e));
+    for (int size : {16, 8, 6, (int)PAIR}) {
+        TRY(blocks_where(at, &blocks, size, e));
+        for (int i = 0; i < blocks; i++) {
+            if (at[i] >= BLOCKS_MOST) return 0; // as they are numbered
+            const int one = group[at[i / size * size]], other = group[at[i]];
+            for (int &g : group) g = g == other ? one : g;
+        }
+    }
+    if (pairs > PAIRS_MOST || blocks != pairs * PAIR) return 0;
+    for (int i = 0; i < pairs; i++) by_group[i] = i;
+    std::stable_sort(by_group, by_group + pairs,
+                     [&](int a, int b) { return group[at[PAIR * a]] < group[at[PAIR * b]]; });
+    for (int i = 0; i < pairs; i++) place[by_group[i]] = i;
+    CUDA_TRY(cudaMemcpyToSymbol(place_of, place, pairs * sizeof *place), e);
+    return CUDA_CALL(cudaMemcpyToSymbol(pairs_placed, &pairs, sizeof pairs), e);
+}
+
 int weight_gradient_clusters(int *clusters, Error *e) {
     typedef Layout<192, true> L;
     cudaFuncAttributes attributes;
@@ -684,6 +744,7 @@ int weight_gradient_clusters(int *clusters, Error *e) {
     CUDA_TRY(cudaFuncGetAttributes(&attributes, product_kernel<L, true>), e);
     if (attributes.maxThreadsPerBlock < THREADS) return 0;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    TRY(pairs_place(blocks / PAIR, e));
     *clusters = blocks / PAIR;
     return 0;
 }
