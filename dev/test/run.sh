@@ -5,7 +5,8 @@
 # ($GNS_TEST_LIMIT seconds; with GNS_LONG=1 eight times as long); it is killed with all processes that it started. A TEST
 # that is skipped as a whole exits with 77. $GNS_RUNNER: a program that runs each TEST (dev/test/arm_run.sh).
 # Three TESTs ($GNS_TEST_JOBS) run at a time, since many mostly wait; they start in the order given. A TEST's output
-# appears when it ends, and its TMPDIR is its own: Open MPI leaves directories there, which slow down every later mpirun. Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
+# appears when it ends, and its TMPDIR is its own: Open MPI leaves directories there, which slow down every later mpirun.
+# Ends with "N passed, N failed, N skipped"; the exit code is 1 if something failed.
 set -u
 export GNS_BUILD=$1
 export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000} # llmc/run/program.h says why

@@ -265,9 +265,11 @@ asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, 
     ended $? 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' && one_error
 }
 
-# Faults are mostly waited for, so some run at a time, each in a directory of its own.
+# Faults are mostly waited for, so some run at a time, each in a directory of its own: two mpiruns that start in one TMPDIR
+# make and remove the same directories, and one may fail.
 one() { # NUMBER NAME ARGUMENTS...
     mkdir "$work/$1" && cd "$work/$1" && cp ../t.bin . || exit 70
+    export TMPDIR=$PWD
     try "${@:2}" > "$work/$1.result"
 }
 tests=0
