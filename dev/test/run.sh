@@ -14,6 +14,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL # tests call make with flags of their own
 shift
 log=$GNS_BUILD/test.log
 : > "$log"
+: > "$log.ended" # a line a TEST
 limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
 
@@ -25,7 +26,7 @@ one() { # TEST
     local name mark scratch out code failed=0 start=$EPOCHREALTIME begun=$SECONDS why=
     name=$(basename "$1")
     mark=$BASHPID.$start
-    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # some tests are other users at times
+    scratch=$(mktemp -d) && chmod 755 "$scratch" && out=$scratch/.output || exit 70 # 755: some tests are other users at times
     GNS_TEST=$mark TMPDIR=$scratch timeout --foreground -k 10 "$limit" ${GNS_RUNNER:+"$GNS_RUNNER"} "$1" > "$out" 2>&1
     code=$?
     ! grep -qE '^FAIL ' "$out" || failed=1
@@ -45,6 +46,7 @@ one() { # TEST
             fi
             printf -- '---- %s: %.1f s\n' "$name" "$(awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { print b - a }')"
         } | tee -a "$log"
+        echo "$name" >> "$log.ended"
     } 9> "$log.lock"
     rm -rf "$scratch"
 }
@@ -54,6 +56,9 @@ for test in "$@"; do
     one "$test" &
 done
 wait
+for ((gone = $# - $(wc -l < "$log.ended"); gone > 0; gone--)); do
+    echo "FAIL run.sh: a test left no result; is there room for a directory in ${TMPDIR:-/tmp}?" | tee -a "$log"
+done
 
 count() { grep -cE "^$1 " "$log"; }
 echo

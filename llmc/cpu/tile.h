@@ -175,7 +175,7 @@ VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, si
 }
 #endif
 
-// panel (words, width) = the transposed `width` rows of src. words: a multiple of 4.
+// panel (words, width) = the transposed `width` rows of src. words: a multiple of 4; width: with AVX-512 too.
 VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
     size_t i = 0, k = 0;
 #ifdef __AVX512F__

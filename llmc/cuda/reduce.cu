@@ -98,6 +98,7 @@ size_t column_bytes(ColumnSplit split, int sets, int C) {
 }
 
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C) {
+    assert(jobs->count < COLUMN_JOBS_MAX);
     ColumnJob job = {{}, split, sets, C, (float *)((char *)jobs->memory + jobs->used)};
     for (int s = 0; s < sets; s++) job.of[s] = gradients[s];
     jobs->job[jobs->count++] = job;
