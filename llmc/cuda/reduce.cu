@@ -3,6 +3,7 @@
 #include "cuda/vec.cuh"
 #include "base/hash.h"
 #include "math/accumulate.h"
+#include <assert.h>
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
