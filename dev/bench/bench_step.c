@@ -64,7 +64,7 @@ static void add_product(const char *name, size_t M, size_t N, size_t K, Dtype ty
     add_call(text, 2 * m * n * k, size * (m * k + k * n) + (c_float ? sizeof(float) : size) * m * n, start);
 }
 
-// A pass over rows x columns that reads and writes so many values of each element.
+// A pass over rows x columns. values: how many values it reads and writes for each element.
 static void add_pass(const char *name, double values, double rows, double columns, Dtype type, double start) {
     add_call(name, 0, values * rows * columns * (double)value_bytes(type), start);
 }

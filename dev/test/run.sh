@@ -15,6 +15,8 @@ shift
 log=$GNS_BUILD/test.log
 : > "$log"
 : > "$log.ended" # a line a TEST
+at_a_time=${GNS_TEST_JOBS:-3}
+[[ $at_a_time == [1-9]*([0-9]) ]] || { echo "GNS_TEST_JOBS is $at_a_time; set it to 1 or more"; exit 64; }
 limit=${GNS_TEST_LIMIT:-1800} # seconds: ten times the longest on two idle cores
 [ "${GNS_LONG:-0}" != 1 ] || limit=$((8 * limit))
 
@@ -52,7 +54,7 @@ one() { # TEST
 }
 
 for test in "$@"; do
-    while [ "$(jobs -rp | wc -l)" -ge "${GNS_TEST_JOBS:-3}" ]; do wait -n; done # which may be told of one that ended long ago
+    while [ "$(jobs -rp | wc -l)" -ge "$at_a_time" ]; do wait -n; done # which may be told of one that ended long ago
     one "$test" &
 done
 wait

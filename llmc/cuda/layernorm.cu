@@ -185,7 +185,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     const float sum = warp_sum_each(sums);
     if (lane % lanes_each == 0) shared[warp][lane / lanes_each] = sum;
     __syncthreads();
-    // Lane l adds sum l % (2 TILE) of every so many warps.
+    // Lane l adds sum l % (2 TILE) of warps l / (2 TILE), l / (2 TILE) + lanes_each and so on.
     const int first = lane / (2 * TILE), i0 = lane % (2 * TILE);
     float all = first < warps ? shared[first][i0] : 0.0f;
     for (int w = first + lanes_each; w < warps; w += lanes_each) all += shared[w][i0];

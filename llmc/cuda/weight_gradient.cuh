@@ -28,7 +28,8 @@ struct WeightGradient {
     float *rows;       // (B, T, out)
 };
 
-// Pairs of multiprocessors that the kernel runs on; 0: it does not run on this GPU, or in this build.
+// Pairs of multiprocessors that the kernel runs on; 0: it does not run on this GPU, or in this build. Also finds out which
+// pairs are in one GPC, by four small kernels, for the schedules of all later calls.
 int weight_gradient_clusters(int *clusters, Error *e);
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);

@@ -58,7 +58,12 @@ inner_make() { # minds its own -j
     make --no-print-directory -j4 -f "$work/outer" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
 }
 
-for test in counts side_by_side ends_what_never_ends inner_make; do
+no_result() { # a test without a directory of its own is a failure, and so are no tests at a time
+    TMPDIR=$work/nowhere runs "0 passed, 2 failed, 0 skipped" 1 left.sh right.sh || return 1
+    ! GNS_TEST_JOBS=0 dev/test/run.sh "$work" > "$work/log" 2>&1 && grep -q '^GNS_TEST_JOBS is 0; set it to 1 or more' "$work/log"
+}
+
+for test in counts side_by_side ends_what_never_ends inner_make no_result; do
     try $test
 done
 exit $failed
