@@ -14,12 +14,20 @@ hear_signals() { # the script's arguments
 }
 
 # The script's own ask_to_stop passes a request to stop on to `job`, at once or when there is one; a second request is a
-# second signal. A closing terminal sends several HUPs: they count as one. A closed output ends nothing.
-job='' asked=0 sent=0
+# second signal. Requests within 2 s of the first count as one (llmc/base/signals.h), and all HUPs of a closing terminal. A
+# closed output ends nothing.
+job='' asked=0 sent=0 first=0
 hear_requests() {
     trap '' PIPE
-    trap '[ $asked -gt 0 ] || { asked=1; hand_on; }' HUP
-    trap 'asked=$((asked + 1)); hand_on' INT TERM USR1 # last: once USR1 is caught, all are
+    trap '[ $asked -gt 0 ] || hear_request' HUP
+    trap hear_request INT TERM USR1 # last: once USR1 is caught, all are
+}
+hear_request() {
+    local now=${EPOCHREALTIME/[.,]/} # microseconds
+    [ $((now - first)) -ge 2000000 ] || return 0
+    [ $asked -gt 0 ] || first=$now
+    asked=$((asked + 1))
+    hand_on
 }
 hand_on() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do

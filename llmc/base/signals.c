@@ -13,14 +13,17 @@ static const struct {
 
 // Globals: a signal handler, or a thread of Open MPI, has nothing else to write to.
 static volatile sig_atomic_t requested;
+static _Atomic(double) requested_at; // clock_seconds
 static _Atomic(const char *) orphaned;
 
 static void on_signal(int signal_number) {
     if (requested && (signal_number == SIGHUP || signal_number == SIGXCPU)) return; // these come several times
+    if (requested && clock_seconds() - atomic_load(&requested_at) < SIGNALS_TOGETHER) return;
     if (requested) {
         signal(signal_number, SIG_DFL);
         raise(signal_number); // takes effect when the handler returns
     }
+    atomic_store(&requested_at, clock_seconds());
     requested = signal_number;
 }
 

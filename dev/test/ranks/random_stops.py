@@ -5,7 +5,7 @@
 
 BUILD has train_gpt2 and data/tokenize. A stop is one or two of SIGUSR1, SIGTERM, SIGINT and SIGHUP to scripts/mpirun.sh,
 to a rank or to both, or SIGKILL to mpirun.sh or mpirun, while the ranks start or train. Within a minute all processes
-must be gone, with exit code 75 and a checkpoint. At two signals it may be 78: the second one ends a rank at once. What
+must be gone, with exit code 75 and a checkpoint. At two signals it may be 78: one 2 s after the first ends a rank. What
 SIGKILL ends has the code that follows; a run that trained is saved all the same. The directory of a stop that went
 wrong stays, and its name is printed.
 """

@@ -343,7 +343,7 @@ fault alone
 fault asked_while_joining 3 1
 fault ends_before_open_mpi
 fault asked_to_stop USR1 2
-mode=$zero3 fault asked_to_stop TERM 1.2
+mode=$zero3 fault asked_to_stop TERM TERM 1.2
 fault asked_to_stop USR1 0.5
 fault asked_to_stop HUP HUP HUP 1.5
 finish

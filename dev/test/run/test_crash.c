@@ -4,6 +4,7 @@
 #define COMMAND "--train-tokens 900 --checkpoint-every 3 "
 #define ENDLESS "--train-tokens 3000000 --checkpoint-every 3 " // runs longer than any test waits
 #define UNSAVED "--train-tokens 3000000 --checkpoint-every 0 "
+#include "base/signals.h"
 #include "model/engine.h"
 #include "crash.h"
 #include "run/lock.h"
@@ -574,7 +575,10 @@ static void test_second_signal_ends_at_once(void) {
     pid_t child = start_and_wait_for_steps(UNSAVED "--out part");
     faults->slow_us = 30000000; // so that the second signal comes during the save
     kill(child, SIGTERM);
+    kill(child, SIGTERM); // as by `timeout`: the same request
     for (int i = 0; i < 60000 && !faults->slowed; i++) sleep_us(1000);
+    CHECK(faults->slowed, "no save began");
+    sleep_us(1000000 * SIGNALS_TOGETHER);
     double before = clock_seconds();
     kill(child, SIGTERM);
     CHECK_RUN(trainer_wait(child), 1000 + SIGTERM);
