@@ -5,15 +5,15 @@
 #include "base/common.h"
 #include <math.h>
 
-// What all parameters of one optimizer step share.
+// The numbers of one optimizer step, the same for all parameters.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float bias1, bias2; // 1 - beta^t: the sum of a moment's weights at step t
     float grad_scale;   // from summed to clipped mean gradient: (1 / B) x clip factor
 } AdamWStep;
 
-// t counts steps from 1. The corrections use the betas as rounded to float, by which the moments decay: 1 - 0.999f is
-// less than 0.001 by 1.3e-5 of it, and the mismatch would show in the size of the first steps.
+// t counts steps from 1. The corrections use the betas rounded to float, since the moments decay by these: 1 - 0.999f is
+// a relative 1.3e-5 below 0.001, and the first steps would show the mismatch.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};
@@ -27,7 +27,7 @@ GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
-// From a gradient summed over the batch to the clipped mean. sq: the sum's squared norm. NaN where that is not finite.
+// The factor from a gradient summed over the batch to its clipped mean. sq: the sum's squared norm. NaN if not finite.
 GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
     double norm = sqrt(sq) / batch;
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;

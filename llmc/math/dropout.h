@@ -1,5 +1,5 @@
 // dropout: which elements drop (Srivastava et al. 2014, JMLR 15), as a pure function of seed, example, layer, place, head,
-// row and column. Any rank, thread or pass can ask again, so no mask is stored.
+// row and column. Any rank, thread or pass can compute it again, so no mask is stored.
 //
 // An element drops where its 15 random bits are below 2^15 p; the others are multiplied by 1 / (1 - p), so p is a
 // multiple of 2^-15. Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block has the
@@ -8,24 +8,24 @@
 //     stream   2^63 + the example's number: no other draw has such a stream
 //     block    place 2^52 + layer 2^42 + head 2^32 + r 2^16 + k
 //     (T, C)   r = row, k = c / 8, word c % 8 / 2: a block has 8 neighbouring columns
-//     (T, T)   r = row / 16 * 8 + row % 8, k = c / 16 * 4 + c % 8 / 2, word c / 8 % 2 * 2 + row / 8 % 2: a block has what
-//              one lane of a warp has of a 16 x 16 tile of a tensor core's result
+//     (T, T)   r = row / 16 * 8 + row % 8, k = c / 16 * 4 + c % 8 / 2, word c / 8 % 2 * 2 + row / 8 % 2: a block has the
+//              elements that one lane of a warp holds of a tensor core's 16 x 16 result
 #pragma once
 
 #include "math/rng.h"
 
-// GPT-2's places: the sum of the embeddings (T, C), attention's probabilities (NH, T, T), and what attention and the MLP
-// add to the residual stream (T, C).
+// Where GPT-2 drops: the sum of the embeddings (T, C), attention's probabilities (NH, T, T), and the outputs of attention
+// and MLP (T, C), before they are added to the residual stream.
 typedef enum { DROPOUT_EMBEDDING, DROPOUT_PROBABILITY, DROPOUT_ATTENTION, DROPOUT_MLP } DropoutPlace;
 
-// Of one layer and example.
+// Dropout of one layer and example.
 typedef struct {
     uint64_t seed, example;
     uint32_t below; // 2^15 p; 0: nothing drops
     int layer;
 } Dropout;
 
-// The most that `below` may be is the bits of infinity in fp16: the GPU compares bits as numbers of fp16.
+// DROPOUT_MOST, the largest `below`, is the bits of fp16's infinity: the GPU compares random bits as fp16 numbers.
 enum { DROPOUT_ONE = 1 << 15, DROPOUT_MOST = 0x7c00, DROPOUT_BITS = DROPOUT_ONE - 1, DROPOUT_ROUNDS = 7 };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {
@@ -49,7 +49,7 @@ GNS_HD static inline RngBlock dropout_counter(Dropout d, DropoutPlace place, uin
     return counter;
 }
 
-// What an element is multiplied by.
+// The factor of an element: 0 or dropout_scale.
 GNS_HD static inline float dropout_factor(Dropout d, DropoutPlace place, uint32_t head, uint32_t row, uint32_t c) {
     bool pair = place == DROPOUT_PROBABILITY; // a row and a column of tokens
     uint32_t r = pair ? row / 16 * 8 + row % 8 : row, k = pair ? c / 16 * 4 + c % 8 / 2 : c / 8;

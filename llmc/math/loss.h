@@ -13,13 +13,13 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 
 GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return logsumexp - target_logit; }
 
-// From the loss without smoothing.
+// loss: without smoothing.
 GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
     return loss + smoothing * (target_logit - mean_logit);
 }
 
-// scale x dlogit of the target, from p = scale x softmax, which is the gradient of every other logit. With smoothing both
-// are less by loss_gradient_everywhere, and the scale here is (1 - s) scale.
+// scale x dlogit of the target. p = scale x softmax, which is also the gradient of every other logit. With smoothing s,
+// pass (1 - s) scale, and subtract loss_gradient_everywhere from the gradients of all logits.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
 
 GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {

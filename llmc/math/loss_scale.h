@@ -1,7 +1,7 @@
-// loss_scale: what the loss is multiplied by, so that fp16 holds its gradients (Micikevicius et al. 2018, arXiv 1710.03740,
-// section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient overflows, which
-// makes an infinity or a NaN of its norm, is skipped, and halves the scale. The first scale, the interval and the factors
-// are those of PyTorch's GradScaler, the smallest scale is Megatron-LM's.
+// loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv 1710.03740,
+// section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient overflows (its norm
+// is infinite or NaN) is skipped and halves the scale. The first scale, the interval and the factors are those of
+// PyTorch's GradScaler, the smallest scale is Megatron-LM's.
 #pragma once
 
 #include "base/common.h"
@@ -17,12 +17,12 @@ typedef struct {
     int64_t overflows; // steps skipped so far
 } LossScale;
 
-// A power of two within the limits?
+// True for a power of two within the limits.
 static inline bool loss_scale_valid(double scale) {
     return scale >= LOSS_SCALE_MIN && scale <= LOSS_SCALE_MAX && (double)(1ull << ilogb(scale)) == scale;
 }
 
-// After a step. False where the scale would fall below LOSS_SCALE_MIN: it stays.
+// Updates the scale after a step. False, and the scale stays, where it would fall below LOSS_SCALE_MIN.
 static inline bool loss_scale_step(LossScale *s, bool overflowed) {
     s->clean = overflowed ? 0 : s->clean + 1;
     s->overflows += overflowed;

@@ -1,14 +1,14 @@
 // mixture: which of several sources of training data an example comes from.
 //
-// Sources 0, 1, ... have shares p_0, p_1, ... above 0, which sum to 1. Let u(e) in [0, 1) be the number e of a sequence
-// that the run's seed begins (splitmix64, see base/hash.h). Example e comes from
+// Sources 0, 1, ... have shares p_0, p_1, ... above 0, which sum to 1. Let u(e) in [0, 1) be number e of a pseudorandom
+// sequence that the run's seed determines (splitmix64, see base/hash.h). Example e comes from
 //
 //     s(e) = the first s with u(e) < p_0 + ... + p_s,
 //
-// and it is number n(e) = |{e' < e: s(e') = s(e)}| of its source. A source of N windows has epochs of its own: the
-// example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
+// and is that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its epochs separately: with N
+// windows in the source, the example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
 //
-// So the order is a function of the seed and of e: batches, micro-batches, ranks and restarts change nothing. The draws are
+// So the order depends on the seed and e alone, not on batches, micro-batches, ranks or restarts. The draws are
 // independent, so a batch is a random sample of the mixture, as the estimator of the noise scale assumes.
 #pragma once
 

@@ -3,13 +3,13 @@
 //
 //     m = mu m + (1 - mu) g      x = (1 - mu) g + mu m (Nesterov)      O = NewtonSchulz(x)      p -= lr (scale O + decay p)
 //
-// O is about U V^T of x = U S V^T. Its elements have a root mean square of 1 / sqrt(longer side), and scale = 0.2
-// sqrt(longer side) makes that 0.2, as AdamW's steps have it, so that lr and weight decay are AdamW's (Liu et al. 2025,
-// "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's own lr is 0.2 sqrt(longer side) times this
-// one, over sqrt(max(1, out / in)).
+// With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). scale = 0.2
+// sqrt(longer side) makes that 0.2, the value of AdamW's steps, so that AdamW's lr and weight decay fit (Liu et al. 2025,
+// "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times 0.2 sqrt(longer side)
+// / sqrt(max(1, out / in)).
 //
-// The weights of queries, keys and values are three matrices (tensor_muon_matrices): they are three maps that share an
-// input, and one orthogonal matrix of all three would tie the sizes of their steps to each other (Jordan's advice, too).
+// The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises: they are three
+// maps of one input, and one orthogonal matrix of all three would tie the sizes of their steps to each other.
 #pragma once
 
 #include "base/common.h"

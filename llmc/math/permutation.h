@@ -1,5 +1,5 @@
-// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory: so one
-// counter is all of the loader's state.
+// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory: the loader's
+// whole state is one counter.
 //
 // A Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and Rogaway,
 // "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The two halves may
@@ -17,7 +17,7 @@ GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
     return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
 }
 
-// The shift of an epoch's windows, in [0, n), from a number that no round of its order uses.
+// The shift of an epoch's windows, in [0, n), from a hash that no round of its permutation uses.
 GNS_HD static inline uint64_t permutation_shift(uint64_t n, uint64_t key) {
     return hash_finish(key + (PERMUTATION_ROUNDS + 1) * HASH_GOLDEN) % n;
 }

@@ -54,8 +54,8 @@ GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t
     return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal, a block a draw: Box and Muller 1958, in double; the first uniform lies in (0, 1], for the log. log
-// and cos may round differently on a device: draws that must agree bit for bit need the same kind of machine.
+// Standard normal (Box and Muller 1958, in double), one block a draw; the first uniform lies in (0, 1], for the log.
+// Machines may round log and cos differently: draws agree bit for bit only on the same kind of machine.
 GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     RngBlock b = rng_block(seed, stream, index);
     double u1 = ((double)(((uint64_t)b.word[1] << 32 | b.word[0]) >> 11) + 1.0) * 0x1p-53;

@@ -5,8 +5,8 @@
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
-//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up, lr over
-//                 the first 1% of the horizon, which then stands in the root
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up: lr over
+//                 the first 1% of the horizon, which then takes the place of warmup in the root
 //   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then to final_frac x lr over
 //                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
 //                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
@@ -36,7 +36,7 @@ typedef struct {
 #define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon that lr is held
 #define SCHEDULE_WSD_DECAY_FRAC 0.2  // wsd: share of the horizon that decays
 
-// The share of the way from `from` to `to` that is done: 0 to 1, also where both are equal.
+// The share of [from, to] that `tokens` has passed: 0 to 1, also where both are equal.
 GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
     if (tokens >= to) return 1.0;
     return tokens <= from ? 0.0 : (tokens - from) / (to - from);

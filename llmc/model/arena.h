@@ -21,7 +21,7 @@ typedef struct {
     ArenaBuffer buffer[ARENA_BUFFERS_MAX];
 } Arena; // all zero: an empty one
 
-// Asks for a buffer. 0 bytes: *where becomes NULL.
+// Adds a buffer. 0 bytes: *where becomes NULL.
 void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int from, int to);
 
 // Chooses every buffer's offset; returns the bytes needed in all.

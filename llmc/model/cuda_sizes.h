@@ -1,20 +1,19 @@
-// cuda_sizes: what the CUDA engine takes of a device whatever the model, and the models that it takes. Plain C: plans for a
-// GPU are made without it too.
+// cuda_sizes: the CUDA engine's fixed sizes, and its limits on models. Plain C: --dry-run plans for a GPU in builds
+// without CUDA too.
 #pragma once
 
 #include "base/common.h"
 
 enum {
-    CUDA_HEAD_BYTES = 1600 << 20,      // most that a chunk of logits takes: 16k rows of GPT-2's vocabulary in bf16
-    MATMUL_WORKSPACE_BYTES = 64 << 20, // what split sums may use
+    CUDA_HEAD_BYTES = 1600 << 20,      // largest chunk of logits: 16k rows of GPT-2's vocabulary in bf16
+    MATMUL_WORKSPACE_BYTES = 64 << 20, // for cuBLASLt's split-K sums
     ATTENTION_HEAD_SIZE_MAX = 128,     // elements
-    WEIGHT_GRADIENT_MULTIPLE = 8,      // channels of which the fused kernel of weight gradients takes a multiple
-    LINEAR_SM90_MULTIPLE = 64,         // and linear_sm90
+    WEIGHT_GRADIENT_MULTIPLE = 8,      // channels must be a multiple of this for weight_gradient,
+    LINEAR_SM90_MULTIPLE = 64,         // and of this for linear_sm90
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
-// ERR_USAGE where the GPU has no attention for heads of this size. Everything else has kernels for any model there may
-// be.
+// ERR_USAGE where no attention kernel takes heads of this size. All other kernels take any model.
 static inline int attention_check(int head_size, Error *e) {
     if (head_size <= ATTENTION_HEAD_SIZE_MAX) return 0;
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",

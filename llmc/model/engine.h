@@ -1,16 +1,16 @@
 // engine: what the program asks of an engine. There are two, one for each trainer: train_gpt2.c (CPU) and train_gpt2.cu
 // (CUDA). An engine is a struct of functions (EngineApi); main hands it to program_main.
 //
-// A device works through a queue of its own, ahead of which the host runs. Within a step only engine_result waits for
-// the device (and engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait:
-// create, tune, load, store, hash, eval and logits. Several engines on one device take turns: before one computes, the
-// other's last engine_result, engine_eval or engine_logits has returned.
+// The host queues work on the device and runs ahead of it. Within a step only engine_result waits for the device (and
+// engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait: create, tune, load,
+// store, hash, eval and logits. Several engines on one device take turns: before one computes, the other's last
+// engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
 // L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. The
 // update divides by B. So per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
-// With a loss scale S (`scale_loss`) the buffer and what `norms` and `rank_norms` write to it are S and S^2 times that;
-// `update` and `result` divide by S. S is a power of two, so that the division is exact.
+// With a loss scale S (`scale_loss`) the buffer holds S times the gradients, and `norms` and `rank_norms` write S^2 times
+// the squared norms; `update` and `result` undo this. S is a power of two, so that the divisions are exact.
 #pragma once
 
 #include "math/dropout.h"
@@ -24,27 +24,27 @@ typedef struct Engine Engine;
 
 typedef struct {
     const Model *model; // outlives the engine
-    int micro_batch;    // rows of one micro-step, at most; of no more than MICRO_BATCH_TOKENS_MAX tokens
+    int micro_batch;    // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the most that a step will measure
-    Dtype dtype;        // of weights and activations; the CUDA engine has the one of its build, whatever this says
+    Dtype dtype;        // of weights and activations; the CUDA engine ignores it and has the one of its build
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask;  // a token sees its document alone, and positions restart: `separator` opens a document. In all
-    uint16_t separator;  // passes, micro-steps, eval and logits
-    Dropout dropout;     // of micro-steps: seed and rate; `examples` gives the number. Nothing else drops
-    Optimizer optimizer; // MUON: an owned range then has a block's matrices as a whole
+    bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
+    uint16_t separator;  // the token that begins a document
+    Dropout dropout;     // seed and rate, of micro-steps alone; `examples` gives the example's number
+    Optimizer optimizer; // with Muon an owned range has whole matrices of a block
     float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
-    const Range *owned;    // what this rank updates, in ascending order: moments, and what else only the update needs,
-    int owned_count;       // exist for these ranges alone. 0: for everything
-    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    bool shard_weights;    // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
-    size_t leave;          // bytes of the device's memory to leave free, for the exchange between ranks
-    bool plan_fused;       // plan_memory: of a device with exact_is_fused, which need not be here
+    const Range *owned; // the ranges that this rank updates, ascending: moments, and other arrays that only the update
+    int owned_count;    // reads, exist for these alone. 0: for everything
+    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    bool shard_weights; // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
+    size_t leave;       // bytes of the device's memory to leave free, for transfers between ranks
+    bool plan_fused;    // plan_memory: for a device with exact_is_fused, which this machine need not have
 } EngineConfig;
 
-// Memory of an engine, by category, known before it is taken (--dry-run).
+// Memory of an engine, by category, known before it is allocated (--dry-run).
 typedef struct {
     struct {
         const char *what;
@@ -56,27 +56,27 @@ typedef struct {
 
 // The device of an engine.
 typedef struct {
-    char name[256];      // as its maker or driver calls it; "": there is none here
+    char name[256];      // the maker's or the driver's; "": this machine has no such device
     size_t value_bytes;  // of a weight or an activation in the kernels
-    size_t head_bytes;   // most that a chunk of logits takes
+    size_t head_bytes;   // of the largest chunk of logits
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, see plan/devices.h
     double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
     double memory_bytes; // 0: unknown
-    // GNS_EXACT costs a step of this configuration no more than a few percent: per-example norms come with the products,
+    // GNS_EXACT costs a step of this configuration at most a few percent: per-example norms come with the products,
     // and no example's gradient is written. Depends on GPU, precision and channels.
     bool exact_is_fused;
 } EngineDevice;
 
-enum { TUNING_BYTES = 1 << 14 }; // the most that the text of a tuning takes, with its NUL
+enum { TUNING_BYTES = 1 << 14 }; // largest text of a tuning, with its NUL
 
-// The four arrays of an engine, all in the model's flat layout, seen from outside as fp32.
+// The four arrays of an engine, all in the model's flat layout; load and store convert from and to fp32.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 
-// The engine's own memory, for the exchange between ranks: on the device where there is one.
+// The engine's own memory, for transfers between ranks: on the device where there is one.
 typedef enum {
-    BUFFER_GRAD,   // float, the flat layout; with shard_grads each bucket somewhere else, see `collect`
-    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights each
-                   // block's bucket somewhere else (shard_weight_place)
+    BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
+    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights see
+                   // shard_weight_place
     BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read; S^2 times the norms
     BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
@@ -84,33 +84,33 @@ typedef enum {
 // Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
 // buckets, from the last to the first; but bucket 0, to which the head's gradient belongs, begins before all others, and
 // is final last. Both may queue work on the engine's stream; an error that they return ends the micro-step.
-// `final` may be called some time after the gradient is complete: when the engine's next kernels suffer least from a
-// transfer beside them.
+// `final` may be called some time after the gradient is complete, when a concurrent transfer slows the engine's kernels
+// least.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
     void *context;
 } GradientWatch;
 
-// Callbacks of the engine with several ranks, whose new weights may still be in transfer when the next forward pass
-// begins. Before it reads any weight of a range, the engine calls `await`, which makes its stream wait for their
-// arrival. Before that, where it can, it calls `soon`: the range is needed next, and a transfer that begins now slows
-// the engine's kernels least. The ranges are the model's buckets, from the first to the last; `soon` may cover all at
-// once; `await` also covers what `store` and `hash` are asked for.
+// Callbacks of the engine with several ranks: new weights may still be in transfer when the next forward pass begins.
+// Before the engine reads any weight of a range, it calls `await`, which makes its stream wait for their arrival. Before
+// that, where it can, it calls `soon`: the range is needed next, and a transfer that begins now slows the engine's kernels
+// least. The ranges are the model's buckets, from the first to the last; `soon` may cover all at once. `store` and `hash`
+// call `await` too, for their range.
 //
 // With shard_weights every pass gathers the blocks' weights, the backward pass in reverse; see `own_weights`. Then `soon`
-// names the next block's bucket alone, and the engine has queued its last read of what is in that slot. `store` awaits
-// nothing.
+// names the next block's bucket alone, after the engine has queued its last read of that bucket's slot, and `store` does
+// not call `await`.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
     void *context;
-} WeightsWatch; // without functions: all weights are there
+} WeightsWatch; // without functions: no weights are in transfer
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double momentum;  // Muon's
-    double grad_clip; // most that the norm of the batch's mean gradient may be; 0: no clipping
+    double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // 1 for the first: bias correction
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
@@ -120,7 +120,7 @@ typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
-    double *rank_sq;    // |this rank's own gradients|^2 as `rank_norms` summed it, else 0; NULL: not asked for
+    double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
 } StepResult;
 
@@ -137,10 +137,10 @@ struct EngineApi {
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 
-    // measure: takes a moment to measure speeds that no table has (CPUs).
+    // measure: also measure the speeds that no table has (CPUs), which takes a moment.
     void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
 
-    // ERR_USAGE where the engine cannot compute this shape. NULL: it computes any.
+    // ERR_USAGE where the engine cannot compute this shape. NULL: it computes all.
     int (*check)(const EngineConfig *config, Error *e);
 
     int (*create)(Engine **out, const EngineConfig *config, Error *e);
@@ -149,44 +149,44 @@ struct EngineApi {
     // One line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
-    // Bytes in use now: on the device, by all programs, where there is one; else the process's resident set. 0: unknown.
+    // Bytes in use: of the device's memory, by all programs; without a device the process's resident set. 0: unknown.
     size_t (*memory_in_use)(const Engine *engine);
 
-    // The share of the micro-step or evaluation in work that is done, asked from another thread. NULL: unknown.
+    // The share of the present micro-step or evaluation that is done, 0 to 1. From any thread. NULL: unknown.
     double (*progress)(const Engine *engine);
 
     // -----------------------------------------------------------------------------------------------------------------
-    // Which of the library's algorithms the matrix products take. The default is the library's proposal, which is the
+    // Which of the library's algorithms (cuBLASLt) each matrix product takes. The default is the library's proposal, the
     // same at every start on the same machine. Another algorithm sums in another order: the last bits differ.
 
-    // Times all algorithms for every product of a micro-step without a choice yet, and keeps the fastest. Destroys
+    // Times all algorithms for every product of a micro-step that has no choice yet, and keeps the fastest. Destroys
     // gradients and the step's numbers: not within a step. ERR_USAGE where there is nothing to choose (CPU).
     int (*tune)(Engine *engine, Error *e);
 
-    // The choice as a line of text for run.json and checkpoints ("": none), and the same back, before the first step:
-    // ERR_INPUT where it was made on another GPU or library; the engine then has no choice.
+    // tuning: the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them before the
+    // first step: ERR_INPUT if they were made with another GPU or library version; the engine then has none.
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
     // -----------------------------------------------------------------------------------------------------------------
-    // State. Arrays that exist for the owned ranges alone lack the rest: store leaves its values alone, load skips
-    // them. (The weights that forward and backward read are all there, and a load of STATE_PARAM sets them all; with
+    // State. Where an array exists for the owned ranges alone, store leaves the values of other ranges unchanged, and load
+    // skips them. (The weights that forward and backward read are whole, and a load of STATE_PARAM sets them all; with
     // shard_weights those of the embeddings.)
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
-    // May run in another thread beside micro-steps, eval and logits, as long as no call changes what it stores (update,
+    // May run in another thread during micro-steps, eval and logits, as long as no call changes what it stores (update,
     // load) and no weights are in transfer (watch_weights). Stores the values of the last update; does not wait for work
-    // queued since. When it or load returns, with an error too, `values` is the caller's again.
+    // queued since. Once store or load has returned, also with an error, the engine no longer uses `values`.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
-    // Host memory that store is to fill at full speed, until unpin: a device copies without a detour only to pages that
-    // stay in place. A hint, from any thread: memory that cannot be pinned is copied to as before. NULL: no need to.
+    // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages. A
+    // hint, from any thread: store also fills memory that could not be pinned, more slowly. NULL: no need to.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
-    // A hash (base/hash.h) of the bits of all weights in the range that every rank keeps alike: what forward and
-    // backward read, and the master weights, unless this rank has only its share of them. Waits for the device.
+    // A hash (base/hash.h) of the bits of the range's weights that are the same on every rank: those that forward and
+    // backward read, and the master weights unless each rank has only its share of them. Waits for the device.
     // With shard_weights it awaits one block after the other.
     int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
 
@@ -196,11 +196,11 @@ struct EngineApi {
 
     int (*begin_step)(Engine *engine, Error *e);
 
-    // The rows of the micro-steps from here on are examples first, first + 1, ... of the run, one micro-step after the
-    // other. What drops depends on this number. NULL: the engine needs no number.
+    // The rows of the following micro-steps are examples first, first + 1, ... of the run. Dropout depends on these
+    // numbers. NULL: the engine does not need them.
     void (*examples)(Engine *engine, uint64_t first);
 
-    // The loss scale of the steps from here on: 1 until set. NULL: it has none.
+    // Sets the loss scale of the following steps; 1 until then. NULL: the engine has none.
     void (*scale_loss)(Engine *engine, double scale);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
@@ -208,11 +208,11 @@ struct EngineApi {
     // step's first gradients, and with shard_grads every micro-step's, overwrite. tokens may be reused on return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-    // Squared norms of the gradient, by tensor, of all that lies in the range. A tensor without elements there keeps its
-    // norm; begin_step clears them all.
+    // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm; begin_step
+    // clears them all.
     int (*norms)(Engine *engine, Range range, Error *e);
 
-    // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction, of the
+    // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction in the
     // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
@@ -233,7 +233,7 @@ struct EngineApi {
 
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
 
-    void (*watch)(Engine *engine, const GradientWatch *watch);        // of the next micro-step, and no other
+    void (*watch)(Engine *engine, const GradientWatch *watch);        // for the next micro-step only
     void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: all weights are there
 
     // With shard_grads there is no gradient of a whole step. The gradients of a micro-step's blocks share two places in
@@ -243,26 +243,25 @@ struct EngineApi {
     //     0 (the embeddings)   its `begins` in the next micro-step
     //     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
     //
-    // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies them to the step's
-    // sums (first), or adds them: those of a range within a single owned one. Norms and update are about these sums.
+    // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies (first) or adds those
+    // of a range within one owned range to the step's sums. Norms and update read these sums.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
 
-    // With shard_weights forward and backward find the weights of the embeddings, and of one block in each slot of
-    // shard_weight_place:
+    // With shard_weights the weights of the embeddings are in memory, and of one block in each slot of shard_weight_place:
     //
     //     bucket               is in memory from its `await` until
     //     0 (the embeddings)   the next update
     //     1 + l (block l)      `soon` or `await` of another block in its slot
     //
-    // The masters of the owned ranges are apart from them. own_weights gives the address of those of a range within a
-    // single owned one, as forward and backward read them (rounded, or not). From there the ranks gather the bucket: it is
-    // their place in the bucket's memory, or another, where they stay until the next update.
+    // The master weights of the owned ranges are stored separately. own_weights returns the address from which the ranks
+    // gather the weights of a range within one owned range, as forward and backward read them (rounded, or not): their
+    // place in the bucket's memory, or another place, where they stay until the next update.
     const void *(*own_weights)(Engine *engine, Range range);
 
     // Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
 
-    // Adds the squared norms of this rank's own gradient, before any other's is added to it, to StepResult's rank_sq.
+    // Adds the squared norms of this rank's own gradients, before the sum over ranks, to StepResult's rank_sq.
     int (*rank_norms)(Engine *engine, Range range, Error *e);
 
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
@@ -335,7 +334,7 @@ static inline void *engine_stream(Engine *g) { return engine_api(g)->stream ? en
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 
-// Divides the squares of `count` tensors by scale^2.
+// Divides the squared norms of `count` tensors by scale^2.
 static inline void step_result_unscale(StepResult *result, int count, double scale) {
     for (int i = 0; i < count && scale != 1; i++) {
         result->grad_sq[i] /= scale * scale;
@@ -349,7 +348,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Bucket i of the model begins, is final.
+// Call the watch's functions, if it has any, for bucket i of the model.
 static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
     return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
 }

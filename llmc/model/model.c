@@ -108,11 +108,11 @@ static int config_check(const ModelConfig *c, Error *e) {
                  {"tokens of context", c->context, 1, MODEL_CONTEXT_MAX}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (sizes[i].size < sizes[i].least || sizes[i].size > sizes[i].most)
-            return FAIL(e, ERR_USAGE, "use another model", "%d %s, and %d to %d are possible", sizes[i].size,
-                        sizes[i].of, sizes[i].least, sizes[i].most);
+            return FAIL(e, ERR_USAGE, "use another model", "%d %s: must be %d to %d", sizes[i].size, sizes[i].of,
+                        sizes[i].least, sizes[i].most);
     if (c->channels % c->heads == 0) return 0;
-    return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels", "%d channels cannot be cut into %d heads",
-                c->channels, c->heads);
+    return FAIL(e, ERR_USAGE, "choose --heads so that it divides --channels",
+                "%d channels are not divisible by %d heads", c->channels, c->heads);
 }
 
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e) {

@@ -53,7 +53,7 @@ typedef enum { MODEL_TENSORS(X) TENSOR_KINDS } TensorKind;
 #undef X
 
 // One tensor of a model. The model's parameters are one flat array in which every tensor begins at a multiple of
-// 64 elements; gradients and moments have the same layout. A range of that array is how a part of the model is named.
+// 64 elements; gradients and moments have the same layout. A Range of that array names a part of the model.
 typedef struct {
     char name[40]; // Hugging Face's, without the "transformer." in front
     TensorKind kind;
@@ -70,7 +70,8 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
-// The matrices of a tensor that Muon orthogonalizes, side by side: those of the blocks. QKV_W is three; 0: AdamW's.
+// The number of matrices, side by side, that Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other matrices.
+// 0: AdamW updates the tensor.
 static inline size_t tensor_muon_matrices(const Tensor *t) {
     if (t->dimensions < 2 || t->layer < 0) return 0;
     return t->kind == QKV_W ? 3 : 1;
@@ -96,11 +97,11 @@ typedef struct {
     int tensor_count;
     Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
     size_t flat_count; // elements of the flat array, padding included
-    size_t parameters; // real ones
+    size_t parameters; // without padding
 } Model;
 
-// Fills *config from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False where there is none of that name.
-// vocab and context are left as they are.
+// Fills *config, but for vocab and context, from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False if no
+// preset has that name.
 bool model_preset(ModelConfig *config, const char *name);
 extern const char *const model_preset_help; // the names, for messages
 
@@ -113,11 +114,11 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// The most tokens of a micro-batch (B x T). Their number N is an int, and so is what attention counts by head and tile of
-// 32 tokens (an example's last tile may be short): MODEL_HEADS_MAX (N / 32 + B) at most.
+// Most rows B and most tokens N = B x T of a micro-batch. An int must hold N, and attention's work items, a head and a tile
+// of 32 tokens each: at most MODEL_HEADS_MAX (N / 32 + B), since an example's last tile may be short.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
-// ERR_INPUT if this is no model, as bytes [begin, end) of a file describe it.
+// ERR_INPUT if the shape, read from bytes [begin, end) of a file, makes no model.
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
 
 // Builds the table. ERR_USAGE where the shape makes no model.
@@ -129,8 +130,8 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 size_t model_tensor_largest(const Model *model); // elements in memory
 
-// The flat array in the pieces that the forward pass needs, and the backward pass completes, one after the other: 0 the
-// embeddings, 1 + l the block l; the last includes ln_f.
+// Buckets: the pieces of the flat array that the forward pass needs, and the backward pass completes, one after the other.
+// Bucket 0 is the embeddings, 1 + l is block l; the last includes ln_f.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the bucket of an element

@@ -1,15 +1,15 @@
-// modes: the choices that the engine, the ranks and the command line share. An option's names stand
-// in options/table.def in the order of its enum.
+// modes: choices that engines, ranks and command line share. options/table.def lists an option's names in the order of
+// its enum.
 #pragma once
 
 // Which per-example gradient norms a step measures (--gns).
 typedef enum {
     GNS_OFF,
-    GNS_LN,   // LayerNorm parameters: they fall out of the LayerNorm backward
+    GNS_LN,   // LayerNorm parameters: a by-product of LayerNorm's backward pass
     GNS_EXACT // every tensor
 } GnsMode;
 
-// What the backward pass computes again instead of keeping (--recompute): less memory, more time, the same bits.
+// What the backward pass recomputes, so that it need not be kept (--recompute): less memory, more time, the same bits.
 typedef enum {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU, // GELU's output
@@ -32,8 +32,8 @@ typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 // The type of gradients in transfer between ranks (--comm-dtype).
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
-// What weights and activations are stored as, and products multiply (--dtype). Master weights, gradients, moments and
-// statistics are fp32.
+// The type of stored weights and activations and of the factors of matrix products (--dtype). Master weights, gradients,
+// moments and statistics are fp32.
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } Dtype;
 
 static const char *const dtype_names[] = {"fp32", "bf16", "fp16"};

@@ -299,10 +299,10 @@ bad config_json_zero      $input n_layer            "${model[@]}" zero_layers
 bad config_json_text      $input n_layer            "${model[@]}" text_layers
 bad config_json_layers    $input more_layers        "${model[@]}" more_layers
 bad config_json_width     $input wider              "${model[@]}" wider
-bad config_json_heads     $input "cannot be cut into 3 heads. use another model" "${model[@]}" odd_heads
-bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers, and 1 to 1000 are possible" "${model[@]}" deep
-bad config_json_wide      $input "65537 channels, and 1 to 65536 are possible" "${model[@]}" wide
-bad config_json_long      $input "65537 tokens of context, and 1 to 65536 are possible" "${model[@]}" long
+bad config_json_heads     $input "are not divisible by 3 heads. use another model" "${model[@]}" odd_heads
+bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers: must be 1 to 1000" "${model[@]}" deep
+bad config_json_wide      $input "65537 channels: must be 1 to 65536" "${model[@]}" wide
+bad config_json_long      $input "65537 tokens of context: must be 1 to 65536" "${model[@]}" long
 bad config_json_huge      $input '"n_positions" at byte 136 is 1099511627776' "${model[@]}" huge
 bad config_json_fifo      $input fifo_config/config.json "${model[@]}" fifo_config
 bad manifest_fifo         $input fifo_manifest/MANIFEST.json "${model[@]}" fifo_manifest
