@@ -7,21 +7,21 @@
 //   G2 = (B q - n) / (B - 1)      unbiased for |G|^2; may well be negative: clamping it would bias every average
 //   S  = (n - q) B / (B - 1)      unbiased for tr(Sigma)
 // Both are noisy, so both are averaged over steps, and the scale is the ratio of the averages (not the average of
-// ratios, which has no mean). An average decays in tokens, by 2^(-tokens / half_life).
+// ratios, whose expectation does not exist). Averages decay in tokens, by 2^(-tokens / half_life).
 //
 // Its error. x_t are the averaged values, w_t their normalised weights. SE^2 = var(x) sum w_t^2, and var(x) is taken
 // from successive differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941), because the mean drifts during
-// training, and a drift is no noise. For the scale R = S / G2 the delta method gives, to first order,
+// training, and drift must not count as noise. For the scale R = S / G2 the delta method gives, to first order,
 // dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2) / G2^2: the covariance matters, since a large q
 // both raises G2 and lowers S.
 //
-// An insignificant G2 is no failure: it says that the scale lies far above B. What is known then is the lower bound, in
-// its simplest form S / (G2 + 2 SE), which exists at G2 <= 0 too. That form assumes an exact S and a large sample. In
+// An insignificant G2 is no failure: it says that the scale lies far above B. A lower bound is then still known, in its
+// simplest form S / (G2 + 2 SE), which exists at G2 <= 0 too. That form assumes an exact S and a large sample. In
 // simulation it covered the truth in 70 to 98% of runs, worst where the scale is not far above B or a half-life is only
 // a few steps. gns_lower therefore includes S's error and the covariance (Fieller 1954, "Some problems in interval
-// estimation": the smallest R at which S - R G2 is not significantly above 0), and k = 2 (1 + 5 / m) standard errors,
-// m = 1 / sum w_t^2 being the effective number of steps. 95% or more are then covered from half-lives of 0.7 steps up,
-// also where one direction carries 90% of the noise. For an exact S and many steps it is S / (G2 + 2 SE).
+// estimation": the smallest R at which S - R G2 is not significantly above 0), and takes k = 2 (1 + 5 / m) standard
+// errors, where m = 1 / sum w_t^2 is the effective number of steps. It covers the truth in 95% of runs or more from
+// half-lives of 0.7 steps up, also where one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -35,22 +35,22 @@ GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q)
 // Running averages of one group. Plain data, doubles throughout: a checkpoint holds it field by field.
 // Sums are of weights (1 - d) per step, each since decayed by d = 2^(-tokens / half_life); estimates divide by weight.
 typedef struct {
-    double half_life; // tokens
-    bool diff_sq;     // a difference weighs as its step's weight squared (see GnsCalibration), not as the weight
-    double steps;     // updates so far
+    double half_life;         // tokens
+    bool diff_sq;             // a difference has the square of its step's weight (see GnsCalibration), not the weight
+    double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
     double g2, s;             // weighted sums of G2 and S
     double last_g2, last_s;   // the step before, for the differences
-    double diff_weight;       // weights of the differences: there is one fewer
+    double diff_weight;       // sum of the differences' weights: one difference fewer than steps
     double diff_gg, diff_ss;  // weighted sums of squared differences of G2, of S
-    double diff_gs;           // and of their product
+    double diff_gs;           // weighted sum of their products
 } GnsTracker;
 
 typedef struct {
     double g2, s;       // averages
     double g2_se, s_se; // their standard errors; NaN before the second update
     double scale;       // s / g2 in examples; NaN where g2 <= 0
-    double scale_se;    // by the delta method; good only where `significant`
+    double scale_se;    // by the delta method; valid only if `significant`
     double lower;       // the scale is above this with 95% confidence or more; 0: nothing known; may be infinite
     bool significant;   // g2 >= 3 g2_se
     bool valid;         // there has been an update
@@ -62,7 +62,7 @@ static inline void gns_init(GnsTracker *t, double half_life_tokens) {
     t->half_life = half_life_tokens;
 }
 
-// One step's norms. B = 1 gives no estimate: the averages stay.
+// Adds one step's norms. B = 1 gives no estimate: the averages stay.
 static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
     if (B < 2) return;
     double g2 = gns_g2(B, n, q), s = gns_s(B, n, q);
@@ -104,7 +104,7 @@ static inline double gns_lower(double g2, double s, GnsCovariance var, double k)
     return c / (b + sqrt(fmax(b * b - a * c, 0))); // the smaller positive root, in the form that does not cancel
 }
 
-// Of the averages, from the mean product of two differences: half of it, times sum w^2. NaN before the second update.
+// Of the averages: half the mean product of two differences, times sum w^2. NaN before the second update.
 static inline GnsCovariance gns_covariance(const GnsTracker *t) {
     double per_diff = 0.5 * gns_sum_w2(t) / t->diff_weight;
     return (GnsCovariance){per_diff * t->diff_gg, per_diff * t->diff_ss, per_diff * t->diff_gs};
@@ -128,42 +128,42 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     return e;
 }
 
-// A factor that was measured: c of c x scale.
+// A measured factor c, for c x scale.
 typedef struct {
     double value;
-    double var; // square of its relative standard error
-    double few; // sum w_t^2 of the averages it was measured by
+    double var;    // square of its relative standard error
+    double sum_w2; // sum w_t^2 of the averages from which it was measured
 } GnsFactor;
 
-// The bound of c x scale with `ses` standard errors, and `few` / m more. It is that of the scale with c S for S: the
-// error of c is one more of S.
-static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few) {
+// The lower bound of c x scale, with ses + few_ses / m standard errors. It is the scale's bound with c S for S, whose
+// error includes that of c.
+static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few_ses) {
     if (t->steps < 2) return NAN;
     double g2 = t->g2 / t->weight, s = t->s / t->weight;
     GnsCovariance var = gns_covariance(t);
     var.s = c.value * c.value * (var.s + s * s * c.var);
     var.g2_s *= c.value;
-    return gns_lower(g2, c.value * s, var, ses + few * fmax(gns_sum_w2(t), c.few));
+    return gns_lower(g2, c.value * s, var, ses + few_ses * fmax(gns_sum_w2(t), c.sum_w2));
 }
 
-// Calibration: how many times the LayerNorms' scale the whole model's is. Both are averaged over the same sampled
+// Calibration: the ratio c of the whole model's scale to the LayerNorms'. Both are averaged over the same sampled
 // steps, up to five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
-// A run's first steps have gradients thousands of times as large, which a fixed half-life would remember for ten of it:
+// A run's first steps have gradients thousands of times larger, which would count for ten half-lives if these were fixed:
 // so the half-life is a tenth of the tokens done until it has its full length. Samples are spaced in tokens, as averages
 // decay: GNS_CALIBRATION_SAMPLES in a half-life, so that c rests on as many at a large batch as at a small one.
 //
 // During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. The mean square of all
 // differences would keep the large ones of the start for too long: the error would fall like 2^(-tokens / 2 half_life),
 // while the average forgets those steps like 2^(-tokens / half_life), and a ratio would be distrusted long after it has
-// settled. Here each step has a variance of its own, half the square of its difference, SE^2 = sum w_t^2 (x_t -
-// x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-consistent covariance matrix estimator", with differences for
-// residuals): the error forgets as fast as the average. It rests on half as many steps, so it is less certain. So the LayerNorms' own tracker, whose bound must
-// hold in 95% of cases, does not use it (93% in the worst of them, and no earlier growth); and the calibration demands
-// 10 / m errors more where the effective number of steps m is small, as the bound does. In a steady state fewer runs then
-// take a wrong ratio (off by 1.5x) than with the mean difference and 5 errors flat.
+// settled. Here each step has its own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2
+// (White 1980, "A heteroskedasticity-consistent covariance matrix estimator", with differences for residuals). This error
+// forgets as fast as the average. It rests on half as many steps, so it is less certain. Therefore the LayerNorms' own
+// tracker, whose bound must hold in 95% of cases, does not use it (93% in the worst case, and the batch grows no earlier);
+// and the calibration demands 10 / m errors more where the effective number of steps m is small, as the bound does. In a
+// steady state fewer runs then take a wrong ratio (off by 1.5x) than with the mean difference and a fixed 5 errors.
 //
 // The error of c is that of the logarithm of (S_t / G2_t) (G2_l / S_l), to first order, with all covariances: a step's
-// two estimates of |G|^2 share most of their noise (correlation 0.9 in models of 0.2M parameters), and c has less of it.
+// two estimates of |G|^2 share most of their noise (correlation 0.9 in models of 0.2M parameters), which cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // of the tokens done: the half-life, until it has its full length
 #define GNS_CALIBRATION_SAMPLES    25.0 // in a half-life
@@ -174,7 +174,7 @@ typedef struct {
     double half_life;   // tokens: the full length
     double cross[2][2]; // weighted sums of products of differences: of G2, S of total with G2, S of ln
     double ratio;       // the latest one with a small enough error; 1 before the first
-    double var, few;    // its GnsFactor
+    double var, sum_w2; // of the ratio, see GnsFactor
 } GnsCalibration;
 
 static inline void gns_calibration_init(GnsCalibration *c, double half_life_tokens) {
@@ -186,7 +186,7 @@ static inline void gns_calibration_init(GnsCalibration *c, double half_life_toke
     c->ratio = 1; // errs on the side of a small batch: the ratio settles above 1 in the runs we know
 }
 
-// After this many tokens.
+// The half-life after `done` tokens.
 static inline double gns_calibration_half_life(const GnsCalibration *c, double done) {
     return fmin(c->half_life, GNS_CALIBRATION_SHARE * done);
 }
@@ -196,11 +196,11 @@ static inline double gns_calibration_interval(const GnsCalibration *c, double do
     return gns_calibration_half_life(c, done) / GNS_CALIBRATION_SAMPLES;
 }
 
-static inline bool gns_calibration_knows(const GnsTracker *t, GnsEstimate e) {
+static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate e) {
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// Of the ratio of two scales that are known: the sum of their relative variances, less twice the covariance.
+// The relative variance of the ratio of two significant scales: the sum of theirs, less twice the covariance.
 static inline double gns_calibration_var(const GnsCalibration *c, GnsEstimate total, GnsEstimate ln) {
     const double a[2] = {-1 / total.g2, 1 / total.s}, b[2] = {-1 / ln.g2, 1 / ln.s};
     double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
@@ -216,8 +216,8 @@ static inline void gns_differences(double out[2], const GnsTracker *t, double B,
     out[1] = gns_s(B, n, q) - t->last_s;
 }
 
-// tokens: since the sampled step before this one; done: since the run began. The ratio stays while either scale is
-// insignificant.
+// Adds a sampled step. tokens: since the sampled step before; done: since the run began. The ratio stays while either
+// scale is insignificant.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens, double done) {
     if (B < 2) return;
@@ -231,8 +231,8 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     gns_update(&c->total, B, n_total, q_total, tokens);
     gns_update(&c->ln, B, n_ln, q_ln, tokens);
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
-    if (!gns_calibration_knows(&c->total, total) || !gns_calibration_knows(&c->ln, ln)) return;
+    if (!gns_calibration_significant(&c->total, total) || !gns_calibration_significant(&c->ln, ln)) return;
     c->ratio = total.scale / ln.scale;
     c->var = gns_calibration_var(c, total, ln);
-    c->few = gns_sum_w2(&c->total);
+    c->sum_w2 = gns_sum_w2(&c->total);
 }

@@ -6,7 +6,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers;
     TRY(memory_alloc((void **)&noise->layer, sizeof(GnsTracker) * (size_t)noise->layers, "noise trackers", e));
-    // Sampled averages see one step in many, so they get the calibration's longer half-life.
+    // Only a few steps are sampled, so these averages have the calibration's longer half-life.
     double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
     gns_init(&noise->ln, half_life);
     gns_init(&noise->total, half_life);
@@ -68,7 +68,7 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 }
 
 // With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
-// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for the two, and expressed as n and q.
+// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for |G|^2 and tr(Sigma), which gns_update takes as n and q.
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
     double B = 0, rows_sq = 0;
     noise->tokens_since_ranks = 0;
@@ -90,5 +90,5 @@ NoiseSignal noise_signal(const Noise *noise) {
     const GnsCalibration *c = &noise->calibration;
     if (noise->follows_total) return (NoiseSignal){&noise->total, {1, 0, 0}};
     if (noise->fixed_ratio > 0) return (NoiseSignal){&noise->ln, {noise->fixed_ratio, 0, 0}};
-    return (NoiseSignal){&noise->ln, {c->ratio, c->var, c->few}};
+    return (NoiseSignal){&noise->ln, {c->ratio, c->var, c->sum_w2}};
 }

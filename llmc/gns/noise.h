@@ -1,5 +1,5 @@
-// noise: gradient noise scales of a model's groups of tensors, step by step: all LayerNorm parameters (the signal that
-// costs nothing), and on sampled steps the whole model, every type and every layer. The mathematics is in gns.h.
+// noise: gradient noise scales of a model's groups of tensors, step by step: of all LayerNorm parameters (which costs
+// nothing), and on sampled steps of the whole model, every type and every layer. The mathematics is in gns.h.
 #pragma once
 
 #include "gns/gns.h"
@@ -13,12 +13,12 @@ typedef struct StepResult StepResult; // engine.h
 typedef struct Noise {
     GnsTracker ln;                // every step
     GnsTracker total;             // sampled steps, once a ramp has followed it: the whole model, with ln's half-life
-    GnsCalibration calibration;   // sampled steps: the whole model, and the LayerNorms over the same steps
+    GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
-    GnsTracker ranks; // the whole model, on some steps, by the ranks' gradients: a cross-check of the others
+    GnsTracker ranks; // the whole model, on some steps, from the ranks' gradients: a cross-check of the others
     int layers;
-    double tokens_since_sample, tokens_since_ranks; // tokens since the last exact step, the last one of `ranks`
+    double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
     double fixed_ratio;                             // 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
 } Noise;
@@ -27,7 +27,7 @@ typedef struct Noise {
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
 void noise_destroy(Noise *noise);
 
-// Is the next step to measure every tensor, for c? `done`: tokens before it.
+// True if the next step must measure every tensor, for c. `done`: tokens before it.
 bool noise_sample_due(const Noise *noise, double done);
 
 // One step of B examples and step_tokens tokens, measured as mode says. done: tokens of the run, this step included.
@@ -35,9 +35,8 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
                    double done, GnsMode mode);
 
 // The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
-// their micro-steps, as the small batches. rows: (parts) examples of each; rank_sq: sum over them of |s_r|^2, s_r the
-// sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. A step of one
-// part gives no estimate.
+// their micro-steps, as the small batches (parts). rows: (parts) examples of each; rank_sq: sum over parts of |s_r|^2, s_r
+// the sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. One part gives no estimate.
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
 
 // c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.

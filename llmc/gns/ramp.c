@@ -121,8 +121,8 @@ static int ramp_check(const RampConfig *c, Error *e) {
         return FAIL(e, ERR_USAGE, "use --batch-min 2 or more", "--ramp gns cannot measure noise in a batch of 1 row");
     if (!(c->kappa > 0)) return FAIL(e, ERR_USAGE, "use 1, the default", "--ramp-kappa %g is not above 0", c->kappa);
     if (!(c->half_life_tokens > 0))
-        return FAIL(e, ERR_USAGE, "leave it out: 0.5% of the horizon", "--gns-half-life %g is not above 0",
-                    c->half_life_tokens);
+        return FAIL(e, ERR_USAGE, "leave it out for the default, 0.5% of --train-tokens",
+                    "--gns-half-life %g is not above 0", c->half_life_tokens);
     return 0;
 }
 
@@ -197,9 +197,9 @@ int64_t ramp_smallest(const Ramp *r) {
     return fewest;
 }
 
-// The run must have as many tokens as the file by the same step. An earlier horizon may have cut one of its steps: it then
-// lacks less than one step, its later steps are the file's all the same, and the missing tokens come as one step more
-// after the file's last. A complete run is not checked.
+// The run must have done as many tokens as the file by the same step. One exception: an earlier horizon may have cut a
+// step of this run. The run then lacks less than one step's tokens, its later steps follow the file, and one step more,
+// after the file's last, takes the missing tokens. A complete run is not checked.
 static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
     int64_t known = step < r->replay_steps ? step : r->replay_steps;
     double replayed = 0, longest = 0;
@@ -213,8 +213,8 @@ static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error 
     if (lacking == 0 || (lacking > 0 && lacking < longest && step == known)) return 0;
     return FAIL(
         e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
-        "--ramp replay:%s: up to its step %lld it has %.0f tokens, but this run has done %lld steps of %lld tokens",
-        r->replay_path, (long long)known, replayed, (long long)step, (long long)tokens);
+        "--ramp replay:%s: the file has %.0f tokens up to step %lld, but this run has done %lld tokens in %lld steps",
+        r->replay_path, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
 // Within today's range; NaN is batch_min.

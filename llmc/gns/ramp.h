@@ -5,11 +5,11 @@
 //   seesaw       batch_min x lr0 / schedule(tokens) (Meterez et al. 2025, arXiv 2510.14717): where the schedule would
 //                divide the rate by a, the batch is multiplied by a and the rate divided by sqrt(a) only, which for
 //                normalised SGD walks the same path in fewer steps. The paper cuts in stages; this is the limit of fine
-//                stages. The rate's half is lr_power = 0.5: schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule), when
-//                batch_ref = batch_min. lr0 is the schedule's peak; the batch is batch_min during warm-up. Once
-//                batch_max is reached the rate falls with the schedule again.
-//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl; after its last step, in a run whose
-//                steps were cut by an earlier horizon, the tokens that are left
+//                stages. lr_power = 0.5 gives the sqrt: the rate is schedule x sqrt(B / batch_min) = sqrt(lr0 x
+//                schedule), when batch_ref = batch_min. lr0 is the schedule's peak; the batch is batch_min during
+//                warm-up. Once batch_max is reached the rate falls with the schedule again.
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon has cut a step of this
+//                run, a last step after the file's last takes the missing tokens
 //   gns          follows the target kappa x c x GNS_ln, up and down, within [batch_min, batch_max]. It aims at the
 //                target's lower bound with one standard error, that of c included, and moves by at most a factor of 2
 //                in a half-life of the average. Where every step measures the whole model's GNS_total, the target is
@@ -26,16 +26,16 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
-// Measured (dev/docs/gns.md). The rate grows with the batch^power, and the power falls with the schedule. At the peak a
-// high one makes more progress in fewer steps, and the noise that it adds disappears as the rate decays. At the end the
-// square root leaves as little noise as the constant batch has.
+// Measured (dev/docs/gns.md). The rate grows with batch^power, and the power falls with the schedule. A high power at the
+// peak makes more progress in fewer steps, and the noise that it adds disappears as the rate decays. The square root at
+// the end leaves as little noise as the constant batch has.
 #define RAMP_LR_POWER     0.8 // at the schedule's peak: of gns, and of a replay
 #define RAMP_LR_POWER_END 0.5 // where the schedule is 0, unless the one at the peak is lower
 
 typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // rows
-    int64_t batch_ref;            // rows: the batch the learning rate was meant for
+    int64_t batch_ref;            // rows: the batch for which the learning rate was chosen
     int64_t seq_len;              // tokens a row
     double kappa;                 // target batch, in noise scales
     double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
@@ -52,8 +52,8 @@ typedef struct {
 // What gns mode follows, in rows. NaN: unknown; infinite: the noise hides the gradient.
 typedef struct {
     double target; // kappa x the noise scale
-    double aim;    // the bound with one standard error: where the batch goes
-    double lower;  // the target lies above it with 95% confidence or more
+    double aim;    // the target's lower bound with one standard error: the batch moves towards it
+    double lower;  // the target lies above this with 95% confidence or more
 } RampTarget;
 
 typedef struct {
@@ -72,7 +72,7 @@ int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Erro
 void ramp_destroy(Ramp *r);
 
 // After r->state was loaded from a checkpoint of `step` steps and `tokens` tokens: brings the batch into the range of
-// today's options. Refuses a replay that has another number of tokens by that step, unless a horizon cut a step then.
+// today's options. ERR_INPUT if the file of a replay has another number of tokens by that step (see ramp_check_replay).
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.
@@ -81,21 +81,20 @@ int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 // The same, cut short where it would overrun the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
-// The most rows of any step; and the fewest, but for a last step that the horizon cuts short.
+// The most rows of any step; the fewest, except a last step that the horizon cuts short.
 int64_t ramp_largest(const Ramp *r);
 int64_t ramp_smallest(const Ramp *r);
 
-// Of a noise scale that is c times that of the tracker.
+// The target for a noise scale that is c times the tracker's.
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 
-// After a step of this many tokens: where the batch is to go. NaN: it stays. Only gns mode uses it.
+// After a step of this many tokens: moves the batch towards `aim`. NaN: it stays. Only gns mode uses it.
 void ramp_observe(Ramp *r, double step_tokens, double aim);
 
 // Why the batch is what it is, after ramp_observe: ", up: aim 61", ", least: aim 14". Empty outside gns mode.
 enum { RAMP_WHY_BYTES = 40 };
 void ramp_why(const Ramp *r, double aim, char out[RAMP_WHY_BYTES]);
 
-// schedule_lr x (batch / batch_ref)^p, in every mode; in fixed mode that is the schedule's rate, but for a last step that
-// the horizon cuts short. p goes from lr_power, where schedule_lr is the peak, in proportion to it towards
-// RAMP_LR_POWER_END.
+// schedule_lr x (batch / batch_ref)^p, in every mode; in fixed mode that is schedule_lr, except in a last step that the
+// horizon cuts short. p falls linearly with schedule_lr, from lr_power at its peak to RAMP_LR_POWER_END at 0.
 double ramp_lr(const Ramp *r, double schedule_lr, int64_t batch);

@@ -153,7 +153,7 @@ static int io_calibration_error(const StateIO *io, GnsCalibration *c, Error *e) 
     const struct {
         const char *name;
         double *value;
-    } fields[] = {{"ratio_var", &c->var},        {"ratio_few", &c->few},        {"cross_gg", &c->cross[0][0]},
+    } fields[] = {{"ratio_var", &c->var},        {"ratio_few", &c->sum_w2},     {"cross_gg", &c->cross[0][0]},
                   {"cross_gs", &c->cross[0][1]}, {"cross_sg", &c->cross[1][0]}, {"cross_ss", &c->cross[1][1]}};
     if (!io->writing && !get(io, fields[0].name)) return 0;
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(io, fields[i].name, fields[i].value, e));

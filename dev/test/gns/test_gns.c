@@ -255,7 +255,7 @@ static void test_lower_formula(void) {
     CHECK(gns_lower(-0.5, 5, (GnsCovariance){0.04, 0, 0}, 2) == INFINITY, "a finite bound where G2 is below -2 SE");
     CHECK(gns_lower(1, 0, (GnsCovariance){0.04, 0, 0}, 2) == 0, "no noise, yet a bound");
     CHECK(gns_lower(1, -5, (GnsCovariance){0.04, 0, 0}, 2) == 0, "less than no noise, yet a bound");
-    CHECK(!gns_calibration_knows(&(GnsTracker){.weight = 1}, (GnsEstimate){.g2 = 1, .s = -1}), "a scale below 0");
+    CHECK(!gns_calibration_significant(&(GnsTracker){.weight = 1}, (GnsEstimate){.g2 = 1, .s = -1}), "a scale below 0");
     CHECK(gns_lower(1, 1, (GnsCovariance){0.04, 0.5, 0}, 2) == 0, "S lost in its error, yet a bound");
     CHECK_CLOSE(gns_lower(0.5, 7, (GnsCovariance){0, 0, 0}, 2), 14, 1e-12, 0);
     for (uint64_t i = 0; i < 2000; i++) {
@@ -404,7 +404,7 @@ static void test_calibration_error(void) {
                 draw_pair(common[k], 520 + run, i, g2, s);
                 gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
             }
-            CHECK(c.few > 0 && c.few < 0.03, "1 / m is %g", c.few);
+            CHECK(c.sum_w2 > 0 && c.sum_w2 < 0.03, "1 / m is %g", c.sum_w2);
             mean += log(c.ratio) / RUNS, square += pow(log(c.ratio), 2) / RUNS, claimed += c.var / RUNS;
         }
         double spread = sqrt(fmax(0, square - mean * mean));
@@ -470,7 +470,7 @@ static void test_scaled_coverage(void) {
             gns_calibration_update(&c, B, a.n, a.q, b.n, b.q, 1, LATE);
         }
         known += c.ratio != 1;
-        covered += gns_scaled_lower(&t, (GnsFactor){c.ratio, c.var, c.few}, GNS_LOWER_SES, GNS_FEW_SES) <= 20;
+        covered += gns_scaled_lower(&t, (GnsFactor){c.ratio, c.var, c.sum_w2}, GNS_LOWER_SES, GNS_FEW_SES) <= 20;
     }
     CHECK(known >= 0.95 * RUNS, "%d of %d runs had a ratio", known, RUNS);
     CHECK(covered >= 0.93 * RUNS, "covered in %d of %d runs", covered, RUNS);
@@ -557,7 +557,7 @@ static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
     for (int total = 0; total < 2; total++)
         for (int given = 0; given < 2; given++) {
-            Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .few = 0.1}, .follows_total = total};
+            Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .sum_w2 = 0.1}, .follows_total = total};
             noise.fixed_ratio = given ? 0.5 : 0;
             NoiseSignal signal = noise_signal(&noise);
             bool measured = !total && !given;
@@ -566,7 +566,7 @@ static void test_ratio(void) {
                                      : given ? 0.5
                                              : 3),
                   "total %d, given %d: c %g", total, given, signal.c.value);
-            CHECK(signal.c.var == (measured ? 0.04 : 0) && signal.c.few == (measured ? 0.1 : 0),
+            CHECK(signal.c.var == (measured ? 0.04 : 0) && signal.c.sum_w2 == (measured ? 0.1 : 0),
                   "total %d, given %d: error %g", total, given, signal.c.var);
         }
 }

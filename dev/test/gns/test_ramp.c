@@ -544,8 +544,8 @@ static void test_replay_resumed(void) {
     Ramp r;
     Error e = {0};
     replay_make(&r, 2000, (const int64_t[]){5, 3, 4, 8}, 4);
-    CHECK_ERROR(ramp_settle(&r, 9, 900, &e), &e, ERR_INPUT, "up to its step 4 it has 2000 tokens");
-    CHECK(strstr(e.what, "9 steps of 900 tokens"), "'%s'", e.what);
+    CHECK_ERROR(ramp_settle(&r, 9, 900, &e), &e, ERR_INPUT, "the file has 2000 tokens up to step 4");
+    CHECK(strstr(e.what, "900 tokens in 9 steps"), "'%s'", e.what);
     ramp_destroy(&r);
 }
 

@@ -43,9 +43,9 @@ replay_resumes_at_a_step() { # of the file that ends at the tokens done; otherwi
     n=0 && sequence 4 4 2 2 2 2 4 4 4 4 4 4 > other_steps.jsonl
     run l --ramp replay:short_steps.jsonl --train-tokens 512 --threads 1 || return 1
     run l --ramp replay:long_steps.jsonl --train-tokens 1024 --threads 1 && { echo "long_steps accepted"; return 1; }
-    grep -q '^error: --ramp replay:long_steps.jsonl: .* step 6 .* 1536 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    grep -q '^error: --ramp replay:long_steps.jsonl: .* 1536 tokens up to step 6, .* 512 tokens in 8 steps. .*--fresh' l.log || { cat l.log; return 1; }
     run l --ramp replay:other_steps.jsonl --train-tokens 1024 --threads 1 && { echo "other_steps accepted"; return 1; }
-    grep -q '^error: --ramp replay:other_steps.jsonl: .* step 8 .* 768 tokens, .* 8 steps of 512 tokens. .*--fresh' l.log || { cat l.log; return 1; }
+    grep -q '^error: --ramp replay:other_steps.jsonl: .* 768 tokens up to step 8, .* 512 tokens in 8 steps. .*--fresh' l.log || { cat l.log; return 1; }
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, cut by the horizon
     [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
