@@ -26,7 +26,7 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// Open MPI's mpirun says how many there are; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
+// Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // The cores that a process may run on. False where that cannot be read (more cores than the set holds): all cores.
@@ -81,12 +81,12 @@ static Launch launch_read(void) {
 
 static void read_host(char host[COMM_HOST]) {
     if (gethostname(host, COMM_HOST) != 0) *host = 0;
-    host[COMM_HOST - 1] = 0; // a longer name may come without
+    host[COMM_HOST - 1] = 0; // gethostname may leave it out of a longer name
 }
 
-// The board of this machine's watchdogs, a line a rank. The first rank to start creates it, before MPI starts: so the
-// watchdogs can name a rank that hangs in MPI's own start. It is a file in the launcher's directory for this job, which
-// the launcher removes, however the job ends. Without that directory (NULL) the watchdogs name nobody.
+// The board of this machine's watchdogs, a line a rank. The first rank creates it before MPI starts, so that the watchdogs
+// can name a rank that hangs in MPI's own start. It is a file in the launcher's directory for this job, which the launcher
+// removes, however the job ends. NULL without that directory: the watchdogs then name no rank.
 static WatchdogEntry *board_open(const Launch *launch) {
     char path[512];
     if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
@@ -133,7 +133,7 @@ static int join_machine(Comm *comm, Error *e) {
     return 0;
 }
 
-static bool is_orphan(const void *launchers) { return launchers_silent(launchers); }
+static bool is_orphan(const void *launchers) { return launchers_reporter_gone(launchers); }
 
 // Joins the other ranks.
 static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
@@ -141,7 +141,7 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     if (launch.spread) read_host(comm->host);
     WatchdogConfig watchdog = {
         .rank = launch.rank,
-        .ranks = launch.ranks > 1 ? launch.ranks : 2, // or more: known when MPI has started
+        .ranks = launch.ranks > 1 ? launch.ranks : 2, // at least: MPI_Comm_size tells
         .here = launch.here,
         .host = comm->host,
         .board = board_open(&launch),
@@ -157,29 +157,29 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);
-    if (comm->ranks == 1) { // one rank waits for nobody: a disk or a sample may take its time
+    if (comm->ranks == 1) { // no other rank waits: a slow disk or sample is no hang
         watchdog_destroy(comm->watchdog);
         comm->watchdog = NULL;
     }
     return join_machine(comm, e);
 }
 
-// Without mpirun there is nobody for MPI_Finalize to talk to.
-static int meet_and_part(const Comm *comm, Error *e) {
+// MPI_Finalize needs mpirun: without it MPI stays open.
+static int mpi_finalize(const Comm *comm, Error *e) {
     MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
-    if (launchers_silent(&comm->launchers)) return 0;
+    if (launchers_reporter_gone(&comm->launchers)) return 0;
     open_mpi_settle();
     MPI_TRY(MPI_Finalize(), e);
     return 0;
 }
 
 // Ends MPI on this rank after an error that all ranks know, or none: 3 to 6 of program.c's list.
-static int part(Comm *comm, const Error *e) {
+static int leave(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) end_job(e->code);
     watchdog_begin(comm->watchdog, "end of MPI");
-    int bad = meet_and_part(comm, &ending), code = e->code ? e->code : bad;
+    int bad = mpi_finalize(comm, &ending), code = e->code ? e->code : bad;
     if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
     watchdog_destroy(comm->watchdog);
     if (!mpi_runs()) return code;
@@ -210,7 +210,7 @@ void comm_outlive_launchers(Comm *comm) {
 }
 
 bool comm_asked_to_stop(const Comm *comm) {
-    if (comm->outlives_launchers) launchers_look(&comm->launchers);
+    if (comm->outlives_launchers) launchers_check(&comm->launchers);
     return signals_requested() != NULL;
 }
 
@@ -218,7 +218,7 @@ int comm_finish(Comm *comm, const Error *e) {
     bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);
     if (reports) error_print_on(e, comm->rank, comm->ranks, comm->host);
 #ifdef GNS_MPI
-    return part(comm, e);
+    return leave(comm, e);
 #else
     return e->code;
 #endif
@@ -268,7 +268,7 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 
 // ---- Functions that follow from these -------------------------------------------------------------------------------
 
-int comm_refuse_strangers(const Comm *comm, Error *e) {
+int comm_check_launch(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     if (comm->ranks > 1) return 0;
 #ifndef GNS_MPI
@@ -293,20 +293,20 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
     TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
     int code = comm_gather(comm, values, all, n * sizeof(double), e);
     if (!code) memcpy(values, all, n * sizeof(double));
-    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) // of each value in the order of the ranks
+    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) // in the order of the ranks
         for (size_t i = 0; i < n; i++) values[i] += all[r * n + i];
     memory_free(all);
     return code;
 }
 
 int comm_wait_first(Comm *comm, Error *e) {
-    int more = comm->rank > 0; // as rank 0 says
+    int more = comm->rank > 0; // rank 0's is broadcast
     do TRY(comm_broadcast(comm, &more, sizeof more, e));
     while (more);
     return 0;
 }
 
-void comm_put_off(Comm *comm, void *word, size_t bytes) {
+void comm_keep_waiting(Comm *comm, void *word, size_t bytes) {
     const double seconds_between = 0.5;
     double now = clock_seconds();
     comm_progress(comm);
@@ -317,7 +317,7 @@ void comm_put_off(Comm *comm, void *word, size_t bytes) {
 
 void comm_beat(void *comm) {
     int more = 1;
-    comm_put_off(comm, &more, sizeof more);
+    comm_keep_waiting(comm, &more, sizeof more);
 }
 
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
@@ -356,7 +356,7 @@ int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
     return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
 }
 
-// On all ranks: rank r differs from rank 0.
+// The error, on all ranks, that rank r differs from rank 0.
 static int fail_different(Comm *comm, int r, int code, const char *what, const char *hint, Error *e) {
     char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
     TRY(comm_hosts(comm, &hosts, e));

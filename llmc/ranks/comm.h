@@ -1,6 +1,6 @@
-// comm: the processes (ranks) that train one model together: one alone, or as many as mpirun or srun started, which talk
-// through MPI. This is for control: small data in host memory, and every call waits. Gradients and weights go by
-// transport.h.
+// comm: control messages between the processes (ranks) that train one model together: one process, or as many as mpirun or
+// srun started, over MPI. Messages are small and in host memory, and every call blocks. transport.h transfers gradients
+// and weights.
 //
 // All ranks call the collective functions below in the same order. They return an error of MPI as ERR_RANK. Sums are
 // taken in the order of the ranks, in double: every rank has the same bits.
@@ -13,11 +13,11 @@ GNS_C_BEGIN
 
 enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
-// Where this rank may run, in cores (hardware threads).
+// Numbers of cores (hardware threads) that processes may run on.
 typedef struct {
-    int mine;    // of this rank: mpirun and srun may bind it to some
-    int sharers; // ranks of this machine, this one included, that may run on some of these
-    int here;    // of the launcher of this machine's ranks
+    int mine;    // this rank: mpirun and srun may bind it to some cores
+    int sharers; // ranks of this machine, this one included, that may run on some of these cores
+    int here;    // the launcher of this machine's ranks
 } CommCores;
 
 typedef struct {
@@ -27,11 +27,11 @@ typedef struct {
     CommCores cores;
     double beat_at;    // time of rank 0's last heartbeat, seconds of the clock
     Error beat_failed; // code 0, or why that heartbeat failed: the next broadcast returns it
-    bool settled;      // all ranks know the error under way, and `speaker` reports it
+    bool settled;      // all ranks know of the error that they return, and `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
     Launchers launchers;
-    bool outlives_launchers; // until it has saved
+    bool outlives_launchers; // a lost launcher is a request to stop
 } Comm;
 
 // Timeouts, by phase: the longest time without progress.
@@ -42,21 +42,21 @@ typedef struct {
 // Joins the other processes where mpirun or srun started several; otherwise does not touch MPI.
 int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
 
-// Several processes that know nothing of each other would all write the same run. ERR_USAGE where this is one of several
-// that cannot talk: a build without MPI, or a launcher that Open MPI does not understand.
-int comm_refuse_strangers(const Comm *comm, Error *e);
+// ERR_USAGE if this is one of several processes that cannot communicate: a build without MPI, or a launcher that Open MPI
+// does not understand. Each of them would write the same run.
+int comm_check_launch(const Comm *comm, Error *e);
 
-// From here on comm_asked_to_stop is also true once something that started this rank is gone.
+// From here on comm_asked_to_stop is also true once a program that started this rank (launcher.h) has ended.
 void comm_outlive_launchers(Comm *comm);
 
-// Was this rank asked to stop (base/signals.h)? The others may not know.
+// True if this rank was asked to stop (base/signals.h). The others may not know.
 bool comm_asked_to_stop(const Comm *comm);
 
-// The end of the program: prints the error's line, if there is one, and returns the exit code. An error that all ranks
-// know (settled) ends each of them. Any other ends the whole job from here, and this does not return.
+// Ends this rank: prints the error's line, if there is one, and returns the exit code. All ranks return an error that all
+// know (settled). Any other error ends the whole job, and the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
-// The deadline of this phase counts from here on; every micro-batch and every collective restarts it.
+// comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
 void comm_progress(Comm *comm);
 
@@ -71,34 +71,34 @@ int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 int comm_barrier(Comm *comm, Error *e);
 
-// Rank 0 may work alone for any time, as long as it makes progress: the others wait in comm_wait_first, which rank 0 calls
-// when it is done. Until then comm_beat is its pulse: it restarts their deadline.
+// Rank 0 may work alone for any time: the others wait in comm_wait_first, which rank 0 calls when it is done. Until then
+// rank 0 calls comm_beat after each piece of work, which restarts their deadline.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 
-// The same where the others wait in another comm_broadcast of rank 0: sends them `word` of `bytes` bytes, which says to
-// keep waiting, at most twice a second. The next broadcast returns a failure of it.
-void comm_put_off(Comm *comm, void *word, size_t bytes);
+// comm_beat for ranks that wait in another comm_broadcast of rank 0: sends them `word` of `bytes` bytes, which tells them
+// to keep waiting, at most twice a second. The next comm_broadcast returns its failure.
+void comm_keep_waiting(Comm *comm, void *word, size_t bytes);
 
 // Between two ranks.
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);
 int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
 
-// 0 if all ranks come with code 0. Otherwise the error becomes settled: the lowest rank that has one reports it.
+// 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// The machine of each rank. *hosts: (ranks) names, "" where there is one machine; from memory_alloc. comm_name prints "3",
-// or "3 on node05".
+// The machine of each rank. *hosts: (ranks) names, "" if all ranks are on one machine; from memory_alloc. comm_name prints
+// "3", or "3 on node05".
 int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e);
 int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]);
 
 // 0 if all ranks have the same hash (hash_bytes). Otherwise a settled error that names a rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
 
-// The same of the program's bytes.
+// comm_same for the program's file.
 int comm_same_build(Comm *comm, Error *e);
 
-// Is this one of several ranks that a launcher starts? Known before comm_create.
+// True if a launcher started this process as one of several ranks. May be called before comm_create.
 bool comm_launched(void);
 
 // Default number of CPU threads of this rank; 0 for a single process: all.
@@ -107,7 +107,8 @@ int comm_threads(const Comm *comm);
 // True if a launcher bound this rank to fewer cores than its share of those here.
 bool comm_is_bound(const Comm *comm);
 
-// For an error that every rank meets alike, in the same words (a loss that is not finite): rank 0 reports it.
+// To be called for an error that every rank finds by itself, in the same words (a loss that is not finite): rank 0 prints
+// it.
 void comm_settle(Comm *comm);
 
 GNS_C_END

@@ -9,6 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+// PLACE of this process (launcher.h).
 static bool read_place(char *place, size_t bytes) {
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!f) return false;
@@ -23,16 +24,16 @@ static bool read_place(char *place, size_t bytes) {
     return true;
 }
 
-// Linux before 5.3 has no pidfd: then the script is not watched.
-static void add(Launchers *l, const char *name, int process, bool tells) {
+// Linux before 5.3 has no pidfd: then the launcher is not watched.
+static void add(Launchers *l, const char *name, int process, bool reports_exits) {
 #ifdef SYS_pidfd_open
     int fd = (int)syscall(SYS_pidfd_open, process, 0);
     if (l->count == LAUNCHERS_MAX || (fd < 0 && errno != ESRCH)) return;
     l->one[l->count].process = fd;
-    l->one[l->count].tells = tells;
+    l->one[l->count].reports_exits = reports_exits;
     snprintf(l->one[l->count++].gone, LAUNCHER_NAME, "%s (process %d) is gone", name, process);
 #else
-    (void)l, (void)name, (void)process, (void)tells;
+    (void)l, (void)name, (void)process, (void)reports_exits;
 #endif
 }
 
@@ -52,13 +53,13 @@ static bool is_gone(const struct Launcher *launcher) {
     return end.fd < 0 || poll(&end, 1, 0) == 1;
 }
 
-bool launchers_silent(const Launchers *l) {
+bool launchers_reporter_gone(const Launchers *l) {
     for (int i = 0; i < l->count; i++)
-        if (l->one[i].tells && is_gone(&l->one[i])) return true;
+        if (l->one[i].reports_exits && is_gone(&l->one[i])) return true;
     return false;
 }
 
-void launchers_look(const Launchers *l) {
+void launchers_check(const Launchers *l) {
     for (int i = 0; i < l->count; i++)
         if (is_gone(&l->one[i])) signals_orphaned(l->one[i].gone);
 }

@@ -1,11 +1,11 @@
-// launcher: what started this process: scripts/launch.sh and mpirun.sh, and mpirun. SIGKILL ends them without a word. A run
-// that has lost one of them ends as if it were asked to stop (base/signals.h): it saves.
+// launcher: watches the programs that started this process: scripts/launch.sh, mpirun.sh and mpirun. SIGKILL ends them
+// without notice. A run that has lost one of them ends as if it were asked to stop (base/signals.h): it saves.
 //
-//     GNS_LAUNCHERS   set by the scripts: entries " NAME:PROCESS@PLACE". PLACE, BOOT_ID/pid:[NAMESPACE], tells where
-//                     process numbers mean the same: entries of other machines and containers are left out
+//     GNS_LAUNCHERS   set by the scripts: entries " NAME:PROCESS@PLACE". PLACE is BOOT_ID/pid:[NAMESPACE]: entries of
+//                     other machines and containers, where process numbers differ, are ignored
 //
-// mpirun, and Slurm's launcher, is the parent of its ranks; mpirun.sh names mpirun as well, since a rank that starts as
-// mpirun ends has another parent by then.
+// mpirun, like Slurm's launcher, is the parent of its ranks. mpirun.sh names mpirun as well, since a rank that starts while
+// mpirun ends may already have another parent.
 #pragma once
 
 #include "base/common.h"
@@ -17,19 +17,19 @@ enum { LAUNCHERS_MAX = 5, LAUNCHER_NAME = 64 };
 typedef struct {
     int count;
     struct Launcher {
-        int process;              // a pidfd; -1: it was gone before this process began
+        int process;              // a pidfd; -1: it ended before this process began
         char gone[LAUNCHER_NAME]; // "mpirun.sh (process 7) is gone"
-        bool tells;               // a rank when another one ends
+        bool reports_exits;       // it tells a rank when another one ends
     } one[LAUNCHERS_MAX];
 } Launchers;
 
 // has_parent: watches the parent too. *l outlives every use of signals_requested.
 void launchers_watch(Launchers *l, bool has_parent);
 
-// To be called before signals_requested.
-void launchers_look(const Launchers *l);
+// Requests a stop (base/signals.h) if a launcher is gone. To be called before signals_requested.
+void launchers_check(const Launchers *l);
 
-// Is the process gone that tells this rank when another one ends?
-bool launchers_silent(const Launchers *l);
+// True if the launcher that tells this rank when another one ends is gone.
+bool launchers_reporter_gone(const Launchers *l);
 
 GNS_C_END

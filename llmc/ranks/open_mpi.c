@@ -35,8 +35,9 @@ void open_mpi_survive(void) {
     register_handler(lost, sizeof lost / sizeof *lost, on_break);
 }
 
-// Open MPI handles what MPI_Init left, PMIX_MODEL_DECLARED, on one thread in the order of arrival. So that is done when
-// another such event, which is ours, comes out after Open MPI's handler: PMIx calls handlers of several codes last.
+// Open MPI handles the notification that MPI_Init leaves, PMIX_MODEL_DECLARED, on one thread in the order of arrival. We
+// send a second one. When our handler gets it, Open MPI's handler has finished both: PMIx calls handlers of several codes,
+// like ours, last.
 static const char our_model[] = "gns.c";
 static sem_t settled;
 

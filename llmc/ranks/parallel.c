@@ -37,7 +37,7 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 
 void parallel_destroy(Parallel *p) {
     shared_memory_destroy(&p->copy);
-    rank_memory_destroy(&p->copies);
+    rank_memory_destroy(&p->shares);
     if (p->transport) p->api->destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
@@ -82,12 +82,12 @@ static int gather_weights(Parallel *p, int i, Error *e) {
     size_t bytes = engine_weight_bytes(p->engine);
     void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // elsewhere on all ranks or none, as MPI wants it, also where the part is empty
+    if (p->shard_weights) // MPI demands: in place on all ranks or on none, also where the part is empty
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
 
-// Starts what has not started of the buckets [0, end) that stay in memory.
+// Starts the gatherings of buckets [0, end), which stay in memory, that have not started.
 static int send_until(Parallel *p, int end, Error *e) {
     for (; p->sent < end; p->sent++) {
         TRY(gather_weights(p, p->sent, e));
@@ -108,7 +108,7 @@ static int send_block(Parallel *p, int i, Error *e) {
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
 
-// The engine's callback: it reads weights of the range soon.
+// WeightsWatch.soon
 static int send_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     if (range.begin == range.end) return 0;
@@ -116,7 +116,7 @@ static int send_weights(void *context, Range range, Error *e) {
     return last < p->kept ? send_until(p, last + 1, e) : send_block(p, last, e);
 }
 
-// The engine's callback: it reads them next.
+// WeightsWatch.await
 static int await_weights(void *context, Range range, Error *e) {
     Parallel *p = context;
     if (range.begin == range.end) return 0;
@@ -124,8 +124,8 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // Counted, as every rank awaits every block: one that computes for ever has started the same transfers as those
-        // that wait for it.
+        // The watchdog counts this, since every rank awaits every block: a rank that hangs in a computation has started
+        // the same transfers as those that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
     }
@@ -134,7 +134,7 @@ static int await_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// What the engine's forward pass does about block i, and its backward pass: see train_gpt2.c.
+// The transfers of an engine's forward or backward pass at bucket i (see train_gpt2.c); `after`: the next bucket.
 static int await_block(Parallel *p, int i, int after, Error *e) {
     TRY(await_weights(p, model_bucket(p->model, i), e));
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
@@ -149,7 +149,7 @@ int parallel_idle_pass(Parallel *p, Error *e) {
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
 
-// Collects the sums of all buckets from i on that are still in the engine's memory for a micro-step's gradients.
+// Collects the sums of all buckets from i on that still lie in the memory of a micro-step's gradients.
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
@@ -169,15 +169,14 @@ static int micro_step_begins(Parallel *p, Error *e) {
     return 0;
 }
 
-// The engine's callback: the bucket's first gradient of this micro-step comes next. Block i overwrites the memory of block
-// i + 2, bucket 0 its own.
+// GradientWatch.begins. Block i overwrites the memory of block i + 2, bucket 0 its own.
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
     return i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e);
 }
 
-// The engine's callback: the bucket is final, as are all buckets after it.
+// GradientWatch.final. All later buckets are final, too.
 static int bucket_final(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = --p->unreduced;
@@ -196,7 +195,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// For a rank without rows left: it adds the gradients of its earlier micro-steps, or 0.
+// For a rank without rows left: its share of the sum is the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->made_any) TRY(engine_clear(p->engine, bucket, e));
@@ -269,7 +268,7 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// LAMB's norms of whole tensors.
+// LAMB's norms, by whole tensors.
 static int trust(Parallel *p, const UpdateConfig *update, Error *e) {
     if (!p->buckets) return engine_trust(p->engine, (Range){0, p->model->flat_count}, update, e);
     for (int i = 0; i < p->buckets; i++) TRY(engine_trust(p->engine, p->owned[i], update, e));
@@ -326,7 +325,7 @@ static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
 static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
 
 // The ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
-static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
+static void name_minority(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
     int with = 0; // a rank of the majority
     while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
     size_t used = 0;
@@ -337,24 +336,24 @@ static void name_strays(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ra
         }
 }
 
-// The hashes of all weights differ: finds the first tensor.
-static int fail_strays(Parallel *p, uint64_t *hashes, Error *e) {
+// The error that weights differ. hashes: of all weights, by rank; overwritten in the search for the first tensor.
+static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
     const Model *model = p->model;
-    char strays[512], (*hosts)[COMM_HOST];
+    char minority[512], (*hosts)[COMM_HOST];
     const Tensor *t = model->tensors;
     int ranks = p->comm->ranks;
     TRY(comm_hosts(p->comm, &hosts, e));
-    name_strays(hashes, hosts, ranks, strays, sizeof strays);
+    name_minority(hashes, hosts, ranks, minority, sizeof minority);
     memory_free(hosts);
     for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding after it
         TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
         if (!all_same(hashes, ranks)) break;
     }
-    comm_settle(p->comm); // on all ranks alike
+    comm_settle(p->comm); // all ranks find the same
     return FAIL(
         e, ERR_RANK,
         "suspect faulty memory or a faulty GPU on those machines. The same command resumes from the newest checkpoint",
-        "ranks %s: weights that must be the same everywhere differ, first in %s", strays, t->name);
+        "ranks %s: weights that must be the same on all ranks differ, first in %s", minority, t->name);
 }
 
 int parallel_compare(Parallel *p, Error *e) {
@@ -362,7 +361,7 @@ int parallel_compare(Parallel *p, Error *e) {
     if (!p->buckets) return 0;
     TRY(memory_alloc((void **)&hashes, sizeof *hashes * (size_t)p->comm->ranks, "the ranks' hashes", e));
     int code = gather_hashes(p, (Range){0, p->model->flat_count}, hashes, e);
-    if (!code && !all_same(hashes, p->comm->ranks)) code = fail_strays(p, hashes, e);
+    if (!code && !all_same(hashes, p->comm->ranks)) code = fail_weights(p, hashes, e);
     memory_free(hashes);
     return code;
 }
@@ -379,7 +378,7 @@ enum {
 typedef struct {
     int64_t kind; // of state, or one of these
     Range range;
-    int64_t place; // of the range's begin in the shared copy, floats; -1: elsewhere, the others send their parts
+    int64_t place; // of the range's begin in the shared copy, floats; -1: not there, the others send their parts
 } Request;
 
 static int request(Parallel *p, const Request *q, Error *e) {
@@ -416,7 +415,7 @@ int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, 
     return 0;
 }
 
-// Offset of an address in the shared copy; -1: it is elsewhere.
+// Offset of an address in the shared copy; -1: it is not there.
 static int64_t place_of(const Parallel *p, const float *values) {
     const float *copy = p->copy.memory;
     return copy && values >= copy && values < copy + p->copy.bytes / sizeof *copy ? values - copy : -1;
@@ -461,7 +460,7 @@ static int send_parts(Parallel *p, const Request *q, Error *e) {
     return 0;
 }
 
-// Stores this rank's parts into the shared copy and reports it, or sends them.
+// Stores this rank's parts into the shared copy and tells rank 0, or sends them.
 static int give_parts(Parallel *p, const Request *q, Error *e) {
     const char done = 1;
     if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
@@ -481,7 +480,7 @@ static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
     return 0;
 }
 
-// Receives what the others send even if rank 0's own store fails: the next store must not receive it.
+// Receives the others' parts even if rank 0's own store fails: the next store must not receive them.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
     if (!is_sharded(p, kind)) return engine_store(p->engine, kind, range, values, e);
     const Request q = {kind, range, place_of(p, values)};
@@ -504,15 +503,15 @@ static size_t share_elements(const Parallel *p, int rank) {
 
 int parallel_keep_copies(Parallel *p, Error *e) {
     if (!p->shard_weights) return 0;
-    TRY(rank_memory_create(&p->copies, p->comm, COPIED * share_elements(p, p->comm->rank) * sizeof(float), e));
-    if (p->copies.memory) memset(p->copies.memory, 0, p->copies.bytes); // the first touch takes a while
+    TRY(rank_memory_create(&p->shares, p->comm, COPIED * share_elements(p, p->comm->rank) * sizeof(float), e));
+    if (p->shares.memory) memset(p->shares.memory, 0, p->shares.bytes); // the first touch takes a while
     return 0;
 }
 
-bool parallel_has_copies(const Parallel *p) { return p->copies.memory != NULL; }
+bool parallel_has_copies(const Parallel *p) { return p->shares.memory != NULL; }
 
 static int copy_share(Parallel *p, Error *e) {
-    float *to = p->copies.memory;
+    float *to = p->shares.memory;
     for (int k = 0; k < COPIED; k++)
         for (int i = 0; i < p->buckets; to += range_length(p->owned[i++]))
             TRY(engine_store(p->engine, copied[k], p->owned[i], to, e));
@@ -544,7 +543,7 @@ int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *va
             Range whole = part_of_bucket(p, i, r);
             Range part = range_overlap(range, whole);
             if (range_length(part))
-                TRY(rank_memory_read(&p->copies, r, (place + (part.begin - whole.begin)) * sizeof(float),
+                TRY(rank_memory_read(&p->shares, r, (place + (part.begin - whole.begin)) * sizeof(float),
                                      values + (part.begin - range.begin), range_float_bytes(part), e));
             place += range_length(whole);
         }
@@ -560,7 +559,7 @@ int parallel_serve_end(Parallel *p, Error *e) {
 void parallel_beat(void *parallel) {
     Parallel *p = parallel;
     Request q = {.kind = REQUEST_WAIT};
-    comm_put_off(p->comm, &q, sizeof q);
+    comm_keep_waiting(p->comm, &q, sizeof q);
 }
 
 int parallel_serve(Parallel *p, Error *e) {

@@ -1,17 +1,17 @@
-// parallel: data parallelism: a step over several ranks, and the same plainly for one.
+// parallel: data parallelism: a training step over several ranks, or on one.
 //
 //   1. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
 //   2. The flat array comes in buckets (model_bucket), the embeddings and a block each. The backward pass completes them
-//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part; 6); rank r owns
-//      part r of every bucket.
+//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part; for Muon see 6);
+//      rank r owns part r of every bucket.
 //   3. When a bucket is final on a rank its reduction starts, while the backward pass computes the blocks before it. The
-//      engine chooses the moment. Each rank takes the norms of what it owns; their sums by tensor are the batch's.
+//      engine chooses the moment. Each rank computes the norms of what it owns; summed over ranks they are the batch's.
 //   4. All ranks start the same transfers in the same order, also a rank without rows, and one that only evaluates.
-//   5. The order of summation follows --reduce, never --zero: every stage reduces the same buckets in the same order and
-//      takes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up its
-//      micro-steps, and the ranks' sums are added once, in the last micro-step.
-//   6. Muon needs a block's matrices as a whole: the blocks are cut before matrices then (transport_whole_part). LAMB's
-//      trust ratios are of whole tensors: each rank takes the norms of what it owns, and their sums count, at every stage.
+//   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same order
+//      and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up
+//      its micro-steps, and the ranks' sums are added once, in the last micro-step.
+//   6. Muon needs whole matrices: its blocks are cut only before matrices (transport_whole_part). LAMB needs norms of whole
+//      tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  every rank gets all gradients and updates all weights: moments everywhere
@@ -21,14 +21,15 @@
 //      the reduction
 //   3  weights too: a rank keeps the embeddings', and the masters of what it owns (on a GPU rounded as well, ready to be
 //      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last to
-//      the first, each while the block before it is computed, into SHARD_WEIGHT_SLOTS places in memory. What a slot still
-//      holds is not gathered again
-// A rank's sum over several micro-steps is as large as the model. So while steps may have several, stages 2 and 3 shard
-// gradients only with --reduce micro-step, another order of summation: the sums over ranks are added over micro-steps. It
-// transfers M times as much for M micro-steps, beside M backward passes; stage 3 gathers at every micro-step anyway.
+//      the first, each while the block before it is computed, into SHARD_WEIGHT_SLOTS places in memory. A block that its
+//      slot still holds is not gathered again
+// A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages 2
+// and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are summed
+// over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes; stage 3 gathers
+// at every micro-step anyway.
 //
-// With stage 3 invariant 4 is about every pass: where one rank alone computes, or has fewer passes than others, the other
-// ranks gather with it (parallel_idle_pass, parallel_ask_pass).
+// With stage 3 invariant 4 holds for every pass: where one rank computes alone, or others have fewer passes, the others
+// gather with it (parallel_idle_pass, parallel_ask_pass).
 #pragma once
 
 #include "ranks/comm.h"
@@ -66,10 +67,10 @@ typedef struct {
     int unreduced;        // the reduction of buckets [0, unreduced) has not started in this micro-step
     int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
-    SharedMemory copy;    // parallel_share_copy's
-    RankMemory copies;    // parallel_keep_copies'
+    SharedMemory copy;    // of whole arrays: parallel_share_copy
+    RankMemory shares;    // copies of each rank's share: parallel_keep_copies
     int kept;             // buckets [0, kept) have whole weights in memory between passes
-    int sent, arrived;    // of these, buckets whose transfer of new weights has started, and has ended for the engine
+    int sent, arrived;    // of these, buckets whose transfer of new weights has started; which the engine has awaited
     struct {
         int bucket;   // 0: none
         int64_t work; // number of its gathering
@@ -97,51 +98,51 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// A forward pass without computing: for a rank that has fewer of them than others in the same work.
+// The transfers of a forward pass without its computation: for a rank that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// On rank 0, before a forward pass of its own, while the others serve (parallel_serve): they gather with it.
+// On rank 0, before a forward pass that it computes alone while the others are in parallel_serve: they gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
 
-// New weights are gathered during the next forward pass. Where something else comes before it, which may be one rank's
-// alone, all ranks start the transfers that have not started.
+// New weights are gathered during the next forward pass. All ranks call this where other work, perhaps of one rank alone,
+// comes before that pass: it starts the transfers that have not started.
 int parallel_send_weights(Parallel *p, Error *e);
 
 // After training, or an error that all ranks know (settled): returns when no transfer is in flight on any rank, so that
-// each rank may end in its own time.
+// each rank may end by itself.
 int parallel_drain(Parallel *p, Error *e);
 
 // The step's numbers over all ranks: at any time after the norms.
 typedef struct {
-    StepResult *result; // of engine_result; summed over the ranks, but for grad_sq, which is the whole batch's already
+    StepResult *result; // of engine_result; summed over the ranks, except grad_sq, which is already the whole batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
     bool stop, save;    // in: asked of this rank; out: of any
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit. They start with the same and make the same updates, so only a faulty
-// machine changes that. ERR_RANK, settled, names the ranks that differ and the first tensor.
+// 0 if all ranks have the same weights, to the bit. They start with the same and make the same updates, so only faulty
+// hardware makes them differ. ERR_RANK, settled, names the ranks that differ and the first tensor.
 int parallel_compare(Parallel *p, Error *e);
 
-// The engine's state as a whole: engine_store for rank 0, while the others call parallel_serve. Rank 0 may store any
-// ranges in any order, and work alone in between, until it calls parallel_serve_end.
+// engine_store of the whole model's state: on rank 0, while the others are in parallel_serve. Rank 0 may store any ranges
+// in any order, and work alone in between, until it calls parallel_serve_end.
 int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
 int parallel_serve_end(Parallel *p, Error *e); // on rank 0
 int parallel_serve(Parallel *p, Error *e);     // on the others
 
-// While the others serve, their deadline is for one piece of rank 0's work: rank 0 calls this after each piece, from the
-// thread that talks to them. It restarts their deadline, at most twice a second. A Pulse's beat.
+// Restarts the deadline of the ranks in parallel_serve, at most twice a second. Rank 0 calls it after each piece of its
+// work, from the thread that communicates. The beat of a Pulse (base/common.h).
 void parallel_beat(void *parallel);
 
 // Memory on rank 0 for whole arrays of state, which begin `stride` floats apart. Ranks of its machine write their parts
 // there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
-// *memory: NULL on the others, and where nothing is sharded or the memory cannot be had.
+// *memory: NULL on the others, and where nothing is sharded or the memory cannot be allocated.
 int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
 
-// With --zero 3 nobody has room for whole arrays: each rank keeps a copy of its share of the weights and moments in memory
-// that rank 0 can read. All ranks together, once; no copies where that cannot be (another machine).
+// With --zero 3 no rank has room for whole arrays: each keeps a copy of its share of the weights and moments in memory
+// that rank 0 can read. All ranks together, once; no copies if rank 0 cannot read all (another machine).
 int parallel_keep_copies(Parallel *p, Error *e);
 bool parallel_has_copies(const Parallel *p);
 int parallel_copy(Parallel *p, Error *e); // on rank 0, while the others serve: every rank copies its share now

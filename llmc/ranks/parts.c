@@ -2,7 +2,7 @@
 
 enum { MATRICES = 4 }; // of a block: qkv, proj, fc, fcproj, of 3, 1, 4 and 4 C^2 elements
 
-// The first tensor of piece i of a block that is cut into `pieces`; i = pieces: the block's end.
+// Where piece i of a block that is cut into `pieces` begins; i = pieces: the block's end.
 static size_t piece_begin(const Model *model, int layer, int i, int pieces) {
     static const TensorKind first[][MATRICES] = {{LN1_W},
                                                  {LN1_W, LN2_W},
@@ -28,7 +28,7 @@ Range transport_whole_part(const Model *model, int bucket, int r, int ranks) {
 }
 
 int transport_fullest_rank(const Model *model, int ranks) {
-    int fullest = 0, last = MATRICES * model->config.layers; // which may have nothing but its part of the embeddings
+    int fullest = 0, last = MATRICES * model->config.layers; // the first rank that may have no piece of a block
     size_t most = 0;
     for (int r = 0; r < ranks && r <= last; r++) {
         size_t elements = 0;

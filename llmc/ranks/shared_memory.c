@@ -11,9 +11,9 @@
 // An anonymous file in memory that a rank has open. (A file in /dev/shm would outlive a run that is killed, and
 // containers have little room there.)
 typedef struct {
-    int process, fd; // fd < 0: there is none
+    int process, fd; // fd < 0: no memory
     dev_t device;
-    ino_t inode; // tells the file from another: process numbers mean something else in another container
+    ino_t inode; // identifies the file: in another container the process number may be another process's
     off_t bytes;
     char host[COMM_HOST]; // the rank's
 } Address;
@@ -31,7 +31,7 @@ static bool overcommit_is_strict(void) {
     return strict;
 }
 
-// This rank's own memory, as a file; NULL: none, and at->fd < 0.
+// Allocates this rank's memory as a file; NULL: it cannot, and at->fd < 0.
 static void *offer(const Comm *comm, size_t bytes, Address *at) {
     struct stat st;
     void *memory = NULL;
@@ -52,7 +52,7 @@ static bool is_at(const struct stat *st, const Address *at) {
     return st->st_dev == at->device && st->st_ino == at->inode && st->st_size == at->bytes;
 }
 
-// Opens another rank's file; < 0: it is not here. The path may lead to any file until its inode is checked.
+// Opens another rank's file; < 0: it is not on this machine. The path may lead to any file until its inode is checked.
 static int find(const Comm *comm, const Address *at) {
     char path[64];
     struct stat st;
@@ -65,8 +65,8 @@ static int find(const Comm *comm, const Address *at) {
     return -1;
 }
 
-// The last collective comes after every rank's search: then rank 0 may close the file.
-static int meet(SharedMemory *s, Comm *comm, Address *at, Error *e) {
+// Maps rank 0's file on the other ranks. Every rank has opened it by the last collective: then rank 0 may close it.
+static int share(SharedMemory *s, Comm *comm, Address *at, Error *e) {
     TRY(comm_broadcast(comm, at, sizeof *at, e));
     int fd = comm->rank > 0 && at->bytes == (off_t)s->bytes ? find(comm, at) : -1;
     if (fd >= 0) {
@@ -84,7 +84,7 @@ int shared_memory_create(SharedMemory *s, Comm *comm, size_t bytes, Error *e) {
     int code = memory_alloc_zero((void **)&s->shared_by, sizeof(bool) * ranks, "ranks that share memory", e);
     code = comm_agree(comm, code, e);
     if (!code && comm->rank == 0) s->memory = offer(comm, bytes, &at);
-    if (!code) code = meet(s, comm, &at, e);
+    if (!code) code = share(s, comm, &at, e);
     if (comm->rank == 0 && at.fd >= 0) close(at.fd);
     if (code) shared_memory_destroy(s);
     return code;
@@ -96,9 +96,9 @@ void shared_memory_destroy(SharedMemory *s) {
     *s = (SharedMemory){0};
 }
 
-// ---- Of each rank ---------------------------------------------------------------------------------------------------
+// ---- Memory of each rank --------------------------------------------------------------------------------------------
 
-// On rank 0: opens all files. Returns whether it could.
+// On rank 0: opens all files. False if it cannot open one.
 static bool find_all(RankMemory *s, const Comm *comm, const Address *at) {
     bool all = true;
     for (s->files = 0; s->files < comm->ranks && all; s->files++) {

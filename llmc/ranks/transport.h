@@ -1,6 +1,6 @@
-// transport: how gradients and weights travel between ranks, in the engine's own memory. A transport is a struct of
+// transport: transfers of gradients and weights between ranks, in the engine's own memory. A transport is a struct of
 // functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
-// transport_nccl.cu (NCCL on a stream of its own) for the CUDA engine.
+// transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
 // A bucket is a range of the flat arrays, cut into one part a rank (transport_part), in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer starts after all work that the engine queued before the call.
@@ -18,9 +18,9 @@ GNS_C_BEGIN
 // The state of a transport. Each transport completes this type for itself.
 typedef struct Transport Transport;
 
-#define TRANSPORT_WORK "exchange of gradients and weights" // the watchdog's name for it
+#define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
 
-enum { PART_UNIT = 64 }; // elements: parts begin where vector loads and stores like it, as tensors do
+enum { PART_UNIT = 64 }; // elements: parts begin at multiples of this, as tensors do, for aligned vector loads
 
 // Part r of a bucket cut for `ranks`. All parts are equal but the last, which takes the remainder too.
 static inline Range transport_part(Range bucket, int r, int ranks) {
@@ -37,12 +37,12 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// The same where a block's four matrices each stay whole, for Muon: the block is cut before some of them, and each piece
-// belongs to one rank. Of more than four ranks those of the next block are the next four; of two ranks each has the larger
-// piece, 8 C^2 and 4 C^2, of every other block. The embeddings are cut as above.
+// transport_part for Muon, where a block's four matrices stay whole: the block is cut before some of them, and each piece
+// belongs to one rank. With more than four ranks, a block's pieces go to four ranks, the next block's to the next four.
+// With two ranks, the larger piece (8 C^2 elements, not 4 C^2) goes to each in turn. The embeddings are cut as above.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
 
-// The rank that has most of the model then.
+// The rank that then owns most elements.
 int transport_fullest_rank(const Model *model, int ranks);
 
 typedef struct {
@@ -51,8 +51,8 @@ typedef struct {
     // choose.
     int (*device)(Comm *comm, Error *e);
 
-    // largest: elements of the largest bucket, for which it takes memory. whole: of this model, matrices stay whole; NULL:
-    // they do not. stream: engine_stream's. All ranks together.
+    // largest: elements of the largest bucket, for which memory is allocated. whole: parts are transport_whole_part's of
+    // this model; NULL: transport_part's. stream: engine_stream's. All ranks together.
     int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e);
     void (*destroy)(Transport *t);
@@ -60,14 +60,14 @@ typedef struct {
     // values: the bucket's gradients on this rank. The sum over ranks of this rank's part is written to its place.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
 
-    // own: this rank's part of the bucket's elements, at its place in `values` or apart from them. values: after it, all
+    // own: this rank's part of the bucket's elements, at its place in `values` or elsewhere. values: afterwards all
     // elements of the bucket.
     int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e);
 
-    // values[i] = sum over ranks, the same bits everywhere. Where the engine has a device: device memory.
+    // values[i] = sum over ranks, the same bits on all. Where the engine has a device: device memory.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    // The number of transfers started so far; waiting for the first `transfers` of them.
+    // started: the number of transfers so far. wait_for waits (2) for the first `transfers` of them.
     int64_t (*started)(const Transport *t);
     int (*wait_for)(Transport *t, int64_t transfers, Error *e);
 

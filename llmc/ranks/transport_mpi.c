@@ -8,22 +8,22 @@
 #include "base/float16.h"
 #include "ranks/mpi_check.h"
 
-// One reduction or gathering under way.
+// One reduction or gathering in flight.
 typedef struct {
     MPI_Request request;
     float *own;            // where this rank's part belongs; NULL for a gathering
     size_t count;          // elements of it
-    int *counts, *places;  // (ranks) each: of the parts. MPI reads them until the end
+    int *counts, *places;  // (ranks) each: of the parts. MPI reads them until the transfer ends
     void *sent, *received; // buffers: in bf16 both, in fp32 only `received`
 } Pending;
 
 struct Transport {
     Comm *comm;
     const Model *whole; // NULL: matrices are cut
-    MPI_Comm mpi;       // apart from the control messages
+    MPI_Comm mpi;       // separate from that of the control messages
     MPI_Op add_bf16;
     WireType wire;
-    Pending *pending; // those under way, after pending_done that have ended
+    Pending *pending; // pending_done transfers that have ended, then those in flight
     int pending_done, pending_count, pending_capacity;
     int64_t ended; // transfers before all of `pending`
 };
@@ -41,11 +41,11 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e) {
-    (void)stream; // host memory comes and goes with each work
+    (void)stream; // transfers are in host memory
     if (largest > INT_MAX) {
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
-                    "a block of this model has %zu elements, and between ranks MPI counts to %d", largest, INT_MAX);
+                    "a block of this model has %zu elements, but MPI transfers at most %d", largest, INT_MAX);
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
@@ -70,7 +70,7 @@ static Range part_of(const Transport *t, Range bucket, int r) {
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
-// A place in the list of what is under way, with the bucket's parts.
+// Appends to the transfers in flight, with the bucket's parts.
 static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
     int ranks = t->comm->ranks, *counts;
     if (t->pending_count == t->pending_capacity) {
@@ -116,7 +116,7 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
 static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
     size_t begin = part_of(t, bucket, t->comm->rank).begin - bucket.begin;
     bool in_place = own == (const char *)values + begin * element_bytes;
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // only moved
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // of the same size: only copied
     Pending *p;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
@@ -153,7 +153,7 @@ static int wait_for(Transport *t, int64_t transfers, Error *e) {
 
 static int finish(Transport *t, Error *e) { return wait_for(t, started(t), e); }
 
-// The communicator ends with MPI. No transfer is in flight (parallel_drain): MPI would write into memory that is gone.
+// MPI_Finalize frees the communicator. No transfer is in flight (parallel_drain): MPI would write into freed memory.
 static void destroy(Transport *t) {
     if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
     memory_free(t->pending);

@@ -1,4 +1,4 @@
-// transport between GPUs: NCCL, on a stream of its own beside the engine's. NCCL is set up over MPI.
+// transport between GPUs: NCCL, on its own stream next to the engine's. NCCL is set up over MPI.
 //
 // The order of the two streams:
 // 1. A transfer starts after all work that the engine's stream has queued before it (after_engine).
@@ -16,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers, more than a backward pass over 255 blocks has. An older transfer's event is a later one's:
-// the wait is then longer than needed, never shorter.
+// The ring of events holds the last transfers, more than a backward pass over 255 blocks has. A later transfer has taken
+// the event of an older one: a wait for it is then longer than needed, never shorter.
 enum { MARKS = 512 };
 
 struct Transport {
@@ -30,7 +30,7 @@ struct Transport {
     int64_t started;             // transfers so far
     __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
     size_t largest;              // elements of the largest bucket
-    const Model *whole;          // its blocks' parts are of unequal length (transport_whole_part); NULL: no model's are
+    const Model *whole;          // parts are transport_whole_part's, of unequal length; NULL: transport_part's
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -137,7 +137,7 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, co
                   Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities: transfers, which need few multiprocessors, before the engine's kernels
+    int least, most; // stream priorities: transfers need few multiprocessors and go before the engine's kernels
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
@@ -153,7 +153,7 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, co
 
 static void destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
-    watchdog_wait(t->comm->watchdog, "end of NCCL"); // after an error perhaps in this rank alone
+    watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted: perhaps only this rank has an error
     if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for the other ranks, which may have ended
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)

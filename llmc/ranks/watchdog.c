@@ -13,20 +13,20 @@
 #include <unistd.h>
 
 enum {
-    LOOK_MS = 100,      // between two looks at the clock
-    SECONDS_TO_END = 5, // that MPI may take to end the job; then this process exits by itself
-    SECONDS_BESIDE = 1  // that a report which accuses nobody leaves to those of other machines
+    CHECK_MS = 100,        // between two checks of the clock
+    SECONDS_TO_END = 5,    // for MPI to end the job; then this process exits by itself
+    SECONDS_FOR_OTHERS = 1 // after a report that blames no rank, for reports of other machines (invariant 4)
 };
-static const double seconds_for_other_machines = 4; // their ranks began to wait at another moment (invariant 4)
-static const double seconds_claimed = SECONDS_BESIDE + SECONDS_TO_END + 1;
-static const double seconds_until_still = 1.5;  // without a heartbeat, at least,
-static const double share_of_wait_still = 0.75; // and for most of the wait: a busy machine may delay one for a moment
+static const double seconds_for_other_machines = 4; // before such a report: their ranks began to wait later or earlier
+static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
+static const double seconds_until_still = 1.5;  // a rank is still after this long without a heartbeat,
+static const double share_of_wait_still = 0.75; // and this share of the wait: a busy machine may delay a heartbeat
 
 struct WatchdogEntry {
     atomic_int process; // process id; 0: not here
     atomic_llong begun; // collectives
     atomic_llong beat;  // microseconds of the machine's monotonic clock: the last heartbeat
-    atomic_llong claim; // likewise, on the line of this machine's first rank: the last report's begin
+    atomic_llong claim; // likewise, on the line of this machine's first rank: when the last report began
 };
 
 size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
@@ -40,8 +40,8 @@ struct Watchdog {
     // Below: under the lock.
     WatchdogPhase phase;
     int64_t step;
-    double since; // seconds of the clock: the last progress
-    double looked;
+    double since;           // seconds of the clock: the last progress
+    double checked;         // likewise: the last check
     const char *collective; // begun or waited for last
     bool joined;
     WatchdogDevice device;
@@ -74,13 +74,13 @@ static bool is_still(const Watchdog *w, int rank, double now) {
 // What the board shows.
 typedef struct {
     int here;              // ranks of this machine that have started
-    int missing;           // that have not, until the ranks have met
-    int still;             // without a heartbeat
-    long long first, last; // collectives begun, of the ranks that run
-    bool unsure;           // all of them run, and there are other machines (invariant 4)
+    int missing;           // ranks of this machine that have not, until all ranks have joined
+    int still;             // ranks without a heartbeat
+    long long first, last; // fewest and most collectives begun, of the other ranks
+    bool unsure;           // all ranks run, and there are other machines (invariant 4)
 } View;
 
-static View look_around(const Watchdog *w, double now) {
+static View read_board(const Watchdog *w, double now) {
     View v = {.first = LLONG_MAX};
     for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
         if (!is_here(w, rank)) continue;
@@ -110,7 +110,7 @@ static void name_ranks(const Watchdog *w, const View *v, double now, bool still,
     }
 }
 
-// Before the ranks have met. Which ranks are missing is certain only where all are on this machine.
+// Before all ranks have joined. Which ranks are missing is certain only if all are on this machine.
 static void name_missing(const Watchdog *w, const View *v, Error *e) {
     if (w->config.here < w->config.ranks)
         append(e, "; %d of this machine's %d ranks have not started", v->missing, w->config.here);
@@ -118,7 +118,7 @@ static void name_missing(const Watchdog *w, const View *v, Error *e) {
         if (!is_here(w, rank)) append(e, "; rank %d has not started", rank);
 }
 
-static void name_guilty(const Watchdog *w, const View *v, double now, Error *e) {
+static void name_suspects(const Watchdog *w, const View *v, double now, Error *e) {
     if (!w->config.board) return;
     if (v->unsure)
         append(e, "; this machine's %d rank%s run%s", v->here, v->here > 1 ? "s" : "", v->here > 1 ? "" : "s");
@@ -148,7 +148,7 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
                v->unsure ? ", on the machine with the smallest number or without a report" : "",
                w->phase == PHASE_CHECKPOINT ? ", or raise --deadline-checkpoint" : "");
     if (w->collective) append(e, "; last collective: %s", w->collective);
-    name_guilty(w, v, now, e);
+    name_suspects(w, v, now, e);
 }
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
@@ -178,47 +178,47 @@ static bool claim_report(const Watchdog *w, double now) {
            atomic_compare_exchange_strong(claim, &before, microseconds(now));
 }
 
-static void sleep_until_next_look(Watchdog *w) {
+static void sleep_until_next_check(Watchdog *w) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += LOOK_MS * 1000000L;
+    until.tv_nsec += CHECK_MS * 1000000L;
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
     pthread_cond_timedwait(&w->changed, &w->lock, &until);
 }
 
-static void look(Watchdog *w) {
+static void check(Watchdog *w) {
     Error e = {0};
     double now = clock_seconds();
-    if (now - w->looked > seconds_until_still) w->since = now; // this process itself was stopped
-    w->looked = now;
+    if (now - w->checked > seconds_until_still) w->since = now; // this process itself was stopped
+    w->checked = now;
     if (w->config.board) atomic_store(&own_entry(w)->beat, microseconds(now));
     if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
     double over = now - w->since - deadline(w);
     if (over < 0) return;
-    View view = look_around(w, now);
+    View view = read_board(w, now);
     if (over < (view.unsure ? seconds_for_other_machines : 0) || !claim_report(w, now)) return;
     describe(w, &view, now, &e);
-    end_job(w, &e, view.unsure ? SECONDS_BESIDE : 0);
+    end_job(w, &e, view.unsure ? SECONDS_FOR_OTHERS : 0);
 }
 
 static void *watch(void *context) {
     Watchdog *w = context;
     pthread_mutex_lock(&w->lock);
     while (!w->done) {
-        sleep_until_next_look(w);
-        if (!w->done) look(w);
+        sleep_until_next_check(w);
+        if (!w->done) check(w);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
-// Overwrites what an earlier run of the same name may have left on the board.
-static void enter(Watchdog *w) {
+// Overwrites this rank's line on the board, which an earlier run of the same name may have left.
+static void board_enter(Watchdog *w) {
     if (!w->config.board) return;
     atomic_store(&own_entry(w)->begun, 0);
     atomic_store(&own_entry(w)->claim, 0);
-    atomic_store(&own_entry(w)->beat, microseconds(w->looked));
+    atomic_store(&own_entry(w)->beat, microseconds(w->checked));
     atomic_store(&own_entry(w)->process, (int)getpid());
 }
 
@@ -227,8 +227,8 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     Watchdog *w = *out;
     pthread_condattr_t attributes;
     w->config = *config;
-    w->since = w->looked = clock_seconds();
-    enter(w);
+    w->since = w->checked = clock_seconds();
+    board_enter(w);
     pthread_mutex_init(&w->lock, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

@@ -1,15 +1,15 @@
 // watchdog: no run of several ranks hangs. A thread of each rank watches the clock. When the main thread makes no
 // progress for longer than the phase's deadline, the watchdog names the rank that hangs, as far as it can tell, and ends
-// the job with ERR_RANK. Without its launcher a rank gets no word when others end: its set-up, in which there is nothing
-// to save, then has WATCHDOG_ORPHAN_SECONDS.
+// the job with ERR_RANK. Without its launcher a rank is not told when others end: the deadline of set-up, in which there is
+// nothing to save, is then WATCHDOG_ORPHAN_SECONDS.
 //
 // The ranks of one machine share a board, a line a rank: its process, its heartbeat, the collectives that it has begun.
 //   1. All ranks begin the same collectives in the same order. So a rank at the earliest one keeps the others waiting.
-//   2. A rank without a heartbeat for most of the wait is stopped or gone: it is to blame before any other. So is one
-//      that has not started, until the ranks have met.
+//   2. A rank without a heartbeat for most of the wait is stopped or gone, and is blamed before any other. So is one that
+//      has not started, until all ranks have joined (watchdog_join).
 //   3. All watchdogs of a machine judge by the same board. One claims the report; the others stay silent.
-//   4. A board shows one machine. If all its ranks run and there are other machines, one of those may be to blame: the
-//      report names what the board shows, accuses nobody, and waits for machines that know more to end the job.
+//   4. A board shows one machine. If all its ranks run and there are other machines, the hang may be on one of those: the
+//      report says what the board shows, blames no rank, and first leaves time for other machines to end the job.
 #pragma once
 
 #include "base/common.h"
@@ -26,7 +26,7 @@ typedef struct Watchdog Watchdog;
 enum { WATCHDOG_ORPHAN_SECONDS = 5 };
 
 typedef struct {
-    int rank, ranks;              // as far as is known
+    int rank, ranks;              // as the launcher says; watchdog_join tells better
     int here;                     // ranks on this machine, by the launcher; 0: unknown
     const char *host;             // this machine's name, if there are several; else "". Outlives the watchdog
     WatchdogEntry *board;         // (ranks); each rank of this machine writes its own line; may be NULL
@@ -39,7 +39,7 @@ typedef struct {
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);
 void watchdog_destroy(Watchdog *w); // NULL is fine, here and below
 
-// All ranks have met: who this one is, by MPI. Ranks that are not on the board are on other machines.
+// All ranks have joined: rank and ranks as MPI says. Ranks that are not on the board are on other machines.
 void watchdog_join(Watchdog *w, int rank, int ranks);
 
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step); // restarts the clock, as do the next three

@@ -133,7 +133,7 @@ static int run_program(Run *r, Error *e) {
     TRY(comm_create(r->setup.comm, &deadlines, e));
     if (options_train(o)) comm_outlive_launchers(r->setup.comm);
     if (code) *e = usage;
-    else if (options_train(o) || evaluates(o)) code = comm_refuse_strangers(r->setup.comm, e);
+    else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
     TRY(comm_agree(r->setup.comm, start_progress(r, e), e));

@@ -349,7 +349,7 @@ static void check_stray(const Model *model, int ranks, bool apart, const char *w
     faults->stray_element = t->offset + draw((uint32_t)t->count);
     faults->stray_late = zero > 0;
     CHECK_RUN(trainer_run(COMMAND "--out part --compare-every %d --zero %d", compare_every, zero), ERR_RANK);
-    const char *line = path_of("step %ld: ranks %s: weights that must be the same everywhere differ, first in %s",
+    const char *line = path_of("step %ld: ranks %s: weights that must be the same on all ranks differ, first in %s",
                                found, who, t->name);
     CHECK(log_mentions(line), "no '%s' in: %s", line, log_tail());
     CHECK(newest_step("part") == 3, "the newest checkpoint is %ld", newest_step("part"));
