@@ -103,7 +103,7 @@ static void copy_rows_out(const Head *head, void *to, size_t t, size_t to_row, c
         BY_TYPE(head->type, scale_values(to, (t + i) * to_row, TYPE, from, 0, DTYPE_FP32, head->D, scale));
 }
 
-// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D). floats: (Tp, Dp), for those of bf16.
+// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D). floats: scratch (Tp, Dp), for bf16.
 static void transpose_panels(const Head *head, float *to, const void *from, size_t from_row, float *floats) {
     const float *rows = from;
     if (head->type != DTYPE_FP32) {
@@ -124,7 +124,7 @@ static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t
     });
 }
 
-// The same of C += A^T B, with A's k down its columns.
+// A tile of C += A^T B, with A's k down its columns.
 static void multiply_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
                                 size_t b_row, size_t K) {
     TILE_DISPATCH(rows, {
@@ -133,10 +133,10 @@ static void multiply_transposed(float *c, size_t c_row, size_t rows, const float
     });
 }
 
-// Scores [begin, end) of a row become -infinity. By whole vectors: a load waits long for stores of its parts.
+// Sets scores [begin, end) of a row to -infinity, by whole vectors: a vector load right after stores of its parts is slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
-    VecBits key = {0}; // counted from `begin`: those before it become the largest numbers
+    VecBits key = {0}; // minus `begin`: keys before `begin` wrap to the largest numbers
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)begin + (uint32_t)i;
     for (; j < end; j += VEC, key += VEC)
         vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
@@ -211,11 +211,11 @@ static void compute_delta(const Head *head, const Scratch *s, const void *out) {
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
-// [first, t]. n is a multiple of VEC. factor: of the mask, or NULL; then P becomes what the forward pass multiplied v by,
-// and dP is that of the dropped probabilities.
+// [first, t]. n is a multiple of VEC. factor: of dropout, or NULL. With it P becomes the dropped probabilities, by which
+// the forward pass multiplied v, and dP is their gradient.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
-    VecBits key = {0}; // counted from `first`: those before it become the largest numbers
+    VecBits key = {0}; // minus `first`: keys before `first` wrap to the largest numbers
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)first + (uint32_t)i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
@@ -227,7 +227,7 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
     }
 }
 
-// The same of keys [j, end), with dropout. Apart, for the speed without.
+// backward_softmax of keys [j, end) with dropout. Not inlined, which would slow down runs without dropout.
 __attribute__((noinline)) static void backward_dropped_row(const Head *head, const Scratch *s, float *scores,
                                                            float *dscores, size_t t, size_t j, size_t end) {
     float factor[DROPOUT_SPAN];
@@ -240,7 +240,7 @@ __attribute__((noinline)) static void backward_dropped_row(const Head *head, con
     }
 }
 
-// Either, of keys [j, end).
+// backward_softmax of keys [j, end), with or without dropout.
 static void backward_softmax_row(const Head *head, const Scratch *s, float *scores, float *dscores, size_t t, size_t j,
                                  size_t end) {
     if (head->dropout.below) backward_dropped_row(head, s, scores, dscores, t, j, end);

@@ -17,7 +17,7 @@ typedef struct {
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
     Dtype type;
     Dropout dropout; // of the layer, and of the first example; the same in both passes
-    // (B, T): of a token in its document, which alone it sees; 0, then one more each, until the next 0. NULL: t.
+    // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees its document alone. NULL: t.
     const uint16_t *position;
 } Attention;
 

@@ -29,7 +29,7 @@ __attribute__((target("amx-tile"))) static void configure(void) {
     configured = true;
 }
 
-// The instructions take the core's other units little time: `between` keeps these busy, once a step of k.
+// AMX hardly uses the core's other units: `between`, called after each step of k, gives them work.
 __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c, const uint16_t *a, const uint16_t *b,
                                                                         size_t pairs, size_t count, Ahead *ahead,
                                                                         void (*between)(void *, size_t, size_t),
@@ -53,7 +53,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
-        ask_ahead(ahead, lines);
+        prefetch_ahead(ahead, lines);
         if (between) between(work, at / PAIRS, pairs / PAIRS);
     }
     _tile_stored(0, c, C_ROW);

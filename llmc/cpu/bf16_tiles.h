@@ -12,15 +12,15 @@
 
 enum { CACHE_LINE = 64 };
 
-// Memory that a tile asks for while it is computed, a few lines at a time: asked for at once, they keep the tile's own
-// loads waiting (an Emerald Rapids has 16 lines in flight, and memory is 100 ns away).
+// Memory to prefetch while a tile is computed, a few cache lines at a time: all at once, they would delay the tile's own
+// loads (an Emerald Rapids has at most 16 lines in flight, and memory takes 100 ns).
 typedef struct {
     const char *run;             // of `length` bytes; runs lie `stride` bytes apart
     size_t byte, length, stride; // byte: of the run, where the next line is
-    size_t lines;                // left
+    size_t lines;                // still to prefetch
 } Ahead;
 
-static inline __attribute__((always_inline)) void ask_ahead(Ahead *ahead, size_t lines) {
+static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, size_t lines) {
     for (; lines > 0 && ahead->lines > 0; lines--, ahead->lines--) {
         __builtin_prefetch(ahead->run + ahead->byte);
         ahead->byte += CACHE_LINE;
@@ -30,10 +30,10 @@ static inline __attribute__((always_inline)) void ask_ahead(Ahead *ahead, size_t
 
 enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
-// c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. Of A's rows the first `count` are there;
-// those of c after them may be written or not. pairs: a multiple of BF16_STEP / 2.
+// c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. A has `count` rows; later rows of c are
+// arbitrary. pairs: a multiple of BF16_STEP / 2.
 //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
-// It may ask for some of the lines ahead; the caller asks for what is left.
+// It may prefetch some of the lines ahead; the caller prefetches the rest.
 typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead);
 Bf16Tile bf16_tile_plain, bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;
 

@@ -14,7 +14,7 @@ float calibrate_chains(size_t steps);
 // products of panels in the first-level cache. 0: no such kernel.
 double calibrate_flops(int threads, Dtype type);
 
-// The same of one round of about 50 microseconds, each thread by its own clock: what the cores give just now.
+// The same, from one round of about 50 microseconds, each thread by its own clock: the cores' speed at this moment.
 double calibrate_probe(int threads, Dtype type);
 
 // Bytes a second, read and written together, of a copy that exceeds the caches, the best of 50 ms. 0: no memory for it.

@@ -8,10 +8,10 @@
 #    include <arm_neon.h>
 #endif
 
-// Half as many numbers of 64 bits, of which the lower 32 count.
+// VEC / 2 numbers of 64 bits, of which the lower 32 are used.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
-// The products of the lower halves. GCC makes one instruction of no plain expression for them.
+// The products of the lower halves. GCC has no plain expression that it compiles to the one instruction for them.
 VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
     Wide factor = (Wide){0} + by;
 #if defined(__AVX512F__)

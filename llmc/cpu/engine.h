@@ -44,7 +44,7 @@ struct Engine {
     float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
-    uint16_t *seen;           // (T), of which the first seen_count: the tokens whose keys and values are in memory
+    uint16_t *seen;           // (T) its first seen_count tokens have their keys and values in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
     void *dwide;                             // (B, T, 4C) gradient of qkv, fc
@@ -54,10 +54,10 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     double *trust_sq;                        // two a tensor: of its weights, of its direction (LAMB)
-    float *matrix, *matrix_scratch;          // one that is orthogonalized, muon_scratch
+    float *matrix, *matrix_scratch;          // Muon: the matrix that is orthogonalized, muon_scratch
     double loss_sum, nll_sum;
     double work;              // of the pass: multiply-adds of its products
-    _Atomic float work_share; // the share of it that is done, which another thread reads
+    _Atomic float work_share; // the share of work that is done; read by another thread
     bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
     float loss_scale;         // scale_loss
     uint64_t example;         // number of the next micro-step's first row
@@ -72,15 +72,15 @@ struct Engine {
 
 int engine_thread_count(const EngineConfig *config); // its threads, by default one a core
 
-// Allocates all memory of the engine's configuration, cleared but for the kernels' scratch, and points the engine at it.
+// Allocates all memory of the engine's configuration, cleared except the kernels' scratch, and points the engine at it.
 int engine_memory_take(Engine *engine, Error *e);
 void engine_memory_free(Engine *engine);
 
-// Rows of the head processed at a time: the logits of a whole micro-batch never exist.
+// Rows of the head processed at a time: the logits of a whole micro-batch are never in memory together.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 
-// Functions of EngineApi beside those of train_gpt2.c (engine_memory.c, engine_state.c).
+// Functions of EngineApi outside train_gpt2.c (engine_memory.c, engine_state.c).
 void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan);
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e);

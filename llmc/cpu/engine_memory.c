@@ -1,4 +1,4 @@
-// The CPU engine's memory. The same layouts plan (--dry-run) and place, so the plan is never wrong.
+// The CPU engine's memory. The same layouts plan (--dry-run) and place: the plan is exact.
 #include "cpu/engine.h"
 #include "cpu/layers.h"
 #include "cpu/muon.h"
@@ -15,13 +15,13 @@ int engine_thread_count(const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    size_t rows =
-        ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded; // of either type: the same sums
+    // The rows of fp32 logits for bf16 too, so that sums over rows have the same order.
+    size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
 
-// A piece of memory, taken from its beginning on. base NULL: it is only counted.
+// One allocation, from which arrays are taken in turn. base NULL: they are only counted.
 typedef struct {
     char *base;
     size_t used;
@@ -162,9 +162,9 @@ void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     }
 }
 
-// Asks for large pages, before the memory is touched: with small ones every pass over it waits for their addresses. A
-// system that has none, or is told not to use them, keeps small ones.
-static void ask_for_large_pages(char *memory, size_t bytes) {
+// Requests huge pages, before the memory is touched: with small ones every pass over it waits for TLB misses. A system
+// without huge pages, or with these turned off, keeps small ones.
+static void request_huge_pages(char *memory, size_t bytes) {
 #ifdef MADV_HUGEPAGE
     size_t page = (size_t)sysconf(_SC_PAGESIZE), skip = round_up((size_t)(uintptr_t)memory, page) - (uintptr_t)memory;
     if (bytes > skip) madvise(memory + skip, (bytes - skip) / page * page, MADV_HUGEPAGE);
@@ -178,7 +178,7 @@ int engine_memory_take(Engine *engine, Error *e) {
         Layout layout = {0};
         layouts[i].fill(engine, &layout);
         TRY(memory_alloc(&engine->memory[i], layout.used, "the engine's memory", e));
-        ask_for_large_pages(engine->memory[i], layout.used);
+        request_huge_pages(engine->memory[i], layout.used);
         if (layouts[i].fill != layout_workspaces) memset(engine->memory[i], 0, layout.used);
         layout = (Layout){.base = engine->memory[i]};
         layouts[i].fill(engine, &layout);

@@ -19,7 +19,7 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-// Are the master weights apart from those that the kernels read, and of the owned ranges alone?
+// True if the master weights are a separate array, of the owned ranges alone, from the weights that the kernels read.
 static bool masters_apart(const Engine *engine) {
     return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
 }
@@ -28,7 +28,7 @@ static void *weight_at(const Engine *engine, size_t element) {
     return value_at(engine->weight, shard_weight_place(&engine->config, element), engine->config.dtype);
 }
 
-// Weights of a range that lies in one piece, for the kernels.
+// Sets the weights that the kernels read, of a range that is contiguous in their array.
 static void set_weights(Engine *engine, Range range, const float *values) {
     void *weight = weight_at(engine, range.begin);
     size_t n = range_length(range);
@@ -38,7 +38,7 @@ static void set_weights(Engine *engine, Range range, const float *values) {
         for (size_t i = 0; i < n; i++) ((uint16_t *)weight)[i] = f32_to_bf16(values[i]);
 }
 
-// Does the array cover all parameters, or the owned ranges alone?
+// True if the array covers all parameters, not the owned ranges alone.
 static bool is_whole(const Engine *engine, StateKind kind) {
     return (kind == STATE_PARAM && !masters_apart(engine)) || (kind == STATE_GRAD && !engine->config.shard_grads);
 }
@@ -128,8 +128,8 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: what becomes of the weights for the kernels; NULL: they read param, or
-// what own_weights makes of it.
+// A tensor's part of a piece. rounded: the bf16 weights that the kernels read; NULL: they read param, or what own_weights
+// rounds.
 typedef struct {
     const Tensor *tensor;
     size_t n; // elements
@@ -155,7 +155,7 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
-// Of one of `count` matrices side by side, number k: its columns of the tensor.
+// Muon's update of matrix k of the `count` matrices that lie side by side in a tensor.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
@@ -180,7 +180,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// From the summed to the clipped mean gradient; NaN: there is no update.
+// The factor from the summed to the clipped mean gradient; NaN: the step changes nothing.
 static double grad_scale(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
@@ -214,7 +214,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// |direction|^2 of the coming step. The order of the sum depends on n alone.
+// |direction|^2 of the step to come. The order of the sum depends on n alone.
 static double direction_squares(const TensorPart *t, const AdamWStep *step) {
     enum { BLOCK = 1 << 12, PARTS = 256 };
     double partial[PARTS] = {0}, sum = 0;
@@ -279,7 +279,7 @@ static uint64_t hash_floats(const float *x, Range range, size_t first) {
     return sum;
 }
 
-// Those of bf16 values, of 16 bits an element.
+// The same of bf16 values, of 16 bits an element.
 static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
@@ -287,7 +287,7 @@ static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
     return sum;
 }
 
-// Of the weights that the kernels read, in a range that lies in one piece.
+// The hash of the weights that the kernels read, of a range that is contiguous in their array.
 static uint64_t hash_weights(const Engine *engine, Range range) {
     Range here = {0, range_length(range)};
     const void *weight = weight_at(engine, range.begin);

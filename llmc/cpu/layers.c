@@ -253,7 +253,7 @@ VECTOR_INLINE float row_max(const void *x, int n, const Dtype type) {
     return max;
 }
 
-// The sum of exp(row - max); an fp32 row becomes that too.
+// The sum of exp(row - max). An fp32 row becomes these exponentials; a bf16 row, which must be rounded only once, stays.
 VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
@@ -272,8 +272,7 @@ VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     return total;
 }
 
-// From what row_exp left, to scale exp(row - max) - less. A bf16 row is rounded once, so its exponentials are computed
-// again.
+// After row_exp: the row becomes scale exp(row - max) - less.
 VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
     if (type == DTYPE_FP32) {
         for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);
@@ -311,7 +310,7 @@ void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target
 
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 
-enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats: at a time; how far ahead a thread asks for them
+enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats: at a time; prefetched ahead; in a cache line
 
 VECTOR_INLINE void adamw_run(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2,
                              size_t n, const AdamWStep *step, bool decay) {
@@ -339,7 +338,7 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
 enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough that fp32 lanes lose nothing
-enum { SUM_AHEAD = 1024 };    // floats: how far ahead a thread asks for them
+enum { SUM_AHEAD = 1024 };    // floats prefetched ahead
 
 static double chunk_squares(const float *x, size_t n) {
     float lane[LANES] = {0};
@@ -354,7 +353,7 @@ static double chunk_squares(const float *x, size_t n) {
     return sum;
 }
 
-enum { BLOCK_CHUNKS = 512 }; // whose sums are kept, to be added in order
+enum { BLOCK_CHUNKS = 512 }; // chunks whose sums are kept and added in order
 
 // Adds x to y unless y is NULL; returns |x|^2.
 static double add_and_sum_blocks(float *y, const float *x, size_t n) {

@@ -1,5 +1,5 @@
-// layers: the CPU kernels beside matmul and attention. OpenMP. The order of every sum depends on the shapes alone, never
-// on the number of threads, and so do the bits of results. `void` arrays are values of the given type (cpu/value.h).
+// layers: the CPU kernels other than matmul and attention, with OpenMP. The order of every sum, and so the bits of results,
+// depend on the shapes alone, not on the number of threads. `void` arrays are values of the given type (cpu/value.h).
 #pragma once
 
 #include "math/adamw.h"
@@ -50,13 +50,13 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
 // Softmax and cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]] over V real columns of
-// `stride`, and loss[i] the same with label smoothing (math/loss.h); loss NULL: there is none. gradient != 0: the logits
-// become the loss's gradient times that, the padding columns 0.
+// `stride`, and loss[i] the same with label smoothing (math/loss.h); loss NULL: no smoothing. gradient != 0: the logits
+// become `gradient` times the loss's gradient, the padding columns 0.
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
 
-// An AdamW step (math/adamw.h) of n parameters. rounded: what becomes of them in bf16; or NULL.
+// An AdamW step (math/adamw.h) of n parameters. rounded: receives the parameters in bf16; or NULL.
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 

@@ -7,16 +7,16 @@
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
 // pack a block of A, rows x block_depth, into panels of the kernel's rows. It takes half the second-level cache. Then
-// each thread packs one panel of B at a time and multiplies it by every panel of the block. Meanwhile it asks for the
-// next panel's part of B, whose rows lie too far apart for the hardware to foresee.
+// each thread packs one panel of B at a time and multiplies it by every panel of the block. Meanwhile it prefetches the
+// next panel's part of B, whose rows lie too far apart for the hardware prefetcher.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
-enum { PARTIAL_COLUMNS = 768 };        // where sums wait outside C
+enum { PARTIAL_COLUMNS = 768 };        // columns at a time where C, in bf16, cannot hold the sums between blocks of k
 enum { ROW_COLUMNS = 384 };            // columns that a product of one row computes at a time
-enum { TASKS_PER_THREAD = 8 };         // wanted of a block, so that the threads end at about the same time
-enum { STREAM_FLOATS = 1 << 18 };      // of C: with less, all gradients may fit in a cache
-enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // about what it costs to wake a thread
+enum { TASKS_PER_THREAD = 8 };         // wanted in a block, so that the threads end at about the same time
+enum { STREAM_FLOATS = 1 << 18 };      // smallest C written past the caches: with less all gradients may fit in a cache
+enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // with fewer, waking a second thread costs more than it saves
 
-// Two blocks of A: one is packed while the other is in use. Then the sums that C has no room for.
+// Two blocks of A: one is packed while the other is in use. Then the sums that C cannot hold.
 size_t matmul_scratch(Dtype type, size_t M) {
     return 2 * (size_t)A_BLOCK_MAX + (type == DTYPE_FP32 ? 0 : M * PARTIAL_COLUMNS * sizeof(float));
 }
@@ -46,7 +46,7 @@ static size_t panel_columns(const MatmulProduct *p, BPanel panel) {
     return size_min(p->kernel->columns, panel.block->n + panel.block->columns - panel.j);
 }
 
-// What a panel of B is packed from; nothing where there is none.
+// The memory from which a panel of B is packed, to be prefetched; empty without a block.
 static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     const MatmulBlock *block = panel.block;
     if (!block) return (Ahead){0};
@@ -148,7 +148,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                MatmulBlock after = block; // as far as its part of B is concerned
+                MatmulBlock after = block; // the next block; only its part of B is set
                 bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
                 if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
                 compute_block(p, &block, last ? NULL : &after, threads);
@@ -157,7 +157,8 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
     }
 }
 
-// Is C a large gradient that is written once, in whole cache lines? It would leave the cache before it is read again.
+// True if C is written past the caches: a large gradient, written once and in whole cache lines, that would leave the cache
+// before it is read again.
 static bool streams(const MatmulProduct *p, size_t depth) {
     size_t line = CACHE_LINE / sizeof(float);
     bool aligned = (uintptr_t)p->c % CACHE_LINE == 0 && p->N % line == 0;

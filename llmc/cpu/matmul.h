@@ -23,7 +23,7 @@ const MatmulKernel *matmul_kernel(Dtype type);
 // Half of this machine's second-level cache, as far as it is known.
 size_t matmul_a_block(void);
 
-// Bytes, for products of at most M rows whose result is values.
+// Bytes of scratch for products whose result has at most M rows of values.
 size_t matmul_scratch(Dtype type, size_t M);
 
 // Each writes C (M,N), a sum over K.

@@ -93,8 +93,8 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
     for (size_t j = 0; j < count; j++) to[j] += x[j];
 }
 
-// Writes rows [first, end) of a tile whose sums are complete. They wait between blocks of k in C where it is fp32, else in
-// block->partial.
+// Writes rows [first, end) of a tile: to C after the last block of k. Before, C holds the sums so far where it is fp32, else
+// block->partial does.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
     const MatmulProduct *p = tile->product;
@@ -128,12 +128,12 @@ static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const Matmu
                          const void *b, size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
     p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead);
-    ask_ahead(&tiles->ahead, tiles->ahead.lines);
+    prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     write_rows(&tile, tiles->sums, 0, tile.rows);
 }
 
 #ifdef BF16_X86
-// Between AMX's instructions, step `at` of `of`. The last tile is written when the present one's sums are stored.
+// Bf16TileBetween's function: writes a share of the last tile. All of it is written when the present one's sums are stored.
 static void work_between(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;
@@ -145,15 +145,15 @@ static void finish_amx(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sum
 static void compute_tile_amx(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                              const void *b, size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
-    if (!block->padded) finish_amx(tiles); // there is no step between which it could be done
+    if (!block->padded) finish_amx(tiles); // without steps of k, work_between is not called
     p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, work_between, tiles);
-    ask_ahead(&tiles->ahead, tiles->ahead.lines);
+    prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     tiles->last = tile;
 }
 #endif
 
-// The same sums in C, as the oracle of the others. VDPBF16PS, too, adds the products of a pair one after the other. AMX
-// sums those of even and of odd k apart; Arm adds the two products first, and rounds otherwise (bf16_neon.c).
+// Bf16Tile in plain C, the oracle of the others. Like VDPBF16PS it adds the products of a pair one after the other. AMX
+// sums even and odd k separately; Arm adds the two products first, and rounds differently (bf16_neon.c).
 void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
     (void)ahead;
     for (size_t i = 0; i < count; i++, c += COLUMNS) {

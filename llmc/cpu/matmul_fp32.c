@@ -31,9 +31,9 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
 }
 
-enum { ASK_DEPTH = 16 }; // of k, after which a tile asks for the next lines
+enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
-// The tile of C at (i, j) from a packed panel of A and one of B. At the edges of C a copy is worked on.
+// The tile of C at (i, j) from a packed panel of A and one of B. A tile at an edge of C is computed in a copy.
 static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                          const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
@@ -48,12 +48,12 @@ static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const Matmu
     }
     Vec bias0 = bias ? vec_load(bias) : (Vec){0}, bias1 = bias ? vec_load(bias + VEC) : (Vec){0};
     Ahead ahead = tiles->ahead;
-    size_t lines = (ahead.lines * ASK_DEPTH + block->depth - 1) / size_max(block->depth, 1);
+    size_t lines = (ahead.lines * PREFETCH_DEPTH + block->depth - 1) / size_max(block->depth, 1);
     TILE_DISPATCH(rows, {
         Tile t = tile_zero(ROWS);
-        for (size_t k = 0; k < block->depth; k += ASK_DEPTH) {
-            ask_ahead(&ahead, lines);
-            tile_add_product(ROWS, &t, size_min(ASK_DEPTH, block->depth - k), (const float *)a + k * TILE_ROWS, 1,
+        for (size_t k = 0; k < block->depth; k += PREFETCH_DEPTH) {
+            prefetch_ahead(&ahead, lines);
+            tile_add_product(ROWS, &t, size_min(PREFETCH_DEPTH, block->depth - k), (const float *)a + k * TILE_ROWS, 1,
                              TILE_ROWS, (const float *)b + k * TILE_COLUMNS, TILE_COLUMNS);
         }
         tile_add_row(ROWS, &t, bias0, bias1);

@@ -1,4 +1,4 @@
-// matmul_kernel: what matmul.c asks of a kernel: to pack panels of A and B, and to multiply two of them.
+// matmul_kernel: the interface of matmul.c to its kernels, which pack panels of A and B and multiply two of them.
 #pragma once
 
 #include "cpu/bf16_tiles.h"
@@ -18,7 +18,7 @@ typedef struct {
     float *column_sums; // (N), of B over k; or NULL. b_column must then be 1
     bool accumulate;    // for column_sums too
     bool c_float;       // C is fp32 whatever the values are
-    bool stream;        // C is written once, and so large that it is written past the caches
+    bool stream;        // C is written past the caches
 } MatmulProduct;
 
 typedef struct {
@@ -27,31 +27,31 @@ typedef struct {
     size_t padded;     // depth, with the zeros that fill the kernel's last step
     size_t i, rows;    // of A and C: [i, i + rows)
     char *panels;      // A packed
-    float *partial;    // (M, columns) sums over the blocks of k so far, where C has no room for them
+    float *partial;    // (M, columns) sums over the blocks of k so far, where C cannot hold them
 } MatmulBlock;
 
 // A tile whose sums are complete, but not written yet.
 typedef struct {
     const MatmulProduct *product;
     const MatmulBlock *block;
-    size_t i, j, rows; // rows 0: there is none
+    size_t i, j, rows; // rows 0: no tile
 } MatmulTile;
 
 // A thread's tiles of one panel of B, one after the other.
 typedef struct {
     Ahead ahead;     // the present tile's share
-    MatmulTile last; // AMX: is written while the next one is computed
+    MatmulTile last; // AMX: the tile that is written while the next one is computed
     float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // bf16
 } MatmulTiles;
 
-enum { MATMUL_PANEL_BYTES = 48 << 10 }; // most that a panel of A or B takes
+enum { MATMUL_PANEL_BYTES = 48 << 10 }; // largest panel of A or B
 
 struct MatmulKernel {
     const char *name;
     Dtype type;
     size_t rows, columns;           // of a tile of C
     size_t step;                    // of k: panels are padded with zeros to a multiple
-    size_t block_depth, depth_unit; // blocks of k: at most, a multiple of
+    size_t block_depth, depth_unit; // length of a block of k: at most, a multiple of
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
                    size_t count); // rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
@@ -61,7 +61,7 @@ struct MatmulKernel {
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: every tile is written at once
     Bf16Tile *bf16_tile;           // bf16 alone
     Bf16TileBetween *bf16_between; // AMX alone
-    bool (*is_here)(void);         // bf16: does this machine have the instructions?
+    bool (*is_here)(void);         // bf16: true if this machine has the instructions
 };
 
 // bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.

@@ -6,5 +6,5 @@
 // Floats of scratch for matrices of at most `count` elements whose shorter side is at most `side`.
 size_t muon_scratch(size_t count, size_t side);
 
-// x (rows, columns) becomes NewtonSchulz(x). mm: of fp32. Result: x, or a place in scratch.
+// Returns NewtonSchulz(x) of x (rows, columns), in place or in scratch; overwrites x. mm: of fp32.
 const float *muon_orthogonalize(Matmul mm, float *x, float *scratch, size_t rows, size_t columns);

@@ -1,8 +1,8 @@
-// value: what the CPU engine stores weights and activations as: fp32, or bf16, the upper half of an fp32. Kernels load
-// values as floats, compute in fp32, and round once, to the nearest even, as they store: the CUDA engine's rule.
+// value: the type of the CPU engine's weights and activations in memory: fp32, or bf16, the upper half of an fp32. Kernels
+// load values as floats, compute in fp32, and round once, to nearest even, when they store: the CUDA engine's rule.
 //
-// Arrays of values are passed as void pointers beside their type; an index counts elements. A function is compiled for
-// each type by BY_TYPE, so that the type is a constant in its loops.
+// Arrays of values are passed as void pointers with their type; an index counts elements. BY_TYPE compiles a function for
+// each type, so that the type is a constant in its loops.
 #pragma once
 
 #include "base/float16.h"
@@ -53,7 +53,7 @@ VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
     else vec_store((float *)p + i, v);
 }
 
-// The first n < VEC of them, then zeros.
+// The first n < VEC values from element i on, then zeros.
 VECTOR_INLINE Vec value_load_part(const void *p, size_t i, size_t n, const Dtype type) {
     if (type == DTYPE_FP32) return vec_load_part((const float *)p + i, n);
     Bf16Vec v = {0};

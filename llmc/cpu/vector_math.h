@@ -31,8 +31,8 @@ typedef uint32_t VecBits __attribute__((vector_size(VEC * 4), may_alias));
 VECTOR_INLINE Vec vec_load(const float *p) { return *(const VecUnaligned *)p; }
 VECTOR_INLINE void vec_store(float *p, Vec v) { *(VecUnaligned *)p = v; }
 
-// Past the caches, where a vector is a whole cache line; p is a multiple of one. vec_stream_end comes before any thread
-// reads what was written.
+// vec_stream stores past the caches, where a vector is a whole cache line; p is aligned to one. vec_stream_end must come
+// before any thread reads what was written.
 #ifdef __AVX512F__
 enum { VEC_STREAMS = 1 };
 VECTOR_INLINE void vec_stream(float *p, Vec v) { _mm512_stream_ps(p, (__m512)v); }
@@ -96,7 +96,8 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
 
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
-// GELU is x s, s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0: no overflow, no cancellation.
+// GELU is x s, s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0:
+// no overflow, no cancellation.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);
