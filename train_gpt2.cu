@@ -1,11 +1,12 @@
 // train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, with the same interface (llmc/model/engine.h), with
 // bf16 (or fp16) weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
 //
-// The engine's state is in llmc/cuda/engine.cuh, how it begins and ends in llmc/cuda/engine_life.cu, its device memory in
-// llmc/cuda/engine_memory.cu, parameters, gradients and moments after the backward pass in llmc/cuda/engine_state.cu.
+// The engine's state is declared in llmc/cuda/engine.cuh. llmc/cuda/engine_life.cu creates and destroys the engine,
+// engine_memory.cu lays out its device memory, engine_state.cu has what follows the backward pass: norms, update, load,
+// store.
 //
 // 1. A step is queued on one stream, which orders its kernels; only engine_result waits for the step's numbers.
-// 2. engine->scratch and the matmul workspace are of whichever kernel runs: a call leaves nothing there for the next.
+// 2. engine->scratch and the matmul workspace belong to the running kernel: a call leaves nothing there for the next.
 // 3. Device memory is allocated in engine_create only.
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
 //
@@ -36,7 +37,7 @@ typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
     GnsMode mode;    // of the backward
-    Dropout dropout; // of the first row; of no layer
+    Dropout dropout; // of the first row; its layer is not set
     bool documents;
 } Pass;
 
@@ -117,7 +118,7 @@ static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, Tenso
     return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
 }
 
-// Does the product at the end of a branch add the residual? Dropout comes between them.
+// True if the product at the end of a branch adds the residual. With dropout, which comes between, it cannot.
 static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
 
 // The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
@@ -166,22 +167,22 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// Does the product that makes dfc sum its columns, fc's bias gradient, too?
+// True if the product that computes dfc also sums its columns: fc's bias gradient.
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
-// And attention's backward those of dqkv, qkv's? That costs it 7%: more than weight_gradient's sums where its tiles are
-// whole, less where they are not.
+// True if attention's backward also sums the columns of dqkv: qkv's bias gradient. That costs it 7%: more than
+// weight_gradient's sums where its tiles are whole, less where they are not.
 static bool qkv_is_summed(const Engine *engine, const Pass *p) {
     return engine->fused_linear && attention_sums(p->attention);
 }
 
-// The bias of w has its gradient from nowhere else.
+// True if the gradient of w's bias remains to be computed: neither of these two nor ln_backward sums it.
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
-// Does weight_gradient compute the gradient of w, and of its own bias? Without norms only where that saves a pass over dy
-// and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
+// True if weight_gradient computes the gradients of w and of its own bias. Without norms only where that saves a pass over
+// dy and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
 // times our time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles).
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
@@ -214,17 +215,17 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
 
-// When transfers between ranks start, which run beside this rank's kernels. Buckets: 0 the embeddings, 1 + l block l
-// (model_bucket).
+// When transfers between ranks start. They run in parallel with this rank's kernels. Buckets: 0 the embeddings, 1 + l
+// block l (model_bucket).
 //
 // A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
 // their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
-// whose tiles are dealt out at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
+// whose tiles are assigned at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
 // weights. So:
 // 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
-// 2. The weights of a block are sent for right after attention, before persistent products.
+// 2. The weights of a block are requested right after attention, before persistent products.
 // 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
-// 4. With shard_weights the backward pass sends for the weights of block l - 1 after the gradients of block l + 1 (1): then
+// 4. With shard_weights the backward pass requests the weights of block l - 1 after the gradients of block l + 1 (1): then
 //    the last kernel that reads weights of block l + 1, whose place they take, is queued.
 // (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
 // 314.0; with weights sent before attention 309.1 to 310.2.)
@@ -233,21 +234,22 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
-// No block has the buckets 0 and below, and those after the last.
+// Does nothing for buckets that are not a block's.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
     if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// Does the gradient of block l wait for the attention of block l - 1 (1, 3)? l may be one past the last block.
+// True if the gradients of block l are sent right before the attention of block l - 1 (1, 3). l may be one past the last
+// block.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, sum = a + what dropout leaves of b, the branch at `place` of block b_layer.
+// out = LN(x), x = a or, where b is not NULL, x = sum = a + dropout(b), b the branch at `place` of block b_layer.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
@@ -266,7 +268,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
     return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
 
-// From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: it is not sent for here.
+// From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: not requested here.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
@@ -342,19 +344,19 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// Are the exponentials of the logits stored instead of these? A pass over them less; fp16 has not the range.
+// True if the exponentials of the logits are stored, not the logits, which saves a pass over them. fp16 lacks the range.
 static bool head_is_exponentials(const Engine *engine) { return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear; }
 
-// Does label smoothing then shift the gradients of lnf and wte (RowSmoothing)?
+// True if label smoothing then shifts the gradients of lnf and wte (RowSmoothing).
 static bool head_is_shifted(const Engine *engine) { return head_is_exponentials(engine) && engine->smoothed; }
 
-// What label smoothing takes from a dlogit.
+// What label smoothing subtracts from every dlogit.
 static float head_everywhere(const Engine *engine, int T) {
     const EngineConfig *c = &engine->config;
     return loss_gradient_everywhere(engine->loss_scale / (float)T, c->label_smoothing, c->model->config.vocab);
 }
 
-// wte_sum, head_shift, and its part of the examples' squared norms: of lnf as the forward pass left it.
+// Label smoothing's wte_sum, head_shift and part of the examples' squared norms, from lnf as the forward pass left it.
 static int head_smooth(Engine *engine, const Pass *p, Error *e) {
     const int V = engine->config.model->config.vocab;
     double *squares = p->mode == GNS_EXACT ? example_sq(engine, WTE, 0) : NULL;
@@ -429,8 +431,8 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// With dropout the gradient of what was added to the residual stream last is in dy, until it is needed: the branch of the
-// matrix whose bias ln_backward took the gradient of, or the embeddings. Otherwise it is dx, all of it.
+// The gradient of what was last added to the residual stream: of the branch whose bias gradient ln_backward has computed,
+// or of the embeddings. With dropout it is in dy until it is used; otherwise it is dx itself.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
@@ -448,7 +450,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
-// The gradient of the bias of w, unless a product brings it, from dwide (B, T, columns). fc not NULL: dwide *= gelu'(fc)
+// The gradient of the bias of w from dwide (B, T, columns), unless a product computes it. fc not NULL: dwide *= gelu'(fc)
 // first.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
@@ -515,7 +517,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// The gradient of wpe with documents: as that of a matrix whose rows positions choose.
+// The gradient of wpe with documents, where positions choose rows of wpe as tokens choose rows of wte.
 static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -672,15 +674,15 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// Where documents are kept apart, the tokens before the last one of the n are no concern of the next.
+// The number of tokens before the document of the last one: with document_mask the next token does not depend on them.
 static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
     int first = engine->config.document_mask ? n - 1 : 0;
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     return first;
 }
 
-// Are the keys and values of all tokens but the last in memory, from the last call of cuda_logits? Not where blocks share
-// their memory.
+// True if the keys and values of all tokens but the last are in memory, from the last call of cuda_logits. Never where
+// blocks share their memory.
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
@@ -707,7 +709,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
-    p.documents = false; // cuda_logits has dropped the others
+    p.documents = false; // cuda_logits passes the last one alone
     engine->decoded = 0;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
@@ -743,7 +745,7 @@ const EngineApi cuda_engine = {
     .destroy = cuda_destroy,
     .describe = cuda_describe,
     .memory_in_use = cuda_memory_in_use,
-    .progress = NULL, // the queue does not tell
+    .progress = NULL, // the host runs ahead of the device
     .tune = cuda_tune,
     .tuning = cuda_tuning,
     .set_tuning = cuda_set_tuning,

@@ -34,7 +34,7 @@ typedef struct {
     float scale; // of the loss whose gradient this is
 } Rows;
 
-// Of position n.
+// The target of position n.
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T + 1];
 }
@@ -67,7 +67,7 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
-// Columns from V on do not count.
+// Columns from V on become -infinity.
 __device__ static inline void mask_padding(float (&x)[VEC], int c, int V) {
     if (c + VEC <= V) return;
     UNROLL_FOR (int j = 0; j < VEC; j++)
@@ -291,7 +291,7 @@ struct Finish {
     RowSmoothing smooth;
 };
 
-// A block has 32 rows, a lane of each warp one of them while the sums are added: a warp every eighth tile's.
+// A block takes 32 rows. While their sums are added, a lane has one row, and a warp every eighth tile.
 __global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __grid_constant__ Finish f) {
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
@@ -330,7 +330,7 @@ int crossentropy_finish(float *losses, float *factors, real *exponentials, real 
     return CUDA_LAUNCHED(e);
 }
 
-// ---- What label smoothing takes from a product of weights -----------------------------------------------------------
+// ---- Label smoothing's share of the weight gradient -----------------------------------------------------------------
 
 enum { SHIFT_COLUMNS = 64, SHIFT_PACKS = SHIFT_COLUMNS / VEC, SHIFT_ROWS = PRODUCT_THREADS / SHIFT_PACKS };
 

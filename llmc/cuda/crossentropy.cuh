@@ -7,19 +7,19 @@
 //   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]                   losses (R) fp32: pass losses + row0
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
 // scale: of the loss; 0: no gradient, and the logits stay.
-// With label smoothing (math/loss.h) `smoothed` (R) is that of the loss, and the gradient is its; smoothed NULL: there is
-// none. logits (R, Vp): row stride Vp, a multiple of 8. The padding is never read.
+// smoothed (R): the losses with label smoothing (math/loss.h), and the gradient is theirs; NULL: no smoothing.
+// logits (R, Vp): row stride Vp, a multiple of 8. The padding is never read.
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
                  int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e);
 
-// The same in a product that stores exponentials instead of logits (LINEAR_SOFTMAX), which spares a pass over them. A row's
-// logits are below its target's by s, so softmax = exp(-s) / sum, sum of all exp(-s), and
+// The same with a product that stores exponentials instead of logits (LINEAR_SOFTMAX), which saves a pass over them. The
+// exponentials are exp(logit - target's logit); with their sum over a row, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
-// The factor is left to the products that follow: that of the inputs takes it by row, that of the weights finds it in x.
+// The following products apply the factor: the inputs' gradient by row, the weights' through x, which is multiplied by it.
 //
-// Label smoothing s takes `everywhere` (loss_gradient_everywhere) from every dlogit, too. It is not stored: what it makes of
-// the products does not depend on the column,
+// Label smoothing also subtracts `everywhere` (loss_gradient_everywhere) from every dlogit. It is not stored, since its
+// effect on the products does not depend on the column,
 //   dx[r] = (product) - everywhere (sum of the V rows of weight)         (LINEAR_SHIFTED)
 //   dweight_b[v] = U_b[v] - shift_b, v < V, of example b: U_b its product, shift_b = everywhere (sum of its rows of x)
 // and the mean of a row's logits, for its loss, is x[r] . (sum of the V rows of weight) / V.

@@ -8,11 +8,11 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-// What parameters (the working copy), activations and their gradients are stored in. Statistics, parameter gradients,
-// moments and master weights are fp32 in every build. Arithmetic inside kernels is fp32. All that the 16-bit types differ
-// in is here: REAL_NAME, for people; REAL_PTX, the operands of the matrix units; REAL_MAP, the copy engine's name of the
-// type (cuda.h); REAL_LIBRARY, cuBLASLt's; REAL_OLDEST, the first compute capability that the kernels run on, times 10;
-// pack, two floats as values in a register, and unpack, value i of them.
+// real: the type of parameters (the working copy), activations and their gradients. Statistics, parameter gradients,
+// moments and master weights are fp32 in every build. Arithmetic inside kernels is fp32. All differences between the
+// 16-bit types are here: REAL_NAME, for messages; REAL_PTX, the type of the tensor cores' operands; REAL_MAP, the type in
+// tensor maps (cuda.h); REAL_LIBRARY, in cuBLASLt; REAL_OLDEST, the first compute capability that the kernels run on,
+// times 10; pack, two floats as values in a register; unpack, value i of such a register.
 #if defined(GNS_FP32)
 typedef float real; // make PRECISION=FP32: no TF32 either; for comparing with the CPU engine
 #    define REAL_NAME "fp32"
@@ -76,7 +76,7 @@ static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *
     return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
 }
 
-// The unit's own 2^x, without denormals.
+// 2^x by the hardware's approximation; denormals are 0.
 __device__ static inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -4,7 +4,7 @@
 #include "cuda/cuda_common.cuh"
 #include "math/dropout.h"
 
-// What a kernel has as operands in its parameters.
+// Constants, computed on the host, that a kernel has as parameters.
 struct DropoutConstants {
     uint32_t key[DROPOUT_ROUNDS][2]; // of Philox's rounds
     unsigned below;                  // in both halves
@@ -43,7 +43,7 @@ struct DropoutBlocks {
     }
 };
 
-// Of the rows of a (B, T, C) tensor. Without dropout.below nothing drops.
+// Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
     Dropout dropout; // of the layer and of the first example
     DropoutPlace place;
@@ -54,8 +54,8 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
     return {dropout, place, T, dropout_constants(dropout)};
 }
 
-// All ones in each half of a word of a block whose element is kept. Bits 0 to 14 of the halves are compared as numbers of
-// fp16: they have the order of the bits, and what is no number is not less.
+// A mask: all ones in each half of the word whose element is kept. Bits 0 to 14 of a half are compared as an fp16 number:
+// such numbers have the order of their bits, and NaN is not less.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"
@@ -64,7 +64,7 @@ __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsign
     return kept;
 }
 
-// The two elements of a mask: 0 where it is 0. All ones is no number.
+// x, y = 0 where their half of the mask is 0. A half of all ones is NaN.
 __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
     asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
@@ -72,7 +72,7 @@ __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
         : "r"(mask));
 }
 
-// The two elements of a word: 0 where one drops.
+// x, y = 0 where the element of their half of the word drops.
 __device__ static inline void dropout_clear(const DropoutConstants &c, float &x, float &y, unsigned word) {
     asm("{\n.reg .b32 bits;\n.reg .pred p, q;\nabs.f16x2 bits, %2;\nsetp.geu.f16x2 p|q, bits, %3;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
@@ -80,7 +80,7 @@ __device__ static inline void dropout_clear(const DropoutConstants &c, float &x,
         : "r"(word), "r"(c.below));
 }
 
-// x = W elements of row t of example b, from column c on, times their factors. W: 1, or 8 with c % 8 == 0.
+// Multiplies x, W elements of row t of example b from column c on, by their factors. W: 1, or 8 with c % 8 == 0.
 template <int W>
 __device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &r, int b, int t, int c) {
     const Dropout d = dropout_at(r.dropout, r.dropout.example + b, r.dropout.layer);

@@ -45,8 +45,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Documents: a block an example, whose threads take runs of equal length. A run's own openings are spread over it, and what
-// the runs before it (or after it) have is found by a scan.
+// Documents: a block takes an example, each of its threads a run of tokens of equal length. A thread finds the separators of
+// its run; a scan over threads finds the last one before the run, and the first one after it.
 
 enum { SCAN_THREADS = 256 };
 
@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     const uint16_t *row = tokens + (size_t)blockIdx.x * (T + 1);
     const int run = (T + SCAN_THREADS - 1) / SCAN_THREADS, begin = min((int)threadIdx.x * run, T);
     const int end = min(begin + run, T);
-    int opened = 0, opens = T; // the run's last opening, and its first
+    int opened = 0, opens = T; // the run's last separator, and its first
     for (int t = begin; t < end; t++)
         if (row[t] == separator) opened = t, opens = min(opens, t);
-    int before, after; // the last opening before the run; T minus the first one after it
+    int before, after; // the last separator before the run; T minus the first one after it
     const auto maximum = [](int a, int b) { return a > b ? a : b; };
     Scan(scratch[0]).ExclusiveScan(opened, before, 0, maximum);
     __shared__ int reversed[SCAN_THREADS];
@@ -267,8 +267,8 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns). Its threads share the example's rows, as sorted: each has those of about one part of SHARES, to the ends of
-// runs of one token, and one column. All blocks lie along x: y and z allow 65535 only.
+// columns). Its threads share the example's sorted rows: each takes one column, and one of SHARES parts of about equal
+// length, which end where a run of one token ends. All blocks lie along x: y and z allow 65535 only.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 

@@ -7,8 +7,8 @@
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
 
-// out (B, T, C) = what dropout leaves of wte[token] + wpe[position]; T is that of drop. wte (V, C), wpe (T or more, C).
-// first: of embedding_documents; NULL: the position is t.
+// out (B, T, C) = dropout(wte[token] + wpe[position]); T is drop.T. wte (V, C), wpe (T or more, C).
+// first: from embedding_documents; NULL: the position is t.
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
@@ -30,8 +30,8 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
                    void *workspace, cudaStream_t stream, Error *e);
 
 // dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C).
-// order is the one with by_example = false. Of documents: a call for each tensor, dwpe as dwte in the order of positions,
-// dwpe NULL.
+// order: by_example false. With documents there are two calls, both with dwpe NULL: for wte, and for wpe, whose gradient
+// is then passed as dwte, in the order of positions.
 size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
@@ -42,10 +42,10 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather), read where a token occurs for the last time;
-// NULL: no cross term. With shift (B, C), not NULL, UG has U_b + shift_b (crossentropy_shift). A sum that is NULL is not
-// wanted.
-// order is the one with by_example = true. Of documents: a call for each tensor, with the sum of positions as `token` in the
-// order of positions.
+// NULL: no cross term. With shift (B, C), not NULL, UG has U_b + shift_b (crossentropy_shift). Sums that are NULL are
+// skipped.
+// order: by_example true. With documents there are two calls: for wte, and for wpe, whose sum is then passed as `token`, in
+// the order of positions.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               const float *shift, EmbeddingOrder order, int B, int T, int C, void *workspace,

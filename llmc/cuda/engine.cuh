@@ -34,7 +34,7 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 takes the products of a block but dinputs, and the head's
+    bool fused_linear; // linear_sm90 computes a block's products, except dinputs, and the head's
     int clusters;      // weight_gradient_clusters
     void *memory;      // the one device allocation
 
@@ -66,7 +66,7 @@ struct Engine {
     real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1)
     uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
-    unsigned *ticket;                         // (1) of the work of attention and of linear_sm90, 0 between
+    unsigned *ticket;                         // (1) the next work item in attention and linear_sm90, 0 outside
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) the same with label smoothing, or NULL
     float *wte_sum, *head_shift;              // (C), (B, C) see RowSmoothing; NULL without label smoothing
@@ -74,7 +74,7 @@ struct Engine {
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, fc
     void *sorted;                             // workspace of embedding_sort
-    void *scratch;                            // of whichever kernel runs
+    void *scratch;                            // of the running kernel
     ColumnJobs columns;                       // of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
@@ -89,11 +89,11 @@ struct Engine {
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
     cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
     bool stats_sent;         // that copy is queued, and no number has changed since
-    uint16_t *seen;          // (T), of which the first seen_count: the tokens whose keys and values are in memory
+    uint16_t *seen;          // (T) its first seen_count tokens have their keys and values in memory
     int seen_count;
-    int decoded;      // of these, the last that decode took
+    int decoded;      // how many of these decode has computed, the last ones
     uint64_t example; // of the run, the first of the next micro-step
-    GnsMode mode;     // the least that a micro-step of this step has measured
+    GnsMode mode;     // the least of this step's micro-steps
     bool first;       // the next micro-step's gradients overwrite: the step's first, with shard_grads each
 };
 
@@ -124,7 +124,7 @@ int engine_send_stats(Engine *engine, Error *e);
 // enough, with a hint of what would fit.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Do weight gradients come from weight_gradient, which makes exact norms nearly free?
+// True if weight gradients come from weight_gradient, which makes exact norms nearly free.
 bool engine_fuses(const Engine *engine);
 
 // Bytes of engine->muon.
@@ -133,7 +133,7 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples whose logits are computed at a time.
 int engine_head_examples(const EngineConfig *config);
 
-// Functions of EngineApi beside those of train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).
+// Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).
 Dtype cuda_dtype(void);
 int cuda_check_dtype(Dtype dtype, Error *e);
 int cuda_check(const EngineConfig *config, Error *e);

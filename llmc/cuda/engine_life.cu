@@ -1,5 +1,4 @@
-// The CUDA engine's life: opening the device, streams, events and host buffers, tables on the device; what it tells about
-// the device.
+// Creates and destroys the CUDA engine: device, streams, events, host buffers, tables on the device. Describes the device.
 #include "cuda/engine.cuh"
 #include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"

@@ -34,7 +34,7 @@ bool engine_fuses(const Engine *engine) {
     return engine->clusters > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-// Of the weight gradients of B examples.
+// Workspace of the weight gradients of B examples.
 static size_t weight_gradient_bytes(const Engine *engine, int B) {
     const EngineConfig *config = &engine->config;
     const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
@@ -46,7 +46,7 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     return most;
 }
 
-// For all matrices of one shape together, as long as that is little: with more at once the products are no faster.
+// Room for all matrices of one shape, but at most 256 MiB: larger batches of products are no faster.
 size_t engine_muon_bytes(const EngineConfig *config) {
     const int C = config->model->config.channels, L = config->model->config.layers;
     const size_t one = muon_scratch_bytes(1, C, 4 * C), all = muon_scratch_bytes(4 * L, C, C);
@@ -100,7 +100,7 @@ static const char *const moments_of[] = {"AdamW moments, fp32", "LAMB moments, f
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
-    const bool apart = rounded || engine->config.shard_weights; // of those that the kernels read
+    const bool apart = rounded || engine->config.shard_weights; // masters are not what the kernels read
     const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
     if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);

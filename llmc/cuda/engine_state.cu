@@ -1,14 +1,14 @@
 // The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
 // Load and store, norms of gradients, the update.
 //
-// The order of stores, which another thread may ask for while steps go on:
+// The order of stores, which may run in another thread during steps:
 // 1. cuda_update records state_ready after the last kernel that writes weights or moments.
-// 2. A store waits on its own stream for state_ready, not for work queued later: until the next cuda_update that only
-//    reads weights and moments, and no caller updates before the store is done (engine.h). Before the first update,
-//    cuda_create and cuda_load have waited themselves.
-// 3. A store records state_ready anew, after all queued work, for gradients, and where weights may still be in transfer
-//    from other ranks. It waits for those whatever it stores: the program may end after the last store.
-// 4. Load and store drain their stream also on failure: on return the caller's memory is the caller's again.
+// 2. A store waits on its own stream for state_ready, not for work queued later. That work only reads weights and moments,
+//    since no caller updates before the store is done (engine.h). Before the first update, cuda_create and cuda_load have
+//    waited themselves.
+// 3. For gradients, and where weights may still be in transfer from other ranks, a store records state_ready again, after
+//    all queued work. It waits for these transfers whatever it stores: the program may end after the last store.
+// 4. Load and store drain their stream also on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
@@ -18,10 +18,10 @@
 
 static bool weights_rounded() { return sizeof(real) < sizeof(float); }
 
-// Are the master weights apart from those that the kernels read, and of the owned ranges alone?
+// True if the master weights are a separate array, of the owned ranges alone, from the weights that the kernels read.
 static bool masters_apart(const Engine *engine) { return weights_rounded() || engine->config.shard_weights; }
 
-// Does the array cover all parameters, or the owned ranges alone?
+// True if the array covers all parameters, not the owned ranges alone.
 static bool is_whole(const Engine *engine, StateKind kind) {
     if (kind == STATE_PARAM) return !masters_apart(engine);
     return kind == STATE_GRAD && !engine->config.shard_grads;
@@ -52,8 +52,8 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// The working weights of blocks that do not take turns, rounded here: the device has no room for the master weights of
-// other ranks.
+// Loads working weights that stay in memory. They are rounded on the host: the device has no room for the master weights
+// of other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = 1 << 20; // elements
     real *rounded;
@@ -173,7 +173,7 @@ static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     return CUDA_LAUNCHED(e);
 }
 
-// Squares of the tensors in the range into sq[tensor]. grad: the gradient of the range's first element.
+// sq[tensor] = squared norms of the tensors in the range. grad: the gradient of the range's first element.
 static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
     TRY(clip_segments(engine, range, in, e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
@@ -205,7 +205,7 @@ int engine_send_stats(Engine *engine, Error *e) {
     return 0;
 }
 
-// Of a piece of an owned range.
+// The optimizer's arrays for a piece of an owned range.
 static OptimizerArrays arrays_of(Engine *engine, Piece p) {
     const size_t begin = p.range.begin;
     assert(begin % DECAY_GRANULE == 0);
@@ -247,7 +247,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// Muon's matrices of one shape: aspect is the sign of columns - rows. They are taken as many at a time as there is room.
+// Updates Muon's matrices of one shape, as many at a time as fit into engine->muon. aspect: the sign of columns - rows.
 static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range, const UpdateConfig *u, int aspect,
                            Error *e) {
     const Model *model = engine->config.model;
@@ -274,7 +274,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
     engine->seen_count = 0;
-    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step beside it
+    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step meanwhile
     TRY(scale_gradient(engine, u, e));
     if (engine->rate)
         TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));

@@ -94,7 +94,7 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&preference), e));
     size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
     uint32_t align = (uint32_t)plan->align;
-    const bool wide = s->out_float || sizeof(real) == 4; // else the parts of a cut product are to be added up in fp32
+    const bool wide = s->out_float || sizeof(real) == 4; // otherwise demand that split-K parts are summed in fp32
     uint32_t reductions = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -139,10 +139,11 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
-static const float TUNE_SLOW = 1.1f, TUNE_TIE = 0.995f; // of the quickest, cool: dropped; of the first, hot: no better
+static const float TUNE_SLOW = 1.1f;  // a candidate slower than the quickest by this factor, cool, is dropped
+static const float TUNE_TIE = 0.995f; // a candidate must take less than this share of the first answer's time, hot
 
-// Milliseconds of each of the runs that take about `ms` milliseconds, after those of `settle`. each: a first estimate.
-// Infinite for an algorithm that does not run.
+// *out: milliseconds of one run, the mean over runs of about `ms` milliseconds in all, after `settle` milliseconds of
+// other runs. each: an estimate of one run. Infinite for an algorithm that does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);

@@ -2,7 +2,7 @@
 // plain fp32 (no TF32) in the FP32 build; sums are fp32 in all.
 //
 // The algorithm of a product is a function of its shape and types on a given GPU and library: the first answer of
-// cuBLASLt's heuristic, or the fastest of its answers where a tuning timed them. Split sums go through the workspace in a
+// cuBLASLt's heuristic, or, after tuning, the fastest of its answers. Split-K sums go through the workspace in a
 // fixed order: two runs give the same bits.
 #pragma once
 
@@ -11,9 +11,9 @@
 
 #include <cublasLt.h>
 
-// What is done to a product before it is stored. Of cuBLASLt's other epilogues, GELU takes the sum before rounding, so
-// that recomputing it from the stored value would give other bits, and those that sum bias gradients take longer than a
-// kernel of their own (fcproj at d12: 1.68 ms with, 0.43 + 0.30 without).
+// What is done to a product before it is stored. cuBLASLt's other epilogues are not used: GELU takes the sum before
+// rounding, so that recomputing it from the stored value would give other bits; those that sum bias gradients take longer
+// than a separate kernel (fcproj at d12: 1.68 ms with, 0.43 + 0.30 without).
 typedef enum {
     MATMUL_PLAIN,
     MATMUL_BIAS, // + extra (n), a row added to every row of out
@@ -30,8 +30,8 @@ struct MatmulShape {
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // products, one after the other in memory; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
-    int64_t like_batch =
-        0; // takes the algorithm for that many: a product's bits are the same in any batch; 0: for `batch`
+    // Take the algorithm for a batch of this many, so that a product has the same bits in any batch; 0: for `batch`.
+    int64_t like_batch = 0;
 };
 
 typedef struct {
@@ -42,7 +42,7 @@ typedef struct {
     cublasLtMatmulAlgo_t algorithm;
 } MatmulPlan;
 
-// Shapes kept (a run needs some 20 a row count); answers of the heuristic that tuning times.
+// Plans kept (a run needs about 20 for each number of rows); answers of the heuristic that tuning times.
 enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 
 typedef struct {

@@ -40,7 +40,7 @@ template <int W, typename F> __device__ static inline void each_of_matrix(int ro
         for (int c = lane * W; c < columns; c += WARP * W) f(r, c);
 }
 
-// The moments, and squares of x.
+// Updates the moments. squares: of x, by block.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     momentum_kernel(double *squares, const __grid_constant__ MuonMatrices all, float mu, const float *grad_scale) {

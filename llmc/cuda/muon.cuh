@@ -1,5 +1,5 @@
-// muon: Muon's step (math/muon.h) for matrices of one shape, all at once. Newton-Schulz multiplies in the
-// build's type; moments and weights are fp32.
+// muon: Muon's step (math/muon.h) for matrices of one shape, all at once. Newton-Schulz multiplies in the build's type;
+// moments and weights are fp32.
 #pragma once
 
 #include "cuda/matmul.cuh"
@@ -23,7 +23,7 @@ typedef struct {
     float momentum, lr, weight_decay;
 } MuonStep;
 
-// Scratch for `count` matrices, and how many matrices, at least one, go into that much.
+// Bytes of scratch for `count` matrices; how many matrices, at least one, `bytes` are enough for.
 size_t muon_scratch_bytes(int count, int rows, int columns);
 int muon_capacity(size_t bytes, int rows, int columns);
 

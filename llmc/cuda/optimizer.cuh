@@ -17,8 +17,8 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
 // out = x, rounded to nearest even. n a multiple of 64.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// What becomes of 64 elements.
-enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON }; // of a vector, of a matrix, of a matrix of Muon's
+// How 64 elements are updated: as part of a vector, of a matrix, or of one of Muon's matrices.
+enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON };
 
 // Addresses of the first element to update, number 64 k of the flat arrays.
 typedef struct {
@@ -31,13 +31,13 @@ typedef struct {
     const float *rate;      // LAMB: (tensors) instead of step.lr; NULL: AdamW
 } OptimizerArrays;
 
-// One step over n elements, a multiple of 64, with *scale as step.grad_scale. Changes nothing where *scale is NaN.
-// RULE_MUON: neither.
+// One step over n elements, a multiple of 64, with *scale as step.grad_scale. Changes nothing if *scale is NaN, and no
+// elements of RULE_MUON.
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB: squares[s] = the squared norm of the weights of segment s, squares[stride + s] = that of the step's direction. An
-// element of a segment is counted from the arrays' first.
+// LAMB: squares[s] = the squared norm of the weights of segment s, squares[stride + s] = that of the step's direction.
+// Offsets of segments count from the arrays' first element.
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);

@@ -51,7 +51,7 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 // job the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
-// Of one job.
+// Stage two of one job.
 typedef struct {
     ColumnJob job;
     int B;
@@ -67,7 +67,7 @@ typedef struct {
     Finish of[COLUMN_JOBS_MAX];
 } Finishes;
 
-// Its memory begins with the partial sums (slots, sets, C). *bytes: all of it.
+// Stage two of a job. The job's memory, *bytes in all, begins with the partial sums (slots, sets, C).
 static Finish finish_of(const ColumnJob &job, size_t *bytes) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;

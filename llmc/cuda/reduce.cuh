@@ -28,9 +28,9 @@ typedef struct {
 enum { COLUMN_SETS_MAX = 3, COLUMN_JOBS_MAX = 4 };
 ColumnSplit column_split(int B, int T, int target_blocks);
 
-// Column gradients, at most COLUMN_JOBS_MAX, that await stage two. A stage one gets its place with column_begin and writes
-// its partials there, (slots, sets, C) fp32. column_finish runs stage two for all of them in two launches, and empties the
-// list. The sets of one share C.
+// Column gradients, at most COLUMN_JOBS_MAX, that await stage two. column_begin gives a stage one the place for its
+// partials, (slots, sets, C) fp32. column_finish runs stage two for all of them in two launches, and empties the list. The
+// sets of one job have the same C.
 typedef struct {
     ColumnGradient of[COLUMN_SETS_MAX];
     ColumnSplit split;

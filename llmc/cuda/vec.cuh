@@ -1,5 +1,5 @@
-// vec: shared by the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of 16-bit values) where the row length
-// allows, else 1. Sums over a warp and a block are fixed trees.
+// vec: vector loads, sums and launches of the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of
+// 16-bit values) where the row length allows, else 1. Sums over a warp and a block are fixed trees.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -38,8 +38,8 @@ template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// Starts to copy 8 values to shared memory, zeros where not `there`. A thread's fetches are in groups, which end at
-// fetch_commit; fetch_wait<N> waits until at most its last N groups are on their way.
+// Starts to copy 8 values to shared memory; zeros unless `there`. fetch_commit ends a group of the thread's fetches;
+// fetch_wait<N> waits until at most its last N groups are in flight.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
 #if __CUDA_ARCH__ < 800 // no asynchronous copies: at once
     *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
@@ -115,8 +115,9 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
 // launch_after hides a kernel's launch: the kernel may start while the one before it on the stream still runs (compute
 // capability 9.0 and later).
 // 1. The kernel before may let it start early with after_allow; without that it starts when that one ends.
-// 2. The kernel must call after_wait before it touches anything that earlier kernels wrote: then that one has ended, and so
-//    have those before it, which it waited for itself. So a kernel that calls after_allow calls after_wait, however launched.
+// 2. The kernel must call after_wait before it touches anything that earlier kernels wrote: then the kernel before has
+//    ended, and all kernels before that one, for which it waited itself. So every kernel that calls after_allow must call
+//    after_wait, however it is launched.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -128,7 +129,7 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
-// attribute: or NULL.
+// attribute: may be NULL.
 template <typename... Parameters, typename... Arguments>
 static int launch_with(const cudaLaunchAttribute *attribute, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
                        size_t shared_bytes, cudaStream_t stream, Error *e, Arguments... arguments) {
@@ -154,7 +155,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
 }
 
-// A launch in clusters of `size` blocks, on the stream's turn.
+// A launch in clusters of `size` blocks, after the kernel before on the stream.
 template <typename... Parameters, typename... Arguments>
 static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                            cudaStream_t stream, Error *e, Arguments... arguments) {
