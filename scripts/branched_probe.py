@@ -169,7 +169,7 @@ def critical_batch(batches, losses, tolerance):
     return low, high, low * (high / low) ** part
 
 
-def say_result(origin, branches, tolerance, kind, tokens):
+def print_result(origin, branches, tolerance, kind, tokens):
     low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], tolerance)
     print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
     for b in branches:
@@ -235,7 +235,7 @@ def probe(args):
     print(f"{len(branches)} branches of {tokens:,} tokens each, in {out}")
     for branch in branches:
         if branch.is_done():
-            print(f"batch {branch.batch}: was trained before")
+            print(f"batch {branch.batch}: already trained")
             continue
         branch.prepare(origin)
         print(f"batch {branch.batch}: {branch.steps} steps", flush=True)
@@ -245,7 +245,7 @@ def probe(args):
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
     kind = "val" if origin.run.info["options"].get("val") else "train"
-    low, high, crossing = say_result(origin, branches, args.tolerance, kind, tokens)
+    low, high, crossing = print_result(origin, branches, args.tolerance, kind, tokens)
     if not args.json:
         return
 

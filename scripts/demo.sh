@@ -13,7 +13,7 @@ cd build/demo
 rm -f corpus_*.bin* corpus.state
 
 if [ -n "$text" ]; then
-    [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that is there"
+    [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that exists"
     kinds=(-name '*.txt' -o -name '*.md' -o -name '*.jsonl' -o -name '*.ndjson') # those that data/tokenize reads
     [ ! -d "$text" ] || find "$text/" -type f \( "${kinds[@]}" \) | grep -q . ||
         fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
@@ -34,7 +34,7 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
     --ramp gns --batch-min 16 --batch-max 64 --ramp-kappa 0.5 --ramp-lr-power 0.5 --gns-half-life 30000
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
 
-# A text that cannot be trained on moves nothing aside.
+# Checks the text first: one that cannot be trained on moves no run aside.
 why=$("$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
     code=$?
     echo "error: ${text:+TEXT=$text: }${why#error: }" >&2

@@ -5,7 +5,7 @@
 #   venv      Python packages in build/venv (dev/oracle/requirements.txt); make test installs them while it compiles
 #   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
 #   test-arm  for make test-arm: what demo and arm install, and qemu
-# As root on Debian or Ubuntu it installs them, else it prints the command to run. Silent if nothing is missing.
+# As root on Debian or Ubuntu it installs them, otherwise it prints the command to run. Silent if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-demo}
@@ -58,8 +58,8 @@ if [ "$what" = venv ]; then
     fi
 fi
 
-# The packages of another architecture are unpacked here, with lists of their own: neither the system's packages nor its
-# architectures change. Ubuntu has those of Arm on another server.
+# Unpacks the packages of another architecture, with separate package lists: neither the system's packages nor its
+# architectures change. Ubuntu has Arm's packages on another server.
 unpack_arm() {
     local apt=$PWD/build/arm64/apt package
     mkdir -p "$apt"/{lists/partial,archives/partial,sources.list.d}

@@ -2,9 +2,9 @@
 """A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
 nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
-become zeros. Writes model.safetensors and config.json; of a model of characters also its tokenizer, from the meta.pkl of
-its data (looked for where nanoGPT keeps it: data/DATASET/ beside the checkpoint's directory). Needs the Python packages
-torch and safetensors.
+become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of its
+data (by default where nanoGPT keeps it: data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch
+and safetensors.
 """
 
 import json
@@ -135,7 +135,7 @@ def main():
     parser.add_argument("directory", metavar="DIRECTORY", help="to write the model into")
     parser.add_argument("--vocab-size", type=int, metavar="V", help="tokens without padding (default: the "
                         f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
-    parser.add_argument("--meta", metavar="META.pkl", help="characters of the tokens, of a model of characters")
+    parser.add_argument("--meta", metavar="META.pkl", help="the tokens' characters, for a character model")
     options = parser.parse_args()
     if options.vocab_size is not None and options.vocab_size < 1:
         raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")
@@ -153,7 +153,7 @@ def main():
     print(f"{options.directory}: {args['n_layer']} layers, {args['n_head']} heads, {args['n_embd']} channels, "
           f"vocabulary {vocab}, {sum(x.size for x in model.values())} parameters" + (f"; characters of {meta}" if meta else ""))
     if not meta and vocab != GPT2_VOCAB:
-        print("note: no tokenizer, which samples need: of a model of characters --meta data/DATASET/meta.pkl gives it")
+        print("note: no tokenizer, which sampling needs: for a character model, give --meta data/DATASET/meta.pkl")
 
 
 if __name__ == "__main__":

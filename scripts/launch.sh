@@ -8,16 +8,16 @@
 #   OUT          run directory; runs/NAME
 #   RANKS        processes, one a GPU; default: this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
 #   RUN          starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
-#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, to try things out
+#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, for a trial
 #
 # Paths are relative to the caller's directory; the defaults are below the root of this repository.
 #
-# The launcher restarts the run until it is done: after a stop that nobody here asked for (75), and after a lost rank, as
+# The launcher restarts the run until it is done: after a stop that it was not asked for (75), and after a lost rank, as
 # long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
-# queues the job again. Ctrl-C, TERM, USR1 or HUP to the launcher let the run finish its step, save and exit, and so does
-# the end of the launcher by KILL; the same command resumes it.
+# queues the job again. On Ctrl-C, TERM, USR1 or HUP to the launcher, or its end by KILL, the run finishes its step, saves
+# and exits; the same command resumes it.
 set -uo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
@@ -54,7 +54,7 @@ config_value() { # NAME: its value in the user's --config file
         sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
 }
 
-# The recipe's options that have no effect with the user's: the trainer refuses such options, and nobody typed these.
+# The recipe's options that have no effect with the user's: the trainer would refuse them, though the user did not type them.
 without_effect() {
     case ${given[--lr-schedule]:-$(config_value lr-schedule)} in
     constant | inverse-sqrt) printf '%s ' --final-lr-frac ;;
@@ -66,7 +66,8 @@ without_effect() {
     [ -n "$VAL" ] || printf '%s ' --val-every --val-tokens
 }
 
-# Removes from OPTIONS what the user gives, and what has no effect then; --steps, --train-tokens and --epochs set the length.
+# Removes from OPTIONS what the user gives, and what then has no effect. --steps, --train-tokens and --epochs replace each
+# other.
 drop_given() {
     local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1} idle
     idle=" $(without_effect)"
@@ -129,17 +130,17 @@ need_mpi() {
 
 ask_to_stop() { # PID: once it catches the signal
     local end=$((SECONDS + 10))
-    until listens "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
+    until catches_usr1 "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
     kill -USR1 "$1" 2> /dev/null
 }
 
 # Runs a command to its end; a request to this script to stop reaches it as SIGUSR1.
-run_and_listen() {
+run_job() {
     local code
     [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to resume"
     setsid "$@" & # without the terminal, whose Ctrl-C would make mpirun kill its ranks
     job=$!
-    hand_on
+    forward_requests
     wait_for_job
     code=$?
     job=''
@@ -162,7 +163,7 @@ command_to_resume() { # COMMAND...
 }
 
 # A job that Slurm queues again may have ended before it did what --fresh (or a --config file's `fresh`) asks for. So the
-# first start notes beside OUT what is there: once something else is, the run is this job's own. `note` is its path.
+# first start writes to the file `note`, next to OUT, what OUT holds. Once OUT holds something else, the run is this job's.
 what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint "$OUT")"; }
 has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
 
@@ -180,7 +181,7 @@ train_until_done() {
     local code before newest restarted=''
     while :; do
         before=$(newest_checkpoint "$OUT")
-        run_and_listen "${command[@]}"
+        run_job "${command[@]}"
         code=$?
         # A command that was accepted before is refused while processes of the start before still hold the run.
         if [ $code = 64 ] && [ -n "$restarted" ] && [ $((SECONDS - restarted)) -lt 120 ]; then
@@ -204,9 +205,9 @@ launch() { # OPTIONS...
     local note='' code command
     read_given "$@"
     [ -z "${given[--help]+1}" ] || { print_help && exit; }
-    hear_signals "$@"
-    hear_requests
-    show_to_ranks launch.sh
+    unblock_signals "$@"
+    trap_stop_requests
+    announce_launcher launch.sh
     TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
     need_files
     need_gpus

@@ -5,40 +5,40 @@
 #     are not bound unless the arguments or the environment ask for a binding.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here these become USR1, at which
 #     the ranks finish their step, save and exit with 75. It goes to the ranks themselves once they catch it: mpirun
-#     forwards it, but loses it, or kills with it, while it starts them. One rank is enough; it tells the others.
+#     forwards it, but while it starts them it loses it, or kills them. One rank is enough; it tells the others.
 #   - If a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
 #     --enable-recovery or --continuous it returns 0.) Here it becomes 78: a rank was lost.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
 #     is killed 10 s after the end of its ranks, and that is 78 as well.
-#   - If mpirun or this script is killed with KILL, nobody tells the ranks. They notice it, save and exit.
-#   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
-#     first. Here it writes to a process that outlives the reader.
-#   - mpirun refuses to run as root. Here it does not: root is what the user chose, and the user of most containers.
-#   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
+#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit.
+#   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the tee
+#     first. Here mpirun writes to a process that outlives the reader.
+#   - mpirun refuses to run as root. Here it does not: the user chose root, the user of most containers.
+#   - If the disk of TMPDIR is full, mpirun prints pages, and may hang. Here it is not started: 74.
 set -u
-. "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
-hear_signals "$@"
-hear_requests
-show_to_ranks mpirun.sh
+. "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
+unblock_signals "$@"
+trap_stop_requests
+announce_launcher mpirun.sh
 timeout=10 # seconds
 
-# Of mpirun, without zombies; /proc/PID/task/PID/children is not in every kernel.
+# mpirun's child processes, without zombies. (Not every kernel has /proc/PID/task/PID/children.)
 children() {
     grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
 }
 
-# Those on this machine; also when mpirun is gone.
+# The ranks on this machine, also after mpirun has ended.
 ranks() {
     grep -lszF " mpirun.sh:$$@" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# After 20 s the signal goes to mpirun: the ranks are on other machines, or another program's.
+# Signals the ranks here; after 20 s without any, mpirun: the ranks are on other machines, or another program's.
 ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
         sent_to=
         for rank in $(ranks); do
-            listens "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
+            catches_usr1 "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
         done
         [ -z "$sent_to" ] || return
         [ $SECONDS -lt $end ] || { kill -USR1 "$job" 2> /dev/null; return; }
@@ -46,9 +46,9 @@ ask_to_stop() {
     done
 }
 
-# Writes a line once the ranks have started. (Not a signal: bash 5.2 may lose a request to stop that arrives together with
-# another signal that it traps.)
-end_when_alone() {
+# Kills mpirun if it has not ended some time after its ranks. Writes a line once the ranks have started. (Not a signal: bash
+# 5.2 may lose a request to stop that arrives together with another signal that it traps.)
+kill_hung_mpirun() {
     local alone=0 looks=0
     trap '' HUP INT QUIT # those of the terminal
     until [ -n "$(ranks)" ]; do
@@ -65,8 +65,8 @@ end_when_alone() {
     kill -KILL "$job"
 }
 
-# Copies as long as somebody reads the copy, then reads and drops the rest.
-pass_on() {
+# Copies its input while a process reads the copy, then reads and drops the rest.
+copy_output() {
     trap '' INT HUP TERM USR1
     cat 2> /dev/null
     exec cat > /dev/null
@@ -84,20 +84,20 @@ free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-exec {out}> >(pass_on)
+exec {out}> >(copy_output)
 readers=$!
 if [ /proc/self/fd/1 -ef /proc/self/fd/2 ]; then # one reader keeps the lines in order
     exec {err}>&"$out"
 else
-    exec {err}> >(pass_on >&2)
+    exec {err}> >(copy_output >&2)
     readers+=" $!"
 fi
-# A session of its own: the terminal's Ctrl-C does not reach it.
-(show_to_ranks mpirun "$BASHPID" && exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+# A separate session: the terminal's Ctrl-C does not reach it.
+(announce_launcher mpirun "$BASHPID" && exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
 exec {out}>&- {err}>&-
-hand_on
-exec {news}< <(end_when_alone)
+forward_requests
+exec {news}< <(kill_hung_mpirun)
 guard=$!
 wait_for_job
 code=$?

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
-    def _print_message(self, message, file=None):  # argparse's own takes no notice of a full disk
+    def _print_message(self, message, file=None):  # argparse's own ignores a full disk
         (file or sys.stderr).write(message or "")
 
     def error(self, message):
@@ -66,14 +66,14 @@ def run_main(main, packages=""):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
         sys.exit(EXIT_WRITE)
     except MemoryError:
-        print("error: out of memory. is a file of the run far too large?", file=sys.stderr)
+        print("error: out of memory: is a file of the run far too large?", file=sys.stderr)
         sys.exit(EXIT_MEMORY)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def missing_packages(packages, error):
-    """The Fault to report. If build/venv has a Python, that first runs the script from the start."""
+    """The Fault to report. If build/venv has a Python, first runs the whole script with that."""
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     there = os.access(python, os.X_OK)
@@ -99,7 +99,7 @@ def refuse_special(path):
 
 
 def open_own(path, mode):
-    """Opens a file that no link leads to, of either kind: "x", a new one, or "ab"."""
+    """Opens a regular file, never through a symbolic or hard link. mode: "x" (a new file) or "ab"."""
     refuse_special(path)
     file = open(path, mode, encoding=None if "b" in mode else "utf-8", errors=None if "b" in mode else "replace",
                 opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
@@ -204,7 +204,7 @@ def parse_lines(path, data, first=1):
 
 
 class Cut(Exception):
-    """What was read of a log is no longer there: a resume has cut it back, or another run has begun."""
+    """Lines that were read of a log are no longer in it: a resume has cut it back, or another run has begun."""
 
 
 class Tail:
@@ -307,8 +307,8 @@ class Live:
         return has_log(self.info_path) and has_log(self.metrics_path)
 
     def new(self):
-        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut where something that was
-        returned is gone: rewind, and all of it is new."""
+        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut if lines that were
+        returned are gone: after rewind() all of them are new."""
         self.info = read_json(self.info_path)
         parts, told = parts_of(self.info_path, self.info), len(self.parts)
         if parts[:told] != self.parts:

@@ -117,7 +117,7 @@ def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("--follow", action="store_true", help="wait for the runs, and write what they add until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="to look with --follow (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two reads with --follow (default: %(default)s)")
     args = parser.parse_args()
     if missing:
         raise missing

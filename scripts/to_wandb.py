@@ -3,8 +3,8 @@
 
 Options and commands become the config, every step with its validation and test a row of the history, samples a table.
 --follow waits for the run and keeps sending what it adds, until Ctrl-C. --offline writes files for `wandb sync`; --dry-run
-prints what would be sent, without the package or a network. The same --id continues a run in W&B. A resume of the run takes
-steps back, which W&B cannot: it keeps what it has of them, and gets those after.
+prints what would be sent, without the package or a network. The same --id continues a run in W&B. A resumed run may repeat
+steps that W&B already has: W&B keeps its own, and gets the later ones.
 """
 
 import math
@@ -115,7 +115,7 @@ def main():
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
     parser.add_argument("--follow", action="store_true", help="wait for the run, and send what it adds until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="to look with --follow (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two reads with --follow (default: %(default)s)")
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
     parser.add_argument("--entity", help="user or team (default: wandb's)")
     parser.add_argument("--name", help="of the run in W&B (default: the directory's)")

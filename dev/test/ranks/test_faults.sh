@@ -9,7 +9,7 @@
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/../checks.sh" faults
-. scripts/listens.sh # listens
+. scripts/stop_requests.sh # catches_usr1
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 shopt -s extglob
 mpirun=$root/scripts/mpirun.sh
@@ -259,7 +259,7 @@ asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, 
     local script signal
     sleep "${*: -1}"
     # not before it is there and hears it, which takes its time where the cores are busy
-    until script=$(pgrep -P "$(pgrep -P $job timeout)" 2> /dev/null) && listens "$script" || ! kill -0 $job; do sleep 0.02; done
+    until script=$(pgrep -P "$(pgrep -P $job timeout)" 2> /dev/null) && catches_usr1 "$script" || ! kill -0 $job; do sleep 0.02; done
     for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
     wait $job
     ended $? 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' && one_error

@@ -259,7 +259,7 @@ given_options() {
         sed -i 's/--steps 9/--train-tokens 9e9/' "$work/recipe.sh" &&
         becomes "--micro-batch 64 --keep-best --lr 6e-4 --steps 5" --steps 5
 }
-# The user's options remove those of the recipe that have no effect with them: nobody typed those.
+# The user's options remove those of the recipe that have no effect with them: the user did not type those.
 nothing_left_over() { # LAUNCHER ARGUMENTS...
     plans "$1" '^run|^FLOPs' "${@:2}" && ! grep 'of no use' "$work/log"
 }

@@ -89,7 +89,7 @@ returns 0 "$train" --sample-only --model "$work/found" --prompt 'ab€'
 check "$(cat "$work/log")" grep -qE '^ab€(a|b|€){400}$' "$work/log"
 mv "$work/nano/data/letters/meta.pkl" "$work/moved.pkl"
 PYTHONPATH=$work/stand_in returns 0 "$python" scripts/from_nanogpt.py "$work/nano/out/ckpt.pt" "$work/without"
-check "$(cat "$work/log")" says "$work/log" "note: no tokenizer, which samples need: of a model of characters --meta"
+check "$(cat "$work/log")" says "$work/log" "note: no tokenizer, which sampling needs: for a character model, give --meta"
 check "a tokenizer" [ ! -e "$work/without/vocab.json" ]
 PYTHONPATH=$work/stand_in returns 0 "$python" scripts/from_nanogpt.py "$work/nano/out/ckpt.pt" "$work/named" --meta "$work/moved.pkl"
 check "another tokenizer" cmp "$work/found/vocab.json" "$work/named/vocab.json"

@@ -90,7 +90,7 @@ begin
 touch "$work/stamp" && sleep 0.01
 probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 1e-9
 check "trained again" [ -z "$(find "$work/run/probe_00000020" -newer "$work/stamp")" ]
-check "not said" says "$work/log" "batch 8: was trained before"
+check "not said" says "$work/log" "batch 8: already trained"
 probe 64 "$work/run/step_00000020" --factors 1,2,4 --tokens 4096
 check "other branches in the same place: $(cat "$work/log")" says "$work/log" "holds a branch with another --train-tokens"
 probe 0 "$work/run" --factors 0.5,1 --tokens 512

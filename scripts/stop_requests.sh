@@ -1,35 +1,35 @@
 # shellcheck shell=bash
-# Sourced by mpirun.sh and launch.sh: requests to stop, and the exit codes of ranks.
+# Sourced by mpirun.sh and launch.sh: signals that request a stop, and the exit codes of ranks.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
 usr1_bit=$((1 << ($(kill -l USR1) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
 # A shell cannot trap signals that its parent (a batch system, a service) ignores or blocks: then this starts the script
 # again with their default action.
-hear_signals() { # the script's arguments
+unblock_signals() { # the script's arguments
     local set deaf=0
     for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done
-    ((deaf & (usr1_bit | term_bit))) && [ -z "${GNS_HEARS:-}" ] || return 0
+    ((deaf & (usr1_bit | term_bit))) && [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] || return 0
     env --default-signal=TERM,USR1 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
-    GNS_HEARS=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$self" "$@"
+    GNS_SIGNALS_UNBLOCKED=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$self" "$@"
 }
 
-# The script's own ask_to_stop passes a request to stop on to `job`, at once or when there is one; a second request is a
-# second signal. Requests within 2 s of the first count as one (llmc/base/signals.h), and all HUPs of a closing terminal. A
-# closed output ends nothing.
+# Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started; a second request
+# is a second signal. Requests within 2 s of the first count as one (llmc/base/signals.h), and so do all HUPs of a closing
+# terminal. Closed output does not end the script.
 job='' asked=0 sent=0 first=0
-hear_requests() {
+trap_stop_requests() {
     trap '' PIPE
-    trap '[ $asked -gt 0 ] || hear_request' HUP
-    trap hear_request INT TERM USR1 # last: once USR1 is caught, all are
+    trap '[ $asked -gt 0 ] || on_stop_request' HUP
+    trap on_stop_request INT TERM USR1 # last: once USR1 is caught, all are
 }
-hear_request() {
+on_stop_request() {
     local now=${EPOCHREALTIME/[.,]/} # microseconds
     [ $((now - first)) -ge 2000000 ] || return 0
     [ $asked -gt 0 ] || first=$now
     asked=$((asked + 1))
-    hand_on
+    forward_requests
 }
-hand_on() {
+forward_requests() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do
         sent=$((sent + 1))
         ask_to_stop "$job"
@@ -45,15 +45,15 @@ wait_for_job() {
     wait "$job" # again: if a trap interrupted the last wait, its code was the trap's
 }
 
-# SIGKILL ends a script without a word. So its ranks look whether it is still there: llmc/ranks/launcher.h.
-show_to_ranks() { # NAME [PID]; this script by default
+# SIGKILL ends a script without notice. So its ranks watch it: llmc/ranks/launcher.h.
+announce_launcher() { # NAME [PID]; this script by default
     local place
     read -r place 2> /dev/null < /proc/sys/kernel/random/boot_id
     export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:${2:-$$}@$place/$(readlink /proc/self/ns/pid 2> /dev/null)"
 }
 
-# A starting process dies of SIGUSR1 until it has installed its handler.
-listens() { # PID: does it catch USR1?
+# Until a starting process has installed its handler, SIGUSR1 kills it.
+catches_usr1() { # PID
     local caught
     caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null)
     ((16#${caught:-0} & usr1_bit))
