@@ -77,7 +77,7 @@ data/tokenize: $(BUILD)/data/tokenize ## text to token shards
 
 all: train_gpt2 data/tokenize ## both of these
 
-# What was built; train_gpt2cu if it was. "tokenize" would be a name for anything: it is installed as gns_tokenize.
+# "tokenize" is too general a name for a program in PATH: it is installed as gns_tokenize.
 PREFIX ?= /usr/local
 BIN = $(DESTDIR)$(PREFIX)/bin
 install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is built; data/tokenize becomes gns_tokenize
@@ -108,7 +108,7 @@ $(BUILD)/llmc/base/version.o: ALL_CFLAGS += $(if $(COMMIT),'-DGNS_COMMIT=" ($(CO
 $(BUILD)/commit: FORCE
 	$(call write_if_new,$(COMMIT))
 
-# The compiler and its flags.
+# The compiler and its flags: when these change, everything is rebuilt.
 FLAGS := $(CC) $(ALL_CFLAGS)
 $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
@@ -116,7 +116,7 @@ $(BUILD)/flags: FORCE
 # Only these see the headers of MPI.
 $(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
 
-# Checks the compiler and the libraries' headers once: one line if one is missing, instead of the compiler's page.
+# Checks the compiler and the libraries' headers once: a missing one is an error of one line, not a page of the compiler's.
 $(BUILD)/headers: $(BUILD)/flags
 	@why=$$($(CC) $(ALL_CFLAGS) -E -x c -MF /dev/null /dev/null 2>&1 > /dev/null) || { echo "error: CC=$(firstword $(CC)) with these CFLAGS does not work: $${why%%$$'\n'*}" \
 		"(CC and CFLAGS choose the compiler and its flags)" >&2; exit 69; }

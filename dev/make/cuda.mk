@@ -8,8 +8,8 @@ ifeq ($(MPI_LIBS),)
 CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif
 
-# Which GPUs to build for. 80 is the first with matrix units for bf16. The kernels of fp16 also take those of 75, but not of
-# 70, which CUDA 13 has dropped. Without a GPU nvidia-smi prints words.
+# Which GPUs to build for. 80 is the first with tensor cores for bf16. The fp16 kernels also run on 75, but not on 70, which
+# CUDA 13 has dropped. Without a GPU nvidia-smi prints a message, which grep removes.
 TUNED_ARCH := 80 90a
 OLDEST := $(if $(filter FP16,$(PRECISION)),75,80)
 OLDEST_GPU := $(if $(filter FP16,$(PRECISION)),7.5 (T4),8.0 (A100))
@@ -26,13 +26,13 @@ ifneq ($(TOO_OLD),)
 $(error compute capability $(TOO_OLD): the CUDA trainer needs $(OLDEST_GPU) or newer; CUDA_ARCH=$(OLDEST) builds for another machine)
 endif
 endif
-# Hopper's own instructions, which the fast attention uses, are in 90a only.
+# Only 90a has Hopper's own instructions (wgmma), which the fast attention and products use.
 NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
 	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
 	$(if $(filter FP%,$(PRECISION)),-DGNS_$(PRECISION))
 CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
-# nvcc's commands are long: a short line each, unless V=1. Nothing with make -s.
+# Prints a short line instead of nvcc's long command; with V=1 the command, with make -s nothing.
 say = $(if $(filter 1,$(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "NVCC $(1)";))
 
 train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
@@ -41,7 +41,7 @@ train_gpt2cu: $(CUDA_BUILD)/train_gpt2cu ## the CUDA trainer
 $(CUDA_BUILD)/train_gpt2cu: $(BUILD)/llmc/run/main_cuda.o $(CUDA_BUILD)/train_gpt2.o $(CUDA_OBJECTS) $(LIBRARY) $(CUDA_BUILD)/cflags
 	$(call say,$@)$(NVCC) -o $@ $(filter-out %/cflags,$^) $(CUDA_LINK)
 
-# nvcc's flags and GPUs; and the library to link with, and its flags.
+# What CUDA objects are rebuilt for: nvcc, its flags and GPUs; the linked library and its flags.
 $(CUDA_BUILD)/flags: FORCE
 	$(call write_if_new,$(NVCC) $(NVCC_FLAGS))
 $(CUDA_BUILD)/cflags: FORCE
@@ -54,7 +54,7 @@ $(CUDA_BUILD)/%.o: %.cu $(CUDA_BUILD)/flags
 	@dev/make/ptxas.sh $< $(@:.o=.ptxas) "$(TUNED_ARCH)" >&2 || { rm -f $@; exit 1; }
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tests and benchmarks: those of the GPU, and those of either engine
+# Tests and benchmarks: of the GPU, and those that run on either engine
 
 CUDA_EITHER := dev/bench/bench_engine dev/bench/bench_save dev/test/model/test_shard_cuda
 CUDA_PROGRAMS := $(patsubst %.cu,$(CUDA_BUILD)/%,$(wildcard dev/test/cuda/test_*_cuda.cu dev/bench/bench_*.cu)) $(addprefix $(CUDA_BUILD)/,$(CUDA_EITHER))

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Reads ptxas's report on the kernels of a file: ptxas.sh SOURCE REPORT "TUNED_ARCHITECTURES"
-# Prints its numbered remarks (one says that the tensor cores' products, wgmma, do not overlap) and the kernels that spill
-# registers to memory; fails if one of these is for a GPU that kernels are tuned for. On others it is slower, not wrong.
-# A multiprocessor of Turing has no room for two blocks of 768 threads, which is no news (.minnctapersm).
+# Prints ptxas's numbered remarks (one says that the tensor cores' products, wgmma, do not overlap) and the kernels that
+# spill registers to memory. Fails on spills for a tuned architecture; for others the kernel is slower, not wrong. Drops the
+# remark that Turing's multiprocessors cannot hold two blocks of 768 threads (.minnctapersm).
 grep -vE 'ptxas info *: [^(]|bytes stack frame|minnctapersm|^$' "$2"
 awk -v source="$1" -v tuned_archs="${3// /|}" '
     /Compiling entry function/ { entry = $0 }

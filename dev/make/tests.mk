@@ -17,7 +17,7 @@ CRASH_FUZZER := $(SAN_BUILD)/dev/test/checkpoint/fuzz_checkpoint
 # ----------------------------------------------------------------------------------------------------------------------
 # Programs
 
-# GNS_ENGINE: the engine of tests and benchmarks that run on either.
+# GNS_ENGINE: the engine in tests and benchmarks that run on either.
 $(BUILD)/dev/%.o: ALL_CFLAGS += -DGNS_ENGINE=cpu_engine
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
@@ -38,11 +38,11 @@ $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
 BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 
-# Calls that this benchmark times.
+# Calls that bench_save times.
 TIMED := write fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
 
-# And these that one.
+# Calls that bench_step times.
 STEP_KERNELS := matmul_nn matmul_nt matmul_tn layernorm_forward layernorm_backward gelu_forward gelu_backward cross_entropy attention_forward attention_backward
 $(BUILD)/dev/bench/bench_step: LDFLAGS += $(call wrap,$(STEP_KERNELS))
 
@@ -55,7 +55,7 @@ endif
 # ----------------------------------------------------------------------------------------------------------------------
 # Targets
 
-# deps.sh may install MPI, which changes the build: so the rest is a make of its own, which looks again.
+# deps.sh may install MPI, which changes the build: so a second make, which finds it, does the rest.
 WITH_DEPS := test test-long test-faults test-stops test-crash fuzz
 $(WITH_DEPS):
 	@scripts/deps.sh test
@@ -97,8 +97,8 @@ test-crash-run:
 test-terminal: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize ## what a terminal of 80 and of 40 columns shows; a minute
 	@GNS_BUILD=$(BUILD) dev/test/terminal_check.sh
 
-# Left out: tests that need MPI, and test_crash, which takes an hour under qemu. That a tile stays in registers shows in the
-# objects of -O3 only.
+# Left out: tests that need MPI, and test_crash, which takes an hour under qemu. CFLAGS=-O3: a test checks in the objects that
+# a tile stays in registers.
 ARM_UNIT := $(filter-out %/test_crash %/test_crash_ranks,$(UNIT))
 test-arm: ## the CPU trainer for 64-bit Arm under qemu: unit tests, and runs that it and this machine resume; 8 to 17 minutes
 	@scripts/deps.sh test-arm
