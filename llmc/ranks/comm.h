@@ -52,8 +52,8 @@ void comm_outlive_launchers(Comm *comm);
 // True if this rank was asked to stop (base/signals.h). The others may not know.
 bool comm_asked_to_stop(const Comm *comm);
 
-// Ends this rank: prints the error's line, if there is one, and returns the exit code. All ranks return an error that all
-// know (settled). Any other error ends the whole job, and the call does not return.
+// Last call of the program: prints the error's line, if there is one, and returns the exit code. After an error that all
+// ranks know (settled), or none, each rank ends by itself. Any other error ends the whole job: the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
 // comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.

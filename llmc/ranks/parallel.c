@@ -190,7 +190,7 @@ static int bucket_final(void *context, Range range, Error *e) {
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     p->rank_norms = rank_norms;
     p->first = true;
-    p->made_any = false;
+    p->has_gradients = false;
     p->unreduced = p->uncollected = p->buckets;
     return engine_begin_step(p->engine, e);
 }
@@ -198,7 +198,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
 // For a rank without rows left: its share of the sum is the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
-    if (p->shard_grads || !p->made_any) TRY(engine_clear(p->engine, bucket, e));
+    if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
     return bucket_final(p, bucket, e);
 }
 
@@ -219,7 +219,7 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
     GradientWatch watch = {bucket_begins, bucket_final, p};
     bool reduces = p->buckets && (last || p->config.reduce == REDUCE_MICRO_STEP);
     if (n == 0) return micro_step_without_rows(p, reduces, e);
-    p->made_any = true;
+    p->has_gradients = true;
     if (reduces) engine_watch(p->engine, &watch);
     return engine_micro_step(p->engine, tokens, n, mode, e);
 }

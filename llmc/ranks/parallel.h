@@ -63,7 +63,7 @@ typedef struct {
     Transport *transport; // NULL: one rank
     bool rank_norms;      // of this step
     bool first;           // this micro-step, or the last one, is the first of its step
-    bool made_any;        // this rank has computed gradients of rows in this step
+    bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // the reduction of buckets [0, unreduced) has not started in this micro-step
     int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each

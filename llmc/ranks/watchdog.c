@@ -19,8 +19,8 @@ enum {
 };
 static const double seconds_for_other_machines = 4; // before such a report: their ranks began to wait later or earlier
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
-static const double seconds_until_still = 1.5;  // a rank is still after this long without a heartbeat,
-static const double share_of_wait_still = 0.75; // and this share of the wait: a busy machine may delay a heartbeat
+static const double seconds_until_stalled = 1.5;  // a rank is stalled after this long without a heartbeat,
+static const double share_of_wait_stalled = 0.75; // and this share of the wait: a busy machine may delay a heartbeat
 
 struct WatchdogEntry {
     atomic_int process; // process id; 0: not here
@@ -64,18 +64,18 @@ static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->
 static long long microseconds(double seconds) { return (long long)(1e6 * seconds); }
 static double seconds_since(atomic_llong *moment, double now) { return now - 1e-6 * (double)atomic_load(moment); }
 
-static bool is_here(const Watchdog *w, int rank) { return atomic_load(&w->config.board[rank].process); }
+static bool has_started(const Watchdog *w, int rank) { return atomic_load(&w->config.board[rank].process); }
 
-static bool is_still(const Watchdog *w, int rank, double now) {
-    double still = seconds_since(&w->config.board[rank].beat, now);
-    return is_here(w, rank) && still > fmax(seconds_until_still, share_of_wait_still * (now - w->since));
+static bool is_stalled(const Watchdog *w, int rank, double now) {
+    double stalled = seconds_since(&w->config.board[rank].beat, now);
+    return has_started(w, rank) && stalled > fmax(seconds_until_stalled, share_of_wait_stalled * (now - w->since));
 }
 
 // What the board shows.
 typedef struct {
     int here;              // ranks of this machine that have started
     int missing;           // ranks of this machine that have not, until all ranks have joined
-    int still;             // ranks without a heartbeat
+    int stalled;           // ranks without a heartbeat
     long long first, last; // fewest and most collectives begun, of the other ranks
     bool unsure;           // all ranks run, and there are other machines (invariant 4)
 } View;
@@ -83,10 +83,10 @@ typedef struct {
 static View read_board(const Watchdog *w, double now) {
     View v = {.first = LLONG_MAX};
     for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
-        if (!is_here(w, rank)) continue;
+        if (!has_started(w, rank)) continue;
         v.here++;
-        if (is_still(w, rank, now)) {
-            v.still++;
+        if (is_stalled(w, rank, now)) {
+            v.stalled++;
             continue;
         }
         long long begun = atomic_load(&w->config.board[rank].begun);
@@ -94,17 +94,17 @@ static View read_board(const Watchdog *w, double now) {
         if (begun > v.last) v.last = begun;
     }
     if (!w->joined && v.here < w->config.here) v.missing = w->config.here - v.here;
-    v.unsure = w->config.board && v.here < w->config.ranks && !v.still && !v.missing;
+    v.unsure = w->config.board && v.here < w->config.ranks && !v.stalled && !v.missing;
     return v;
 }
 
-// still: ranks without a heartbeat; else those at the earliest collective.
-static void name_ranks(const Watchdog *w, const View *v, double now, bool still, const char *what, Error *e) {
+// stalled: ranks without a heartbeat; else those at the earliest collective.
+static void name_ranks(const Watchdog *w, const View *v, double now, bool stalled, const char *what, Error *e) {
     const char *host = w->config.host;
     for (int rank = 0; rank < w->config.ranks; rank++) {
         WatchdogEntry *entry = &w->config.board[rank];
-        if (!is_here(w, rank) || is_still(w, rank, now) != still) continue;
-        if (still || atomic_load(&entry->begun) == v->first)
+        if (!has_started(w, rank) || is_stalled(w, rank, now) != stalled) continue;
+        if (stalled || atomic_load(&entry->begun) == v->first)
             append(e, "; rank %d (process %d%s%s)%s", rank, atomic_load(&entry->process), *host ? " on " : "", host,
                    what);
     }
@@ -115,14 +115,14 @@ static void name_missing(const Watchdog *w, const View *v, Error *e) {
     if (w->config.here < w->config.ranks)
         append(e, "; %d of this machine's %d ranks have not started", v->missing, w->config.here);
     for (int rank = 0; rank < w->config.ranks && w->config.here == w->config.ranks; rank++)
-        if (!is_here(w, rank)) append(e, "; rank %d has not started", rank);
+        if (!has_started(w, rank)) append(e, "; rank %d has not started", rank);
 }
 
 static void name_suspects(const Watchdog *w, const View *v, double now, Error *e) {
     if (!w->config.board) return;
     if (v->unsure)
         append(e, "; this machine's %d rank%s run%s", v->here, v->here > 1 ? "s" : "", v->here > 1 ? "" : "s");
-    if (v->still) name_ranks(w, v, now, true, " is stopped or gone", e);
+    if (v->stalled) name_ranks(w, v, now, true, " is stopped or gone", e);
     else if (v->first < v->last)
         name_ranks(w, v, now, false, v->unsure ? " is at the earliest collective" : " keeps the others waiting", e);
     if (v->unsure) append(e, ", collective number %lld: look at the other machines too", v->first);
@@ -171,7 +171,7 @@ static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
 static bool claim_report(const Watchdog *w, double now) {
     int first = 0;
     if (!w->config.board) return true;
-    while (!is_here(w, first)) first++;
+    while (!has_started(w, first)) first++;
     atomic_llong *claim = &w->config.board[first].claim;
     long long before = atomic_load(claim);
     return now - 1e-6 * (double)before > seconds_claimed &&
@@ -190,7 +190,7 @@ static void sleep_until_next_check(Watchdog *w) {
 static void check(Watchdog *w) {
     Error e = {0};
     double now = clock_seconds();
-    if (now - w->checked > seconds_until_still) w->since = now; // this process itself was stopped
+    if (now - w->checked > seconds_until_stalled) w->since = now; // this process itself was stopped
     w->checked = now;
     if (w->config.board) atomic_store(&own_entry(w)->beat, microseconds(now));
     if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
