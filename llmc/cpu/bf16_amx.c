@@ -8,7 +8,7 @@
 #    include <unistd.h>
 
 // Linux gives a process the registers of AMX when it asks for them (Documentation/arch/x86/xstate.rst).
-bool bf16_amx_is_here(void) {
+bool bf16_amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;

@@ -17,7 +17,7 @@ typedef struct {
     bfloat16x8_t low, high; // of four rows of A, or columns of B, the first two and the last two: (2, 4)
 } Four;
 
-bool bf16_neon_is_here(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
+bool bf16_neon_available(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
 
 // Four rows of A, or columns of B, over two pairs; those of the second pair lie `width` further.
 BF16 static inline __attribute__((always_inline)) Four load_four(const uint16_t *p, size_t width) {

@@ -42,6 +42,6 @@ typedef void Bf16TileBetween(float *c, const uint16_t *a, const uint16_t *b, siz
                              void (*between)(void *work, size_t at, size_t of), void *work);
 Bf16TileBetween bf16_tile_amx_between;
 
-bool bf16_amx_is_here(void);
-bool bf16_avx512_is_here(void);
-bool bf16_neon_is_here(void);
+bool bf16_amx_available(void);
+bool bf16_avx512_available(void);
+bool bf16_neon_available(void);

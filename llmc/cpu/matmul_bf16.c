@@ -166,29 +166,29 @@ void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pair
             }
     }
 }
-static bool plain_is_here(void) { return true; }
+static bool plain_available(void) { return true; }
 
-#define KERNEL(called, rows_, pack, compute, finish_, tile_, between, here)                                            \
+#define KERNEL(called, rows_, pack, compute, finish_, tile_, between, available_)                                      \
     {                                                                                                                  \
         .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
         .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = pack_b, .tile = compute,             \
-        .finish = finish_, .bf16_tile = tile_, .bf16_between = between, .is_here = here                                \
+        .finish = finish_, .bf16_tile = tile_, .bf16_between = between, .available = available_                        \
     }
 
 const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
 #ifdef BF16_X86
     KERNEL("AMX", AMX_ROWS, pack_a_amx, compute_tile_amx, finish_amx, bf16_tile_amx, bf16_tile_amx_between,
-           bf16_amx_is_here),
-    KERNEL("AVX512-BF16", ROWS, pack_a, compute_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_is_here),
+           bf16_amx_available),
+    KERNEL("AVX512-BF16", ROWS, pack_a, compute_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_available),
 #elif defined(__aarch64__)
-    KERNEL("BFMMLA", ROWS, pack_a, compute_tile, NULL, bf16_tile_neon, NULL, bf16_neon_is_here),
+    KERNEL("BFMMLA", ROWS, pack_a, compute_tile, NULL, bf16_tile_neon, NULL, bf16_neon_available),
 #endif
-    KERNEL("plain C", ROWS, pack_a, compute_tile, NULL, bf16_tile_plain, NULL, plain_is_here),
+    KERNEL("plain C", ROWS, pack_a, compute_tile, NULL, bf16_tile_plain, NULL, plain_available),
 };
 
 const MatmulKernel *matmul_kernel(Dtype type) {
     if (type == DTYPE_FP32) return &matmul_fp32;
     for (int i = 0; i + 1 < MATMUL_BF16_KERNELS; i++)
-        if (matmul_bf16[i].is_here()) return &matmul_bf16[i];
+        if (matmul_bf16[i].available()) return &matmul_bf16[i];
     return NULL;
 }

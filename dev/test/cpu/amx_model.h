@@ -52,8 +52,8 @@ static void amx_multiply(int to, int left, int right) {
 #define _tile_dpbf16ps        amx_multiply
 #define bf16_tile_amx         bf16_tile_amx_model
 #define bf16_tile_amx_between bf16_tile_amx_between_model
-#define bf16_amx_is_here      bf16_amx_is_here_too
+#define bf16_amx_available    bf16_amx_available_too
 #include "cpu/bf16_amx.c"
 #undef bf16_tile_amx
 #undef bf16_tile_amx_between
-#undef bf16_amx_is_here
+#undef bf16_amx_available
