@@ -100,7 +100,7 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
 // Packs a thread takes at once, and in how many turns it takes a row in shared memory.
 enum { ROW_PACKS = 4, TURN = ROW_THREADS * ROW_PACKS * VEC };
 enum { TURNS_MAX = (CACHE_BYTES_MAX / sizeof(real) + TURN - 1) / TURN };
-static_assert(TURNS_MAX <= 3, "fetch_wait_turn knows no more");
+static_assert(TURNS_MAX <= 3, "fetch_wait_turn has no more cases");
 
 // Waits for the fetches of turn `turn`: those of TURNS_MAX are committed.
 __device__ static inline void fetch_wait_turn(int turn) {
