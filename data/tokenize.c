@@ -305,7 +305,7 @@ static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
     Error e;
     int code = tokenize(argc, argv, &e);
     if (!code) code = process_end(&e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }
 

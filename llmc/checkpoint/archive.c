@@ -162,7 +162,7 @@ int archive_commit(const char *out, int64_t step, Manifest *manifest, char final
     TRY(step_path(out, step, FINAL, final, e));
     TRY(manifest_write(manifest, partial, e));
     pulse_beat(manifest->pulse);
-    TRY(directory_is(partial, manifest->place, e));
+    TRY(directory_is(partial, manifest->dir, e));
     manifest_release(manifest);
     return path_rename(partial, final, out, e);
 }

@@ -63,7 +63,7 @@ static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonTe
     if (good) return 0;
     return FAIL(e, ERR_INPUT, damaged,
                 "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory",
-                json_place(h, shape), SAFETENSORS_MAX_DIMENSIONS);
+                json_offset(h, shape), SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
@@ -72,12 +72,12 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Js
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
         !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
         return FAIL(e, ERR_INPUT, damaged, "its data_offsets at byte %zu are not two ascending whole numbers",
-                    json_place(h, offsets));
+                    json_offset(h, offsets));
     if (entry->end - entry->begin == bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged,
                 "its data_offsets at byte %zu, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
                 " bytes, but its shape and dtype make %" PRIu64,
-                json_place(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
+                json_offset(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
 // Exactly three fields, of which all three names are found: none is there twice.
@@ -86,10 +86,10 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTex
     const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
         return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu",
-                    json_place(h, json));
+                    json_offset(h, json));
     if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
         return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s at byte %zu",
-                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_place(h, type));
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_offset(h, type));
     TRY(shape_parse(entry, shape, h, e));
     return offsets_parse(entry, offsets, h, e);
 }
@@ -117,7 +117,7 @@ static int names_sort(SafetensorsReader *reader, Error *e) {
         if (compare_names(&names[i - 1], &names[i]) != 0) continue;
         cJSON_ArrayForEach(item, reader->header.root) if (strcmp(item->string, names[i]->name) == 0) last = item;
         return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
-                    json_place(&reader->header, last));
+                    json_offset(&reader->header, last));
     }
     return 0;
 }
@@ -246,13 +246,13 @@ struct SafetensorsWriter {
     char path[];           // for messages
 };
 
-int safetensors_create(SafetensorsWriter **out, int place, const char *path, Error *e) {
+int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e) {
     const uint64_t unknown = 0;
     TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
     SafetensorsWriter *writer = *out;
     strcpy(writer->path, path);
     int code = text_begin(&writer->header, e);
-    if (!code) code = outfile_create(&writer->file, place, path, e);
+    if (!code) code = outfile_create(&writer->file, dir, path, e);
     if (code) {
         safetensors_abandon(writer);
         *out = NULL;

@@ -74,7 +74,7 @@ int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n
 typedef struct SafetensorsWriter SafetensorsWriter;
 
 // Creates the file anew (outfile_create): write to a temporary name and rename the finished file.
-int safetensors_create(SafetensorsWriter **out, int place, const char *path, Error *e);
+int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e);
 
 // Declares the next tensor of the file. Data begins at a multiple of 8 bytes and has no gaps, so declare wide types
 // first, and each name once.

@@ -208,7 +208,7 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     m->bytes = keep;
     if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
     TRY(bytes_until(m->samples.path, step, &keep, e));
-    return file_cut(m->samples.path, keep, e);
+    return file_truncate(m->samples.path, keep, e);
 }
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------

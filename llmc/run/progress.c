@@ -162,7 +162,7 @@ static void format_line(Progress *p, bool work, double now, char *out, size_t by
     format_duration(eta, sizeof eta, left);
     if (p->horizon > 0 && isfinite(left)) line_add(&line, 90, "  ETA %s", eta);
     for (int i = HEAD; i < p->last.count && (p->terminal || !work); i++)
-        line_add(&line, p->last.part[i].worth, "%s", p->last.part[i].text);
+        line_add(&line, p->last.part[i].priority, "%s", p->last.part[i].text);
     line_fit(&line, terminal_columns(p->out) - p->terminal, out, bytes); // a line that wraps cannot be redrawn
 }
 

@@ -249,7 +249,7 @@ int print_answers(Run *r, Error *e) {
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, prompt, number++, e);
             if (code != ERR_INPUT) continue;
-            error_print(e, 0, 1); // a prompt that has no tokens; the next may have
+            error_print(e); // a prompt that has no tokens; the next may have
             code = 0;
             break;
         }

@@ -326,6 +326,6 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     int code = directory_create(argv[1], &e);
     for (size_t i = 0; !code && i < sizeof cases / sizeof *cases; i++) code = case_run(&cases[i], argv[1], seed, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }
