@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-// A model of the command line has its own shape, whatever the config file says; a preset's may be changed.
+// A model's files give its shape: --model PATH on the command line resets the shape of the config file.
 static void config_yields(Options *o) {
     static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab_size};
     ModelConfig ignored;
@@ -81,7 +81,7 @@ static int resolve_aliases(Options *o, Error *e) {
     return 0;
 }
 
-// With --epochs the horizon is unknown until the data is: options_resolve_epochs.
+// With --epochs the horizon depends on the data: options_resolve_epochs sets it.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs) return 0;
