@@ -1,15 +1,15 @@
-// A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
-// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). That directory
-//    is held by descriptor: where another takes its place nothing is written to that one.
+// A checkpoint OUT/step_N is complete or does not exist. These functions keep these promises together:
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). The
+//    directory is held by its descriptor: if another one takes its path, nothing is written there.
 // 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
 //    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
 // 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
 // 4. Only files that the manifest or own_files names are removed. Other files stay in OUT/step_N.kept, with a line to
 //    `notes`. A checkpoint that is a link is unlinked (directory_remove).
-// 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
+// 5. The newest checkpoint that reads back undamaged is never removed, and neither is that of step `protect`.
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
-// 6. A checkpoint that cannot be read is not called damaged: nothing is removed or renamed on its account, and no older
-//    one takes its place.
+// 6. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
+//    older one is used instead.
 // 7. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
 #include "checkpoint/archive.h"
@@ -107,7 +107,7 @@ static int keep_rest(const char *out, int64_t step, const char *partial, FILE *n
     Names left;
     TRY(rename_aside(out, step, partial, "kept", aside, e));
     directory_list(aside, &left, &(Error){0}); // no names where it is no directory
-    fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
+    fprintf(notes, "note: %s keeps files of the removed checkpoint that this program did not write", aside);
     for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
     if (left.count > most) fprintf(notes, " and %d more", left.count - most);
     fputs("\n", notes);
@@ -194,7 +194,7 @@ static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
     return remove_partial(out, step, notes, e);
 }
 
-int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e) {
+int archive_thin(const char *out, int64_t keep, int64_t protect, FILE *notes, Error *e) {
     Steps steps;
     int code = 0;
     if (keep == 0) return 0;
@@ -203,7 +203,7 @@ int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Erro
         char path[ARCHIVE_PATH];
         Error ignored;
         if (complete >= keep) {
-            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
+            if (steps.step[i] != protect) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
             continue;
         }
         TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
@@ -230,8 +230,8 @@ static uint64_t step_bytes(const char *out, int64_t step) {
     return bytes;
 }
 
-// Index of the newest checkpoint that the disk gives back undamaged; -1: none. Takes newer ones that cannot be read from
-// the list: they stay.
+// Index of the newest checkpoint that reads back undamaged; -1: none. Newer ones that cannot be read are kept: their
+// step becomes -1.
 static int newest_whole(const char *out, Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
     for (int i = 0; i < steps->count; i++) {
@@ -242,15 +242,15 @@ static int newest_whole(const char *out, Steps *steps, const Pulse *pulse) {
     return -1;
 }
 
-// Removes none if all that may be removed are not enough. *left: the disk's free bytes.
-static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_t stays, uint64_t *left,
+// Removes checkpoints, oldest first, until `bytes` are free (*left); none if even all of them are not enough.
+static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_t protect, uint64_t *left,
                            Removed *removed, FILE *notes, const Pulse *pulse, Error *e) {
     uint64_t in_all = *left;
     int newest = newest_whole(out, steps, pulse);
     for (int i = 0; i < steps->count; i++) {
-        bool kept = i == newest || steps->step[i] == stays || steps->step[i] < 0;
+        bool kept = i == newest || steps->step[i] == protect || steps->step[i] < 0;
         uint64_t one = kept ? 0 : step_bytes(out, steps->step[i]);
-        if (!one) steps->step[i] = -1; // stays
+        if (!one) steps->step[i] = -1; // kept
         in_all += one;
     }
     for (int i = steps->count - 1; i >= 0 && newest >= 0 && *left < bytes && in_all >= bytes; i--) {
@@ -264,7 +264,7 @@ static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
+int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t protect, Removed *removed, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left;
     Steps steps;
@@ -272,7 +272,7 @@ int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t sta
     TRY(disk_free(out, &left, e));
     if (left < bytes && keep > 0) {
         TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, stays, &left, removed, notes, pulse, e);
+        int code = remove_for_room(out, &steps, bytes, protect, &left, removed, notes, pulse, e);
         memory_free(steps.step);
         if (code) return code;
     }

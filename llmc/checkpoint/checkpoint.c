@@ -40,7 +40,7 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields with the only value that describes the model computed here. All may be missing.
+// Fields, and the only value of each that describes the model computed here. All may be missing.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -234,7 +234,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
-// Some files have the output layer as well. GPT-2 has one matrix for both, and so has the model computed here.
+// Some files also hold the output layer. GPT-2 ties it to wte: the two must be equal.
 static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const char *const name = "lm_head.weight", *const hint = "only GPT-2 as published is trained here: it ties the two";
     const SafetensorsEntry *head = find_tensor(files, name), *tied = find_tensor(files, wte->name);
@@ -260,7 +260,7 @@ done:
     return code;
 }
 
-// The files' tensors are those of config.json's shape, and no more: not one layer too many.
+// Checks that the files have all tensors of config.json's shape, and no further layer.
 static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
     char more[40];
     for (int i = 0; i < model->tensor_count; i++) TRY(check_tensor(files, directory, &model->tensors[i], e));

@@ -35,8 +35,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. entries_parse and header_read put the tensor's name and the file's in front of
-// errors.
+// The header, from text to entries. entries_parse prefixes errors with the tensor's name, header_read with the file's.
 
 static bool json_integer(const cJSON *item, uint64_t *out) {
     bool whole = json_whole(item, 0, INFINITY);
@@ -80,7 +79,7 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Js
                 json_offset(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
-// Exactly three fields, of which all three names are found: none is there twice.
+// There are three fields and all three names are found, so no field is there twice.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");
@@ -97,7 +96,8 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTex
 static int compare_entries(const void *pa, const void *pb) {
     const SafetensorsEntry *a = pa, *b = pb;
     if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
-    if (a->end != b->end) return a->end < b->end ? -1 : 1; // empty tensors come before the one that begins there
+    if (a->end != b->end)
+        return a->end < b->end ? -1 : 1; // an empty tensor sorts before the one that begins at its byte
     return strcmp(a->name, b->name);
 }
 
@@ -122,7 +122,7 @@ static int names_sort(SafetensorsReader *reader, Error *e) {
     return 0;
 }
 
-// The entries, sorted by their data, must cover all of it: no hole, no overlap, nothing beyond its end.
+// Checks that the entries, sorted by their offsets, cover the data exactly: no hole, no overlap, nothing after its end.
 static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     uint64_t at = 0;
     for (int i = 0; i < reader->count; at = reader->entries[i++].end) {
@@ -150,7 +150,7 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
         if (entry_parse(entry, item, &reader->header, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
-    TRY(names_sort(reader, e)); // before the offsets: a name that is there twice says more than the overlap
+    TRY(names_sort(reader, e)); // before the offsets: a duplicate name explains an overlap
     return offsets_check(reader, data_bytes, e);
 }
 
