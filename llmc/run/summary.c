@@ -125,7 +125,7 @@ static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     const char *remedy = words || !setup->tokenizer
                              ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
-                                                                   : "tokenize the text as --model had its own";
+                                                                   : "tokenize the text with the tokenizer of --model";
     int V = setup->model.config.vocab, largest;
     Error ignored;
     if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
