@@ -222,8 +222,8 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
-// Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), added to
-// if `add`.
+// Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), added
+// to if `add`.
 static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
@@ -552,8 +552,8 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
 }
 
-// The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
-// call returns when done: so there is no check, pin, unpin or stream.
+// The engine that main (run/main_cpu.c) hands to the program. It has no check, pin, unpin and stream: it computes any
+// model, needs no pinned memory, and its calls return when they are done.
 const EngineApi cpu_engine = {
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,

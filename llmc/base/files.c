@@ -246,7 +246,7 @@ int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     TRY(partial_path(partial, path, e));
     TRY(file_check_output(path, e));
-    TRY(file_save(partial, data, bytes, NULL, e));
+    TRY(file_save(partial, data, bytes, e));
     return publish(partial, path, e);
 }
 

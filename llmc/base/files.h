@@ -53,8 +53,8 @@ void outfile_abandon(OutFile *file);
 
 // Writes a whole file. digest may be NULL.
 int file_save_in(int dir, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
-static inline int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
-    return file_save_in(IN_PATH, path, data, bytes, digest, e);
+static inline int file_save(const char *path, const void *data, size_t bytes, Error *e) {
+    return file_save_in(IN_PATH, path, data, bytes, NULL, e);
 }
 
 // The same under a temporary name, which is renamed to `path` when the file is on the disk.

@@ -66,7 +66,7 @@ int run_lock_sign(const char *directory, Error *e) {
     char holder_path[PATH_MAX], self[HOLDER_BYTES];
     TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
     if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc
-    return file_save(holder_path, self, strlen(self), NULL, e);
+    return file_save(holder_path, self, strlen(self), e);
 }
 
 bool run_lock_is_ours(const char *directory) {

@@ -61,7 +61,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
     line_add(line, 80, "  loss %.4f", s->loss);
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
-    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // it had a line of its own
+    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
     line_add(line, 70, "  B %lld", (long long)s->batch);
     line_add(line, 48, "%s", s->why);
     add_gns(line, noise, s->mode);
@@ -72,7 +72,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     add_memory(line, engine_memory_in_use(p->engine));
 }
 
-// ---- How much is done, and what is left -----------------------------------------------------------------------------
+// ---- The work that is done, and the remaining time ------------------------------------------------------------------
 
 // The share of the work that is done; NaN: unknown. It never falls.
 static double share_done(Progress *p) {

@@ -122,8 +122,8 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// A run directory as --model stands for its newest checkpoint. A run that began from it resumes under the same name,
-// whatever checkpoints the other run has by then.
+// A run directory as --model means its newest checkpoint. A run that began from it resumes with the same --model, even
+// if the other run has newer checkpoints by then.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

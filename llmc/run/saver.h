@@ -69,7 +69,7 @@ void saver_destroy(Saver *saver); // waits for a running save; NULL is fine
 int saver_prepare(Saver *saver, float *memory, Error *e);
 
 // Keeps the checkpoint of step `before` until the next save has succeeded, and that of step `after` from then on,
-// whatever config.keep says. -1: none.
+// regardless of config.keep. -1: none.
 void saver_protect(Saver *saver, int64_t before, int64_t after);
 
 // Starts a save on rank 0, while the other ranks serve (parallel_serve), and returns when their parts are copied. Owns

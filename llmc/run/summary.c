@@ -113,7 +113,7 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
     if (data->train && setup->shape.label_smoothing > 0)
         fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
                 setup->options.label_smoothing);
-    if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // larger than bytes: it stands for text
+    if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");
 }

@@ -277,7 +277,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     FileDigest digest;
     Error e = {0};
     CHECK_OK(archive_begin(out, step, directory, &manifest, stderr, &e), &e);
-    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
+    CHECK_OK(file_save_in(IN_PATH, path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
 }
@@ -445,7 +445,7 @@ static void flip_bit(const char *path, uint64_t bit) {
     char *text = read_text(path, &bytes);
     Error e;
     if (text) text[bit / 8] ^= (char)(1 << bit % 8);
-    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
+    CHECK(text && file_save(path, text, bytes, &e) == 0, "%s", path);
     memory_free(text);
 }
 
@@ -635,7 +635,7 @@ static pid_t lock_from_elsewhere(const char *holder) {
     unlink("part/written_by");
     pid_t child = lock_part();
     wait_for("part/written_by", " ");
-    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), NULL, &e), &e);
+    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), &e), &e);
     else unlink("part/written_by");
     return child;
 }
