@@ -111,7 +111,7 @@ static int reader_set_tail(Reader *r, Error *e) {
     return 0;
 }
 
-// Opens the file at `place`, at the offset of `place`; a pipe is where it is.
+// Opens the file of `place`, at its offset; a pipe stays at its own position.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;

@@ -132,7 +132,7 @@ static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? 
 static int check_output(int dir, const char *path, Error *e) {
     struct stat st;
     if (fstatat(at_directory(dir), at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(st.st_mode)) return 0;
-    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: what is there is %s", path,
+    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: the path is %s", path,
                 S_ISLNK(st.st_mode) ? "a link" : "not a regular file");
 }
 
@@ -421,7 +421,7 @@ bool directory_exists(const char *path) {
 
 int directory_sync(const char *path, Error *e) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-    if (fd < 0) return FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno));
+    if (fd < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
@@ -429,7 +429,7 @@ int directory_sync(const char *path, Error *e) {
 
 int directory_open(const char *path, int *fd, Error *e) {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW);
-    return *fd < 0 ? FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno)) : 0;
+    return *fd < 0 ? FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno)) : 0;
 }
 
 int directory_is(const char *path, int fd, Error *e) {

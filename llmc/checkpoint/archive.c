@@ -106,7 +106,7 @@ static int keep_rest(const char *run_dir, int64_t step, const char *partial, FIL
     const int most = 5; // names in the line
     Names left;
     TRY(rename_aside(run_dir, step, partial, "kept", aside, e));
-    directory_list(aside, &left, &(Error){0}); // no names where it is no directory
+    directory_list(aside, &left, &(Error){0}); // no names if it is not a directory
     fprintf(notes, "note: %s keeps files of the removed checkpoint that this program did not write", aside);
     for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
     if (left.count > most) fprintf(notes, " and %d more", left.count - most);

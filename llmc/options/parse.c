@@ -45,7 +45,7 @@ static const char *known_elsewhere(const char *name) {
 static int unknown_option(const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     const char *elsewhere = known_elsewhere(name);
-    if (elsewhere) return error_hint(e, "here it is %s%s", dashes, elsewhere);
+    if (elsewhere) return error_hint(e, "the option here is %s%s", dashes, elsewhere);
     char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
     int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
     for (int id = 0; id < OPTION_COUNT && strlen(name) < FLAG_BYTES; id++) {

@@ -57,7 +57,7 @@ static int resolve_ramp(Options *o, Error *e) {
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
                     o->ramp);
     if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
-        return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
+        return FAIL(e, ERR_USAGE, "give it a number of rows", "--ramp " SAID " needs --batch-%s", o->ramp,
                     o->batch_min ? "max" : "min");
     if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
         return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,

@@ -50,7 +50,7 @@ typedef struct {
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken
-    double stall_seconds;    // how long training stood still
+    double stall_seconds;    // how long training paused
 } SaveReport;
 
 // The copy on rank 0: this many arrays, whose beginnings are saver_copy_stride floats apart, at whole pages.

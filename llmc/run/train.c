@@ -154,7 +154,7 @@ static void report_save(Run *r, const SaveReport *report) {
     }
     snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
     r->saving.saved_step = report->step;
-    print_folded(stdout, 8, "saved   %s in %.2f s, training stood still for %.3f s\n", r->saving.saved, report->seconds,
+    print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, report->seconds,
                  report->stall_seconds);
     if (report->note.code) print_folded(stderr, 9, "warning: %s: older checkpoints are kept\n", report->note.what);
     fflush(stdout);
