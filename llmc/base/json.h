@@ -11,7 +11,7 @@ typedef struct {
     size_t offset; // of the text in its file
 } JsonText;
 
-// Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or does not end there.
+// Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or has more than one value.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
 // Parses a text with a NUL after its `bytes` bytes. Owns `text` (from memory_alloc), also on failure.
