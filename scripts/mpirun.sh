@@ -72,6 +72,11 @@ pass_on() {
     exec cat > /dev/null
 }
 
+command -v mpirun > /dev/null || {
+    echo "error: no mpirun here. Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none" >&2
+    exit 64
+}
+
 # 12 MiB are enough for four ranks.
 free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
 [ "${free:-16384}" -ge 16384 ] || {

@@ -71,7 +71,11 @@ visible_gpus() { # those that CUDA_VISIBLE_DEVICES names
         grep -q -- "-np ${devices##*:} " "$work/starts" || { echo "$devices: $(cat "$work/starts")"; cat "$work/log"; return 1; }
     done
 }
-no_mpirun() { refuses 64 "no mpirun" PATH="$work/bin:$work"; }
+no_mpirun() {
+    refuses 64 "no mpirun" PATH="$work/bin:$work" || return 1
+    PATH=$work/bin:$work "$BASH" scripts/mpirun.sh -np 2 program > "$work/log" 2>&1
+    [ $? = 64 ] && one_line "$work/log" && says "$work/log" "error: no mpirun here. Install Open MPI" || { cat "$work/log"; return 1; }
+}
 no_mpi_in_it() {
     sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
     refuses 64 "built without MPI" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
