@@ -378,8 +378,10 @@ mpirun_that_hangs() {
     return 1
 }
 
-# An mpirun whose rank exits with 75 at USR1; its parent has the signal at its default, ignored or blocked.
+# An mpirun whose rank exits with 75 at USR1; its parent has the signal at its default, ignored or blocked. The bash is like
+# one before 5.
 mkdir "$work/asks"
+echo 'unset EPOCHREALTIME EPOCHSECONDS' > "$work/asks/bash_4"
 cat > "$work/asks/mpirun" <<'END'
 #!/usr/bin/env bash
 touch "$(dirname "$0")/started"
@@ -390,7 +392,7 @@ mpirun_hears() {
     local how job code
     for how in default-signal ignore-signal block-signal; do
         rm -f "$work/asks/started"
-        env PATH="$work/asks:$PATH" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
+        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
         job=$!
         until [ -e "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
         kill -USR1 $job
