@@ -384,18 +384,22 @@ mkdir "$work/asks"
 echo 'unset EPOCHREALTIME EPOCHSECONDS' > "$work/asks/bash_4"
 cat > "$work/asks/mpirun" <<'END'
 #!/usr/bin/env bash
-touch "$(dirname "$0")/started"
+echo $$ > "$(dirname "$0")/started"
 OMPI_COMM_WORLD_RANK=0 bash -c 'trap "exit 75" USR1; for ((i = 0; i < 200; i++)); do sleep 0.05; done'
 END
 chmod +x "$work/asks/mpirun"
 mpirun_hears() {
     local how job code
-    for how in default-signal ignore-signal block-signal; do
+    for how in default-signal ignore-signal block-signal to-mpirun to-all; do
         rm -f "$work/asks/started"
-        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
+        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --${how/to-*/default-signal}=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
         job=$!
-        until [ -e "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
-        kill -USR1 $job
+        until [ -s "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
+        case $how in
+        to-mpirun) kill -TERM "$(cat "$work/asks/started")" ;;
+        to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
+        *) kill -USR1 $job ;;
+        esac
         wait $job
         code=$?
         [ $code = 75 ] || { echo "$how: exit code $code"; cat "$work/log"; return 1; }
