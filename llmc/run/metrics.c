@@ -166,9 +166,9 @@ static bool next_is(FILE *f, int wanted) {
     return c == wanted;
 }
 
-// *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete. 0 without a
-// file.
-static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
+// *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete, or that begins at
+// byte `end`. 0 without a file.
+static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
@@ -184,7 +184,7 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
         return cannot_read(path, error, e);
     }
     // What is no line of ours may be long: a hole that a full disk or a power cut left.
-    for (ssize_t n; next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
+    for (ssize_t n; *keep != end && next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
     return end_reading(f, path, e);
@@ -201,13 +201,12 @@ static int can_append(const char *path, Error *e) {
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
-    // By steps as well as bytes: the checkpoint may be from another directory, with a longer file.
-    TRY(bytes_until(m->steps.path, step, &keep, e));
-    if (keep > bytes) keep = (off_t)bytes;
+    // By steps as well as bytes: the checkpoint may be from another directory, or the file edited.
+    TRY(bytes_until(m->steps.path, step, bytes, &keep, e));
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
     if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
-    TRY(bytes_until(m->samples.path, step, &keep, e));
+    TRY(bytes_until(m->samples.path, step, INT64_MAX, &keep, e));
     return file_cut(m->samples.path, keep, e);
 }
 
