@@ -114,9 +114,12 @@ int metrics_restore(Metrics *m, bool *again, Error *e) {
         int ours_was = m->fd;
         TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &m->fd, e));
         int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
+        bool taken = !run_lock_is_ours(m->directory);
+        if (!code && taken && directory_holds(m->directory, RUN_LOCK_HOLDER))
+            code = FAIL(e, ERR_WRITE, "move that run away", "%s: another run took its place", m->steps.path);
         close(code ? m->fd : ours_was);
         if (code) m->fd = ours_was;
-        if (code) return run_lock_is_ours(m->directory) ? 0 : (e->code = ERR_WRITE); // a file has two inode numbers
+        if (code) return taken ? (e->code = ERR_WRITE) : 0; // a file has two inode numbers
         m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
     }
     TRY(take(m, &holder, e));
