@@ -15,7 +15,7 @@
 #   - If nobody reads its output, mpirun kills its ranks after some ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here it writes to a process that outlives the reader.
 #   - mpirun refuses to run as root. Here it does not: root is what the user chose, and the user of most containers.
-#   - If the disk of TMPDIR is full, it prints pages, and may hang. Here it is not started: 74.
+#   - If the disk of TMPDIR is full, or it cannot write there, it prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/listens.sh"
 hear_signals "$@"
@@ -83,10 +83,15 @@ pass_on() {
     exec cat > /dev/null
 }
 
+temporary=${TMPDIR:-/tmp}
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || { # mpirun makes it, too
+    echo "error: $temporary: cannot write there, where Open MPI keeps its files. Set TMPDIR to another directory" >&2
+    exit 74
+}
 # 12 MiB are enough for four ranks.
-free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
+free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }')
 [ "${free:-16384}" -ge 16384 ] || {
-    echo "error: ${TMPDIR:-/tmp}: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
+    echo "error: $temporary: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
     exit 74
 }
 

@@ -460,13 +460,15 @@ mpirun_that_cannot_start() {
         { echo "code $code"; cat "$work/log"; return 1; }
 }
 
-mpirun_needs_room() { # for its temporary files; otherwise one line, and no start
+mpirun_needs_room() { # for its temporary files, in a directory; otherwise one line, and no start
     mkdir -p "$work/crammed"
     printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df"
     printf '#!/bin/sh\ntouch %s\n' "$work/crammed/ran" > "$work/crammed/mpirun"
     chmod +x "$work"/crammed/{df,mpirun}
     TMPDIR=$work PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
     [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work: 1000 KiB are free, " || { cat "$work/log"; return 1; }
+    TMPDIR=$work/speaks/mpirun/none PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
+    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work/speaks/mpirun/none: cannot write" || { cat "$work/log"; return 1; }
 }
 
 asked_before_it_began() { # while nvidia-smi runs
