@@ -1,15 +1,15 @@
 // train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, as the engine that the
 // training loop calls (model/engine.h).
 //
-// The engine's state is in cpu/engine.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and updates
-// parameters, gradients and moments.
+// The engine's state is in cpu/engine.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
+// updates parameters, gradients and moments.
 //
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
 //     x += proj(attention(qkv(ln_1(x))))      x += fcproj(gelu(fc(ln_2(x))))
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b.
 //
-// Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights, gradients
-// of weights and moments are fp32.
+// Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
+// gradients of weights and moments are fp32.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cpu/attention.h"
@@ -34,7 +34,7 @@ typedef struct {
     size_t stride, B, T;
     size_t first; // B = 1: the rows before this one are in memory from an earlier pass
     GnsMode mode;
-    Dropout dropout; // of its first row; of no layer
+    Dropout dropout; // for the first row; attention_of and drop add the layer
 } Batch;
 
 static const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
@@ -50,7 +50,7 @@ static void *weight(Engine *engine, TensorKind kind, int layer) {
 static float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
 }
-// The same for a kernel that only adds: cleared where it holds no gradient of this step yet.
+// The gradient for a kernel that only adds: cleared first if it holds none of this step yet.
 static float *grad_begun(Engine *engine, TensorKind kind, int layer) {
     float *values = grad(engine, kind, layer);
     if (engine->first) memset(values, 0, sizeof(float) * tensor(engine, kind, layer)->count);
@@ -71,7 +71,7 @@ static double head_work(const Engine *engine) {
     return (double)engine->config.model->vocab_padded * engine->config.model->config.channels;
 }
 
-// passes: 3 where gradients are computed, those of inputs and of weights taking as long as the forward pass; otherwise 1.
+// passes: 3 with gradients, since those of inputs and of weights each take as long as the forward pass; otherwise 1.
 static void begin_work(Engine *engine, const Batch *batch, int passes) {
     double row = engine->config.model->config.layers * block_work(engine) + head_work(engine);
     engine->work = passes * row * (double)(batch->B * batch->T - batch->first);
@@ -87,15 +87,15 @@ static double cpu_progress(const Engine *engine) {
 
 // ---- Dropout: the backward pass computes the masks again (math/dropout.h) ----------------------------------------
 
-// to (B, T, C) = what the mask leaves of x, the output of a branch or of the embeddings, or a gradient; to may be x. Where
-// nothing drops, to must be x.
+// to (B, T, C) = dropout of x: the output of a branch or of the embeddings, or its gradient. to may be x, and must be x
+// if there is no dropout.
 static void drop(const Engine *engine, const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T,
                   engine->config.model->config.channels, engine->config.dtype);
 }
 
-// The gradient of a branch's output before it drops: that of the residual stream, or what is left of it, in `scratch`.
+// The gradient of a branch's output before dropout: that of the residual stream, or in `scratch` its masked copy.
 static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
     if (!batch->dropout.below) return engine->dx;
     drop(engine, batch, scratch, engine->dx, place, l);
@@ -135,8 +135,8 @@ static Block block_from(const Engine *engine, const Block *k, size_t first, size
                    at(engine, k->gelu, 4 * i)};
 }
 
-// The LayerNorms add up the residual stream. On entry x lacks `residual`, the previous block's x_mid (NULL: none), which
-// ln_1 adds; `out`, the output of fcproj, lacks x_mid, which the next LayerNorm adds.
+// The LayerNorms add up the residual stream. On entry x lacks `residual`, the previous block's x_mid (NULL: none),
+// which ln_1 adds; `out`, the output of fcproj, lacks x_mid, which the next LayerNorm adds.
 static void block_forward(Engine *engine, const Batch *batch, Block *all, const void *residual, void *out, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T - batch->first;
@@ -153,7 +153,7 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
                       C, type);
     linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N);
     gelu_forward(k->gelu, k->fc, N * 4 * C, type);
-    if (!out) return; // recomputing: the rest is known
+    if (!out) return; // recomputing: the backward pass needs no more
     linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
     drop(engine, batch, out, out, DROPOUT_MLP, l);
 }
@@ -179,8 +179,8 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Block l comes next: its weights are there on return. Where blocks take turns in memory, those of `after`, the block
-// after it, are gathered meanwhile.
+// Waits for the weights of block l, the next one. If the weights are sharded, starts to gather those of `after`, the
+// block after it.
 static int await_block(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
@@ -196,7 +196,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     const void *residual = NULL;
     Dtype type = engine->config.dtype;
     engine->seen_count = 0;
-    // All at once: the CPU has no kernels that a transfer could slow down.
+    // All weights at once: no kernel of the CPU is slowed down by a transfer.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
@@ -222,8 +222,8 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
-// Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), = or
-// += (add).
+// Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), added
+// to if `add`.
 static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
@@ -248,7 +248,7 @@ static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, boo
     }
 }
 
-// The same of example b alone, for |U_b|^2 and the rows of U_b that the cross term needs.
+// head_rows of example b alone, for |U_b|^2 and the rows of U_b that the cross term needs (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = (size_t)engine->config.model->config.channels, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
@@ -449,8 +449,8 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     return 0;
 }
 
-// How many of the tokens, the last excepted, have their keys and values in memory from the last call of cpu_logits: none
-// where blocks share their memory.
+// How many of the tokens, except the last, have their keys and values in memory from the last call of cpu_logits: none
+// if blocks share their memory.
 static int tokens_seen(const Engine *engine, const uint16_t *tokens, int n) {
     int L = engine->config.model->config.layers, i = 0;
     if (L > 1 && engine->block[1].qkv == engine->block[0].qkv) return 0;
@@ -474,7 +474,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
 
 // ---- The engine's life ----------------------------------------------------------------------------------------------
 
-// No table has CPUs: what the cores reach depends on clock, width and neighbours, so it is measured.
+// CPUs are measured, since no table has them: their speed depends on clock, vector width and other programs.
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
@@ -552,8 +552,8 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
 }
 
-// The engine that main (run/main_cpu.c) hands to the program. Any model can be computed, nothing need be pinned, and a
-// call returns when done: so there is no check, pin, unpin or stream.
+// The engine that main (run/main_cpu.c) hands to the program. It has no check, pin, unpin and stream: it computes any
+// model, needs no pinned memory, and its calls return when they are done.
 const EngineApi cpu_engine = {
     .dtype = cpu_dtype,
     .check_dtype = cpu_check_dtype,

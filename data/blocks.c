@@ -52,7 +52,7 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
     return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
 }
 
-// ---- Can the text be taken? -----------------------------------------------------------------------------------------
+// ---- Is the text acceptable? ----------------------------------------------------------------------------------------
 
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {

@@ -1,14 +1,14 @@
 // blocks: the inputs cut into blocks of text, the documents in each, and the split that a document belongs to.
 //
 // A block passes from the reader through a worker to the writer. Where it ends depends on the input alone, and encoding
-// block by block gives the same tokens as encoding the whole: blocks leave no trace in the shards.
+// block by block gives the same tokens as encoding the whole: the shards do not depend on the blocks.
 #pragma once
 
 #include "base/files.h"
 #include "text/tokenizer.h"
 #include "inputs.h"
 
-// A place in the input: everything that decides what the next block is.
+// A position in the inputs: everything that the next block depends on.
 typedef struct {
     int file;
     uint64_t offset, line, document; // in the file; lines count from 1
@@ -42,17 +42,17 @@ int block_reserve(TextBlock *b, size_t bytes, Error *e);      // room for so muc
 int block_add_piece(TextBlock *b, TextPiece piece, Error *e); // an empty one is ignored
 void block_free(TextBlock *b);
 
-// The worker's part. block_check: can the text be taken? ERR_INPUT if not. It also finds the pieces of jsonl.
+// For the worker. block_check: ERR_INPUT if the text is not acceptable. It also finds the pieces of jsonl.
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e);
 int block_encode(TextBlock *b, Encoder *encoder, Error *e);
 
 uint64_t count_lines(const char *text, size_t bytes); // newlines
 
-// ERR_INPUT, with the command that helps, where an input's first bytes are gzip, zstd or UTF-16.
+// ERR_INPUT, with the command that converts it, if an input's first bytes are gzip, zstd or UTF-16.
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e);
 
 // "INPUT line N: WHY", ERR_INPUT.
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);
 
-// The split of document number `document` (in jsonl: its line) of input number `file`, where whole documents are drawn.
+// The split of document number `document` (in jsonl: its line) of input number `file`, if documents are not divided.
 int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document);

@@ -82,14 +82,14 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     return code;
 }
 
-// What a pipe cannot do: its end, and whether all of it is UTF-8, are unknown before it is read.
+// Refuses options that need a file: the length of a pipe, and whether all of it is UTF-8, are unknown until its end.
 static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
     if (!input->jsonl && o->invalid == INVALID_SKIP)
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
-                    "--invalid skip: whether %s is UTF-8 is not known before", input_name(input));
+                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
     if (input_has_tail(o, input))
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
-                    "--val-fraction: where %s ends is not known before", input_name(input));
+                    "--val-fraction: the length of %s is unknown", input_name(input));
     return 0;
 }
 

@@ -1,4 +1,4 @@
-// inputs: the files that a command line names, in a fixed order: as given, directories by the byte order of their entries.
+// inputs: the files that a command line names, in its order; a directory's entries by byte order.
 #pragma once
 
 #include "settings.h"
@@ -7,7 +7,7 @@ typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // else text
     bool pipe;      // standard input, a pipe or a device: of unknown length
-    bool left_out;  // not read (on): not UTF-8
+    bool left_out;  // not read, or its rest is not: not UTF-8
     uint64_t bytes; // 0 for a pipe
     int64_t time;   // last change, ns
 } Input;

@@ -1,4 +1,4 @@
-// A strict reader of RFC 8259 that builds nothing: one pass over the line, and the string in question is decoded over the
+// A strict reader of RFC 8259 that builds no tree: one pass over the line, which decodes the wanted string to the
 // beginning of the line (decoded text is never longer than its source).
 //
 // Why not a library. Text must be kept exactly: cJSON ends it at \u0000 and reads a malformed \u escape as one; json-c
@@ -55,7 +55,7 @@ static bool json_hex4(Json *j, uint32_t *out) {
     return true;
 }
 
-// Half of a surrogate pair becomes the three bytes that it would have: not valid UTF-8, and refused as that later.
+// A lone surrogate becomes three bytes that are not valid UTF-8, and is refused as such later.
 static char *json_put_utf8(char *out, uint32_t c) {
     static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};
     int more = (c >= 0x80) + (c >= 0x800) + (c >= 0x10000); // bytes after the first
@@ -81,7 +81,7 @@ static bool json_escape(Json *j, char **out) {
         j->at += 2;
         if (!json_hex4(j, &low)) return false;
         if (low >= 0xDC00 && low < 0xE000) high = 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
-        else j->at = second; // it stands for itself
+        else j->at = second; // no pair: the second is decoded by itself
     }
     *out = json_put_utf8(*out, high);
     return true;

@@ -14,7 +14,7 @@ enum { LINE_BYTES_MAX = 1 << 26 }; // the longest line of JSON, or text without 
 
 static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.file]; }
 
-// What is read at once. A signal is answered between blocks: with tiny shards a block is at most so many of them.
+// Bytes to read for a block. Signals are checked between blocks, so with tiny shards a block fills at most 256 of them.
 static size_t reader_block_bytes(const Reader *r) {
     const uint64_t shards = 256;
     return size_min(BLOCK_BYTES, shards * r->o->shard_tokens);
@@ -69,7 +69,7 @@ static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return r->o->max_bytes && left < bytes ? left : bytes;
 }
 
-// Whether text is checked as it arrives: text from a pipe, so that what is not UTF-8 is reported before a block is full.
+// Is text checked as it arrives? That of pipes is, so that invalid UTF-8 is reported before a block is full.
 static bool reader_checks(const TokenizeOptions *o, const Input *input) {
     const char *separator = o->separator ? o->separator : "";
     bool plain = utf8_invalid_at(separator, strlen(separator)) == strlen(separator);
@@ -111,7 +111,7 @@ static int reader_set_tail(Reader *r, Error *e) {
     return 0;
 }
 
-// Opens the file at `place`, at the offset of `place`; a pipe is where it is.
+// Opens the file of `place`, at its offset; a pipe stays at its own position.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
@@ -129,7 +129,7 @@ static void reader_close(Reader *r) {
     r->fd = -1;
 }
 
-// To the next input. What the buffer holds (--max-bytes cut it off) counts as taken.
+// Moves to the next input. The rest of the buffer (cut off by --max-bytes) counts as taken.
 static void reader_advance(Reader *r) {
     reader_close(r);
     uint64_t taken = r->place.taken + r->have;
@@ -151,8 +151,8 @@ static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
     return 0;
 }
 
-// Reads every pipe up to where it was interrupted, and compares what it brings with what it brought. (Files are compared by
-// size and time: state_fingerprint.)
+// Reads every pipe up to the interruption, and compares the digest with that of the interrupted run. (Files are
+// compared by size and time: state_fingerprint.)
 static int reader_catch_up(Reader *r, Error *e) {
     const Place place = r->place;
     const char *name = NULL;
@@ -184,7 +184,7 @@ static size_t reader_keep_separator(const Reader *r, size_t cut) {
     return found ? (size_t)(found - r->buffer) + length : cut;
 }
 
-// How many bytes of the buffer make the next block; 0: more are needed to tell.
+// How many bytes of the buffer make the next block; 0: the buffer needs more to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
     if (r->invalid) return r->have;
     bool limited = r->o->max_bytes && r->place.taken + r->have >= r->o->max_bytes;

@@ -13,20 +13,20 @@ typedef struct {
     const TokenizeOptions *o;
     const Tokenizer *tokenizer;
     Inputs *inputs;
-    atomic_bool *refused; // some input cannot be taken: nothing will be written, and pipes are not waited for
+    atomic_bool *refused; // some input is refused: nothing more is written, and pipes are not waited for
     bool stopped;         // by a signal
     bool resumed;         // at `place`; the pipes have not been read up to it yet
     Place place;          // of buffer[0]
     int fd;               // of inputs->all[place.file], or -1
-    uint64_t tail;        // where validation begins in this file; UINT64_MAX: whole documents are drawn
+    uint64_t tail;        // where validation begins in this file; UINT64_MAX: documents are not divided
     bool ended;           // the buffer holds the rest of the file
     bool invalid;         // a pipe brought text that is not UTF-8: the buffer ends with it
     char *buffer;
     size_t have, capacity;
-    Digester *piped; // what place.piped is taken from
+    Digester *piped; // the digest so far of place.piped
 } Reader;
 
-// Goes to the beginning of the inputs. The caller has set o, tokenizer, inputs, refused, and fd to -1.
+// Sets `place` to the beginning of the inputs. The caller has set o, tokenizer, inputs, refused, and fd to -1.
 int reader_init(Reader *r, Error *e);
 void reader_free(Reader *r);
 bool reader_stopped(Reader *r); // asks for signals
@@ -35,6 +35,6 @@ bool reader_stopped(Reader *r); // asks for signals
 // cannot be read or, resumed, differs from the interrupted one.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
-// --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_text_kind refuses. Comes first:
-// the beginning of a document cannot be taken back. A signal ends it early.
+// --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_text_kind refuses. Call
+// it first, since written tokens are not removed again. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);

@@ -17,7 +17,7 @@ static void shard_path(const Writer *w, int split, int shard, const char *suffix
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
 }
 
-// Whether this run may refuse or replace shards of the split.
+// Does this run write the split, and so refuse or replace its shards?
 static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
 
 int writer_check_free(const Writer *w, Error *e) {
@@ -173,8 +173,8 @@ int writer_resume(Writer *w, Error *e) {
     return 0;
 }
 
-// Removes a split's files of this suffix from this number on. The last goes first: if this breaks off, the remaining files
-// have no gap, and the next run finds them.
+// Removes a split's files of this suffix from this number on, the last one first: after an interruption the remaining
+// files have no gap, and the next run finds them.
 static int shards_remove(const Writer *w, int split, int from, const char *suffix, Error *e) {
     char path[PATH_MAX];
     int end = from;
@@ -193,14 +193,14 @@ void writer_remove_partial(const Writer *w) {
     for (int i = 0; i < SPLITS; i++) shards_remove(w, i, 0, ".partial", &ignored);
 }
 
-// Gives a shard its name. After an interruption it may have it already.
+// Renames a finished shard. After an interruption it may have its name already.
 static int writer_publish_shard(const Writer *w, int split, int shard, Error *e) {
     char path[PATH_MAX], partial[PATH_MAX];
     shard_path(w, split, shard, "", path);
     shard_path(w, split, shard, ".partial", partial);
     if (file_exists(partial)) return shard_publish(path, e) ? error_hint(e, HINT_THE_REST) : 0;
     if (file_exists(path)) return 0;
-    return FAIL(e, ERR_INPUT, "say --force to start over", "%s: is gone, and so is %s.partial", path, path_name(path));
+    return FAIL(e, ERR_INPUT, "say --force to start over", "%s: missing, and so is %s.partial", path, path_name(path));
 }
 
 int writer_stopped(Error *e) { return FAIL(e, ERR_STOPPED, "run the same command again to resume", "a signal"); }

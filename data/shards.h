@@ -1,12 +1,12 @@
-// shards: the tokens of blocks into the shards of two splits, and PREFIX.state, from which an interrupted run resumes.
+// shards: writes the tokens of blocks to the shards of two splits, and PREFIX.state, to resume an interrupted run.
 //
 // 1. The shards of a run are written as PATH.partial. They get their names when all of them are whole and on disk.
-// 2. PREFIX.state names a place in the input, and how many tokens of each split come from before it. It is replaced as a
-//    whole, after the sync of these tokens. A resumed run cuts off the tokens after them.
-// 3. Its fingerprint covers the options, the vocabulary and the inputs: another command starts over. The text of pipes is
-//    read again and compared by digest (reader.c).
-// 4. Before the first shard gets its name, the state says `publishing`; it is removed after the last. In between the same
-//    command gives the remaining names; any other is refused, once a shard has its name.
+// 2. PREFIX.state names a place in the input, and how many tokens of each split come from before it. It is replaced as
+//    a whole, after the sync of these tokens. A resumed run cuts off the tokens after them.
+// 3. Its fingerprint covers the options, the vocabulary and the inputs: another command starts over. The text of pipes
+//    is read again and compared by digest (reader.c).
+// 4. Before the first shard gets its name, the state says `publishing`; it is removed after the last. In between the
+//    same command renames the remaining shards; another command is refused as soon as one shard has its name.
 #pragma once
 
 #include "text/shards.h"
@@ -33,7 +33,7 @@ typedef struct {
     bool saved;                 // a state of this run is on disk
 } Writer;
 
-// A writer at the beginning, with the fingerprint of its run.
+// A writer of no tokens yet, with the fingerprint of its run.
 Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs);
 
 // ERR_USAGE where shards exist already, and --force is not given.
@@ -44,9 +44,9 @@ int writer_block(Writer *w, const TextBlock *b, Error *e);
 
 int writer_resume(Writer *w, Error *e); // opens the unfinished shards of w->state
 
-int writer_stopped(Error *e); // ERR_STOPPED: by a signal
+int writer_stopped(Error *e); // ERR_STOPPED: after a signal
 
-// Gives all shards their names, and removes those of an earlier run that come after them. A signal ends it: ERR_STOPPED.
+// Gives all shards their names, and removes those of an earlier run that come after them. ERR_STOPPED on a signal.
 int writer_publish(Writer *w, Error *e);
 
 void writer_close(Writer *w);                // keeps unfinished shards

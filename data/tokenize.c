@@ -2,10 +2,9 @@
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
-// One thread reads the inputs in blocks and writes tokens in the order of the blocks; encoding a block is an OpenMP task,
-// which the other threads run in any order, and this one while it waits. Where a block ends depends on the input alone, so
-// the shards do not depend on the number of threads. Memory is a fixed ring of blocks. shards.h says how a run survives an
-// interruption.
+// One thread reads the inputs in blocks and writes tokens in the order of the blocks; encoding a block is an OpenMP
+// task, which the other threads run in any order, and this one while it waits. Where a block ends depends on the input
+// alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks. Resuming: shards.h.
 #include "reader.h"
 #include "shards.h"
 #include "base/process.h"
@@ -37,10 +36,10 @@ typedef struct {
     Encoder **encoders; // (thread_count)
     uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
-    atomic_bool refused;                   // some input cannot be taken: no block is encoded or written from here on
+    atomic_bool refused;                   // some input is refused: no block is encoded or written from here on
     double start, shown, saved;            // seconds: of the run, the last line of progress, the last save of the state
     uint64_t start_bytes, total_bytes;     // of input; total 0: unknown
-    int bad_files, last_bad;               // inputs that cannot be taken, and the number of the last of them
+    int bad_files, last_bad;               // inputs that are refused, and the number of the last of them
     Error first_bad;                       // what is wrong with the first
     int marked;                            // text files that begin with a byte order mark
     const Input *first_marked;
@@ -87,7 +86,7 @@ static void show_progress(Run *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Something is wrong with an input: the first fault of each counts. From the second input on they are printed.
+// Records the first error of an input. Errors are printed from the second input on.
 static void add_complaint(Run *run, int input, const Error *why) {
     if (run->bad_files && run->last_bad == input) return;
     run->bad_files++;
@@ -102,7 +101,7 @@ static int finish_complaints(const Run *run, Error *e) {
     if (run->bad_files > LISTED_MAX) print_note("and %d more", run->bad_files - LISTED_MAX);
     *e = *first;
     if (run->bad_files == 1) return e->code;
-    return FAIL(e, first->code, first->hint, "%d of %d files cannot be taken; the first is %s", run->bad_files,
+    return FAIL(e, first->code, first->hint, "%d of %d files are refused; the first is %s", run->bad_files,
                 run->inputs.count, first->what);
 }
 
@@ -138,8 +137,8 @@ static int run_write_oldest(Run *run, Error *e) {
     return state_save(&run->writer, e);
 }
 
-// Keeps the ring full and writes from its other end. An error is reported after everything before it has been written, so
-// of several errors it is always the first in the input. After an input that cannot be taken the other files are checked as
+// Keeps the ring full and writes from its other end. An error is reported after everything before it has been written,
+// so of several errors it is always the first in the input. After an input is refused the other files are checked as
 // well, but not its own rest, and not pipes, which may take any time. After a signal it writes what it has read, for a
 // second at most.
 static int run_blocks(Run *run, Error *e) {
@@ -183,7 +182,7 @@ static void print_left_out(const Run *run) {
                    run->marked == 1 ? " begins" : "s begin", run->first_marked->path);
 }
 
-// Whether the run must put something into a split.
+// Does the run fail if the split stays empty?
 static bool fills_split(const TokenizeOptions *o, int split) {
     return o->val_fraction > 0 || o->val_every_file || split == (o->split == SPLITS ? TRAIN : o->split);
 }
@@ -258,8 +257,8 @@ static int run_prepare_output(Run *run, Error *e) {
     return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
 }
 
-// Removes the state after success, and all files after bad input, unless this is not the input that was interrupted. After
-// anything else (a signal, a full disk) the same command resumes, if a state was saved.
+// Removes the state after success, and all files after bad input, unless a resumed run got another input than before.
+// After anything else (a signal, a full disk) the same command resumes, if a state was saved.
 static void run_clean_up(const Run *run, int code) {
     const Writer *w = &run->writer;
     bool bad_input = code == ERR_INPUT && !run->reader.resumed && !w->state.publishing;
@@ -305,7 +304,7 @@ static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
     Error e;
     int code = tokenize(argc, argv, &e);
     if (!code) code = process_end(&e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }
 

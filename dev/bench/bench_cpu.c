@@ -287,7 +287,7 @@ int main(int argc, char **argv) {
     Dtype type = argc > 4 && strcmp(argv[4], "bf16") == 0 ? DTYPE_BF16 : DTYPE_FP32;
     int n = fill_cases(cases, type), code = bench_create(&bench, threads > 0 ? threads : 1, type, &e);
     if (code) {
-        error_print(&e, 0, 1);
+        error_print(&e);
         return code;
     }
     if (argc > 3) n = select_cases(cases, n, argv[3]);

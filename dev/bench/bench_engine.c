@@ -369,6 +369,6 @@ static int run(int argc, char **argv, Error *e) {
 int main(int argc, char **argv) {
     Error e = {0};
     int code = run(argc, argv, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }

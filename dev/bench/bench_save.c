@@ -319,6 +319,6 @@ int main(int argc, char **argv) {
     int code = e.code ? e.code : setup(&b, argc > 1 ? argv[1] : base, argc > 2 ? argv[2] : "gpt2-124M", &e);
     if (!code) code = bench(&b, rounds, &e);
     destroy(&b);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }

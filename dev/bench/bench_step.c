@@ -244,6 +244,6 @@ int main(int argc, char **argv) {
     if (!model_preset(&shape, argc > 1 ? argv[1] : "gpt2-124M") || steps < 1 || steps > STEPS_MAX)
         printf("bench_step [model [micro-batch [seq-len [fp32|bf16 [steps, at most %d]]]]]\n", STEPS_MAX);
     else code = model_create(&model, &shape, &e) ? e.code : run(&config, steps, &e);
-    if (e.code) error_print(&e, 0, 1);
+    if (e.code) error_print(&e);
     return code;
 }

@@ -21,7 +21,7 @@
 
 static void must(int code, const Error *e) {
     if (!code) return;
-    error_print(e, 0, 1);
+    error_print(e);
     exit(code);
 }
 #define MUST(call)                                                                                                     \

@@ -42,7 +42,7 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// Messages quote user input: control bytes in it become '?'. One write keeps lines of several ranks apart.
+// Control bytes become '?', as messages quote user input. One write per line keeps the lines of several ranks apart.
 void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
     bool named = host && *host;

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-// Losses and gradients that are not numbers end a run: the compiler must not assume that there are none.
+// A NaN in the loss or a gradient ends a run, so the compiler must not assume that NaN never occurs.
 #if defined __FAST_MATH__ || (defined __FINITE_MATH_ONLY__ && __FINITE_MATH_ONLY__ > 0)
 #    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
 #endif
@@ -31,7 +31,7 @@ enum {
     EXIT_DONE = 0,
     ERR_USAGE = 64,       // the command line or the configuration
     ERR_INPUT = 65,       // a named input is missing, unreadable or malformed
-    ERR_UNAVAILABLE = 69, // no usable GPU; no instructions for a type
+    ERR_UNAVAILABLE = 69, // no usable GPU, or a CPU without the instructions of --dtype
     ERR_INTERNAL = 70,    // a fault of this program
     ERR_MEMORY = 71,      // out of memory, on the host or the device
     ERR_WRITE = 74,       // writing failed
@@ -47,7 +47,7 @@ typedef struct {
     char hint[512];   // the remedy; may be empty
     const char *file; // source position
     int line;
-    bool unreadable; // ERR_INPUT: a file exists and cannot be read. It may be undamaged (FAIL_UNREADABLE)
+    bool unreadable; // with ERR_INPUT: the file exists but cannot be read; it may be undamaged (FAIL_UNREADABLE)
 } Error;
 
 // Fills *e and returns code: `return FAIL(...)`. hint is a plain string (may be NULL), format is printf's.
@@ -62,25 +62,24 @@ int error_hint(Error *e, const char *format, ...) __attribute__((format(printf, 
 // Puts "PREFIX: " in front of an error's text ("--config run.cfg line 3: ..."). Returns e->code.
 int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Makes a call that returns an error code and returns a failure to the caller.
+// Calls a function that returns an error code, and returns any failure to the caller.
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         int try_code_ = (call);                                                                                        \
         if (try_code_) return try_code_;                                                                               \
     } while (0)
 
-// The same in a function with one exit: needs `int code` and a label `done`.
+// TRY for a function with one exit: needs `int code` and a label `done`.
 #define TRY_GOTO(call)                                                                                                 \
     do {                                                                                                               \
         code = (call);                                                                                                 \
         if (code) goto done;                                                                                           \
     } while (0)
 
-// Prints an error to stderr in one line: "error: WHAT. HINT", or "stopped: ..." (ERR_STOPPED). A terminal's width folds
-// it. With several ranks the line names the rank, and its
-// machine if `host` is given ("" or NULL: one machine).
+// Prints an error to stderr as one line, folded on a terminal: "error: WHAT. HINT", or "stopped: ..." (ERR_STOPPED).
+// With several ranks the line names the rank, and its machine if `host` is given ("" or NULL: one machine).
 void error_print_on(const Error *e, int rank, int ranks, const char *host);
-static inline void error_print(const Error *e, int rank, int ranks) { error_print_on(e, rank, ranks, NULL); }
+static inline void error_print(const Error *e) { error_print_on(e, 0, 1, NULL); }
 
 // "gns.c 0.1 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from it.
 const char *version_text(void);

@@ -1,13 +1,13 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO. file_open_output opens every output, with O_NOFOLLOW, and
-//    takes regular files only. A file that gets its name by rename is checked with file_check_output first. A file with
-//    other names (hard links) keeps its bytes: a whole file is written as a new one, and one that grows is copied first
-//    (file_own).
-// 2. A written file is on the disk when outfile_finish returns 0, and its digest is that of the bytes handed over. A file
-//    that could not be written is removed. file_replace never leaves a part of a file under the final name.
+//    takes regular files only. Before a rename gives a file its name, file_check_output checks that name. The bytes of
+//    a file with further names (hard links) do not change: a whole file is written anew, and a file to append to
+//    is first replaced by a copy (file_own).
+// 2. A written file is on the disk when outfile_finish returns 0, and its digest is that of the bytes handed over. A
+//    file that could not be written is removed. file_replace never leaves a part of a file under the final name.
 // 3. A new name is on the disk after directory_sync of the directory that holds it. path_rename includes it.
-// 4. Removal enters no link and removes only files that it is told to. directory_remove works on descriptors (openat with
-//    O_NOFOLLOW, unlinkat), so nothing else is lost when another process replaces the directory meanwhile.
+// 4. Removal follows no link and removes only the files that its caller names. directory_remove works on descriptors
+//    (openat with O_NOFOLLOW, unlinkat): if another process replaces the directory meanwhile, nothing else is lost.
 #define _GNU_SOURCE // O_DIRECT
 #include "base/files.h"
 
@@ -74,11 +74,11 @@ FileDigest digester_read(const Digester *digester) {
 void digester_destroy(Digester *digester) { memory_free(digester); }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Past the page cache
+// O_DIRECT: past the page cache
 //
-// Gigabytes that are written once and read back once gain nothing from the page cache. It costs a copy, pages that must
-// be found and, on a virtual machine whose host reclaims free memory, a fault for each of them. Measured: 1 to 6 seconds
-// for 1.5 GB that the disk takes in 0.6.
+// Gigabytes that are written once and read back once gain nothing from the page cache. The cache costs a copy, free
+// pages and, on a virtual machine whose host reclaims free memory, a fault for each page. Measured: 1 to 6 seconds for
+// 1.5 GB, which the disk takes in 0.6.
 
 #ifndef O_DIRECT
 #    define O_DIRECT 0 // not Linux: through the cache
@@ -91,13 +91,13 @@ enum {
 
 static unsigned char *block_align(void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Some file systems refuse here: the descriptor stays as it is. Others refuse the writes or reads, with EINVAL.
+// Some file systems refuse the flag: the descriptor stays as it is. Others refuse later writes or reads, with EINVAL.
 static void direct_begin(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-// True if the descriptor went past the cache until now.
+// True if O_DIRECT was set and is now cleared.
 static bool direct_end(int fd) {
     int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -108,7 +108,7 @@ static bool direct_end(int fd) {
 struct OutFile {
     Digester digester; // first: its alignment
     char path[PATH_MAX];
-    int place, fd;
+    int dir, fd;
     size_t staged;        // bytes that are not written yet
     unsigned char *stage; // (STAGE_BYTES), at a multiple of BLOCK_BYTES, after this struct
 };
@@ -125,15 +125,14 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
     return 0;
 }
 
-// The arguments of openat and its kind.
-static int at_directory(int place) { return place == IN_PATH ? AT_FDCWD : place; }
-static const char *at_name(int place, const char *path) { return place == IN_PATH ? path : path_name(path); }
+// The arguments of openat, unlinkat and fstatat.
+static int at_directory(int dir) { return dir == IN_PATH ? AT_FDCWD : dir; }
+static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
 
-static int check_output(int place, const char *path, Error *e) {
+static int check_output(int dir, const char *path, Error *e) {
     struct stat st;
-    if (fstatat(at_directory(place), at_name(place, path), &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(st.st_mode))
-        return 0;
-    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: what is there is %s", path,
+    if (fstatat(at_directory(dir), at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(st.st_mode)) return 0;
+    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: the path is %s", path,
                 S_ISLNK(st.st_mode) ? "a link" : "not a regular file");
 }
 
@@ -143,11 +142,11 @@ static int cannot_write(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path, strerror(errno));
 }
 
-int file_open_output(int place, const char *path, int flags, int *fd, Error *e) {
+int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
     struct stat st;
-    int directory = at_directory(place);
-    const char *name = at_name(place, path);
-    TRY(check_output(place, path, e));
+    int directory = at_directory(dir);
+    const char *name = at_name(dir, path);
+    TRY(check_output(dir, path, e));
     if (flags & O_TRUNC) {
         if (unlinkat(directory, name, 0) != 0 && errno != ENOENT) return cannot_write(path, e);
         flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
@@ -155,22 +154,22 @@ int file_open_output(int place, const char *path, int flags, int *fd, Error *e) 
     *fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666); // a FIFO: no waiting
     if (*fd < 0) return cannot_write(path, e);
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return 0;
-    close(*fd); // it appeared after the check
+    close(*fd); // created after the check
     *fd = -1;
     return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not a regular file", path);
 }
 
-int outfile_create(OutFile **out, int place, const char *path, Error *e) {
+int outfile_create(OutFile **out, int dir, const char *path, Error *e) {
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return too_long(path, e);
     TRY(memory_alloc((void **)out, sizeof **out + BLOCK_BYTES + STAGE_BYTES, path, e));
     OutFile *file = *out;
     strcpy(file->path, path);
-    file->place = place;
+    file->dir = dir;
     file->staged = 0;
     file->stage = block_align(file + 1);
     digester_begin(&file->digester);
-    if (file_open_output(place, path, O_WRONLY | O_TRUNC, &file->fd, e) == 0) return 0;
+    if (file_open_output(dir, path, O_WRONLY | O_TRUNC, &file->fd, e) == 0) return 0;
     memory_free(file);
     *out = NULL;
     return e->code;
@@ -220,13 +219,13 @@ int outfile_finish(OutFile *file, FileDigest *digest, Error *e) {
 void outfile_abandon(OutFile *file) {
     if (!file) return;
     close(file->fd);
-    unlinkat(at_directory(file->place), at_name(file->place, file->path), 0);
+    unlinkat(at_directory(file->dir), at_name(file->dir, file->path), 0);
     memory_free(file);
 }
 
-int file_save_in(int place, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
+int file_save_in(int dir, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
     OutFile *file;
-    TRY(outfile_create(&file, place, path, e));
+    TRY(outfile_create(&file, dir, path, e));
     int code = outfile_write(file, data, bytes, e);
     if (code) outfile_abandon(file);
     return code ? code : outfile_finish(file, digest, e);
@@ -247,7 +246,7 @@ int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     TRY(partial_path(partial, path, e));
     TRY(file_check_output(path, e));
-    TRY(file_save(partial, data, bytes, NULL, e));
+    TRY(file_save(partial, data, bytes, e));
     return publish(partial, path, e);
 }
 
@@ -283,7 +282,7 @@ int file_own(const char *path, int *fd, Error *e) {
     return 0;
 }
 
-int file_cut(const char *path, int64_t bytes, Error *e) {
+int file_truncate(const char *path, int64_t bytes, Error *e) {
     int fd, code = 0;
     if (!file_exists(path)) return 0;
     TRY(file_open_output(IN_PATH, path, O_RDWR, &fd, e));
@@ -422,7 +421,7 @@ bool directory_exists(const char *path) {
 
 int directory_sync(const char *path, Error *e) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-    if (fd < 0) return FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno));
+    if (fd < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
@@ -430,14 +429,14 @@ int directory_sync(const char *path, Error *e) {
 
 int directory_open(const char *path, int *fd, Error *e) {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW);
-    return *fd < 0 ? FAIL(e, ERR_WRITE, make_room, "%s: cannot open: %s", path, strerror(errno)) : 0;
+    return *fd < 0 ? FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno)) : 0;
 }
 
 int directory_is(const char *path, int fd, Error *e) {
     struct stat held, named;
     if (fstat(fd, &held) == 0 && lstat(path, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino)
         return 0;
-    return FAIL(e, ERR_WRITE, "let nothing else change the run directory", "%s: another took its place", path);
+    return FAIL(e, ERR_WRITE, "let nothing else change the run directory", "%s: replaced by another directory", path);
 }
 
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {
@@ -506,7 +505,7 @@ int directory_list(const char *path, Names *out, Error *e) {
     int count = scandir(path, &entries, is_name, alphasort);
     if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
     int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
-    for (int i = 0; i < count; i++) // each entry's memory becomes its name's
+    for (int i = 0; i < count; i++) // the name moves to the start of its entry's memory
         if (code) free(entries[i]);
         else out->name[out->count++] = memmove(entries[i], entries[i]->d_name, strlen(entries[i]->d_name) + 1);
     free(entries);
@@ -517,7 +516,7 @@ static int cannot_remove(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot remove: %s", path, strerror(errno));
 }
 
-// Removes the path's last part from the directory `parent`.
+// directory_remove, of the last part of `path` in the directory `parent`.
 static int remove_at(int parent, const char *path, const char *const *names, int count, Error *e) {
     const char *name = path_name(path);
     struct stat st;

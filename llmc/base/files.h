@@ -26,23 +26,23 @@ void digester_destroy(Digester *digester);          // NULL is fine
 
 typedef struct OutFile OutFile;
 
-// A directory as the place of a file: IN_PATH, or a descriptor that the caller holds. Then the file is the last part of
-// `path` in that directory, whatever has become of the path, which is for messages.
+// `dir` of the functions below: IN_PATH, or the descriptor of an open directory. With a descriptor the file is the last
+// part of `path` in that directory, even if the directory was moved or replaced; `path` is for messages.
 enum { IN_PATH = -1 };
 
-// Opens a file to write, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. With O_TRUNC the file
-// is a new one, and one that is there loses this name. ERR_WRITE also where a link, a device or a FIFO has the name.
-int file_open_output(int place, const char *path, int flags, int *fd, Error *e);
+// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks
+// an existing file and creates a new one. ERR_WRITE also if `path` is a link, a device or a FIFO.
+int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
-// Makes the open file the only owner of its name: where it has other names (hard links), or lost this one, a copy of it
-// gets the name, and *fd, which can be read too, becomes the copy's.
+// Before a file is changed in place: makes sure that `path` is the only name of the open file. If the file has further
+// names (hard links), or `path` no longer exists, a copy gets the name and becomes *fd, which can be read, too.
 int file_own(const char *path, int *fd, Error *e);
 
-// ERR_WRITE where something other than a regular file has this name. A free name is fine.
+// ERR_WRITE if the path exists and is not a regular file.
 int file_check_output(const char *path, Error *e);
 
-// Creates the file anew (file_open_output).
-int outfile_create(OutFile **out, int place, const char *path, Error *e);
+// Creates the file (file_open_output with O_TRUNC).
+int outfile_create(OutFile **out, int dir, const char *path, Error *e);
 int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
 
 // Writes the rest, syncs, closes and frees the file; removes it on failure. digest may be NULL.
@@ -52,16 +52,16 @@ int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
 void outfile_abandon(OutFile *file);
 
 // Writes a whole file. digest may be NULL.
-int file_save_in(int place, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
-static inline int file_save(const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
-    return file_save_in(IN_PATH, path, data, bytes, digest, e);
+int file_save_in(int dir, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+static inline int file_save(const char *path, const void *data, size_t bytes, Error *e) {
+    return file_save_in(IN_PATH, path, data, bytes, NULL, e);
 }
 
 // The same under a temporary name, which is renamed to `path` when the file is on the disk.
 int file_replace(const char *path, const void *data, size_t bytes, Error *e);
 
 // Truncates a file to this many bytes; a missing one is fine.
-int file_cut(const char *path, int64_t bytes, Error *e);
+int file_truncate(const char *path, int64_t bytes, Error *e);
 
 // Writes all bytes to a descriptor; `path` is for the message.
 int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
@@ -69,9 +69,9 @@ int descriptor_sync(int fd, const char *path, Error *e);
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-// These set e->unreadable where the file may be undamaged.
+// These set e->unreadable if a file exists but cannot be read: it may be undamaged.
 
-// Opens a regular file to read and gives its size. ERR_INPUT for any other kind; a FIFO is not waited for.
+// Opens a regular file for reading and returns its size. ERR_INPUT for any other kind, at once even for a FIFO.
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
 
 // Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
@@ -92,12 +92,12 @@ int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
 bool file_exists(const char *path);  // of any kind, a broken link included
-bool file_missing(const char *path); // of no kind; false where the path cannot be looked up
+bool file_missing(const char *path); // nothing has this name; false if the lookup fails otherwise
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 int directory_sync(const char *path, Error *e);
-int directory_open(const char *path, int *fd, Error *e); // one of ours, to write to: a link is ERR_WRITE
-int directory_is(const char *path, int fd, Error *e);    // ERR_WRITE where the path is no longer that directory
+int directory_open(const char *path, int *fd, Error *e); // to create files in; a link is ERR_WRITE
+int directory_is(const char *path, int fd, Error *e);    // ERR_WRITE if the path no longer names this directory
 
 // "DIRECTORY/NAME". ERR_USAGE if it does not fit.
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
@@ -109,7 +109,7 @@ bool path_ends(const char *path, const char *ending); // false for the ending al
 
 // The directory that holds a path; "." if the path names none.
 void path_parent(const char *path, char *out, size_t bytes);
-void parent_sync(const char *path); // where the file system allows it
+void parent_sync(const char *path); // directory_sync of that directory; failures are ignored
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
@@ -125,10 +125,9 @@ typedef struct {
 int directory_list(const char *path, Names *out, Error *e);
 void names_free(Names *names);
 
-// Removes these files of a directory, the last one last, and then the directory if it is empty. A missing directory is
-// fine. A link in its place is unlinked, never entered. A directory with other files stays, and so does a file in its
-// place.
+// Removes these files of a directory, in this order, and then the directory if it is empty. A missing directory is
+// fine. If the path is a link, the link is unlinked, never followed; if it is a file, the file stays.
 int directory_remove(const char *path, const char *const *names, int count, Error *e);
 
-// Bytes that may still be written below the directory.
+// Free bytes of the directory's file system.
 int disk_free(const char *directory, uint64_t *bytes, Error *e);

@@ -38,8 +38,8 @@ static inline float f16_to_f32(uint16_t x) {
     return sign ? -magnitude : magnitude;
 }
 
-// n 16-bit values become floats in place: put them at half_place, the upper half of values (n), then widen. No float
-// overtakes a 16-bit value yet to be read.
+// Converts n 16-bit values to floats in place: load them to half_place, the upper half of `values` (n), then call
+// half_widen, which reads each value before it writes over it.
 static inline void *half_place(float *values, size_t n) { return (uint16_t *)values + n; }
 
 static inline void half_widen(float *values, size_t n, bool bf16) {

@@ -28,7 +28,8 @@ void json_free(JsonText *json) {
     *json = (JsonText){0};
 }
 
-// Adds to *before how many items the text has before the wanted one, which may be `item`, its next ones or inside them.
+// Searches `item`, its next siblings and their children for `wanted`, and adds the number of items before it to
+// *before. True if found.
 static bool count_before(const cJSON *item, const cJSON *wanted, size_t *before) {
     for (; item && item != wanted; item = item->next) {
         ++*before;
@@ -37,10 +38,10 @@ static bool count_before(const cJSON *item, const cJSON *wanted, size_t *before)
     return item;
 }
 
-// An item begins the text, or comes after a bracket or a comma.
-size_t json_place(const JsonText *json, const cJSON *item) {
+// Counts items in the text: one begins it, and one follows each [, { and comma, unless ] or } does.
+size_t json_offset(const JsonText *json, const cJSON *item) {
     const char *text = json->text;
-    size_t before = 0, first = utf8_mark(text, json->bytes); // cJSON passes over it
+    size_t before = 0, first = utf8_mark(text, json->bytes); // cJSON skips it
     bool begins = true;
     if (!item || !count_before(json->root, item, &before)) return json->offset;
     for (size_t at = first; at < json->bytes; at++) {

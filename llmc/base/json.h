@@ -1,4 +1,4 @@
-// json: a parsed JSON file, and where in its text a value begins, so that errors can name the byte.
+// json: parses a JSON file, and finds the byte at which a value begins, for error messages.
 #pragma once
 
 #include "base/common.h"
@@ -11,18 +11,18 @@ typedef struct {
     size_t offset; // of the text in its file
 } JsonText;
 
-// Reads and parses a file; json_free it. ERR_INPUT with this hint where the text is malformed or goes beyond its value.
+// Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or has more than one value.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
-// Parses a text from memory_alloc, which a NUL follows, and takes it over, on failure too.
+// Parses a text with a NUL after its `bytes` bytes. Owns `text` (from memory_alloc), also on failure.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
 void json_free(JsonText *json); // may be called again, and after a failure
 
-// The byte of the file at which an item of the tree begins: at its name if it has one. `offset` for NULL.
-size_t json_place(const JsonText *json, const cJSON *item);
+// The byte of the file at which an item begins, or its name if it has one. json->offset for NULL.
+size_t json_offset(const JsonText *json, const cJSON *item);
 
-// The field of an object; NULL where there is none, or the object is none.
+// A field of an object; NULL if it is missing, or if `object` is not an object.
 static inline cJSON *json_get(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
 }

@@ -1,9 +1,8 @@
 // A manifest keeps these promises:
-// 1. It is written last, when every file that it lists is on the disk, digest and all. A directory with a manifest whose
-//    files pass manifest_verify is complete.
-// 2. A digest is that of the bytes handed to the writer, never of what a disk returned: VERIFY_DISK finds every wrong bit.
-// 3. Its last line hashes all bytes above: a manifest with a wrong bit lists nothing.
-// 4. A manifest of another format (`foreign`) is for another build to judge: it is not called damaged.
+// 1. It is written last, when all its files are on the disk. A directory whose files pass manifest_verify is complete.
+// 2. A digest is that of the bytes handed to the writer, not of bytes read back: VERIFY_DISK finds every wrong bit.
+// 3. Its last line hashes all bytes above: manifest_read refuses a manifest with a wrong bit.
+// 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"
 
 #include "base/json.h"
@@ -26,15 +25,15 @@ static const char *const damaged = "the checkpoint is damaged or incomplete: use
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
 int manifest_hold(Manifest *manifest, const char *directory, Error *e) {
-    TRY(directory_open(directory, &manifest->place, e));
+    TRY(directory_open(directory, &manifest->dir, e));
     manifest->held = true;
     return 0;
 }
 
-int manifest_place(const Manifest *manifest) { return manifest && manifest->held ? manifest->place : IN_PATH; }
+int manifest_dir(const Manifest *manifest) { return manifest && manifest->held ? manifest->dir : IN_PATH; }
 
 void manifest_release(Manifest *manifest) {
-    if (manifest->held) close(manifest->place);
+    if (manifest->held) close(manifest->dir);
     manifest->held = false;
 }
 
@@ -46,17 +45,17 @@ void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     pulse_beat(manifest->pulse);
 }
 
-static int save_file(int place, const char *directory, const char *name, const void *data, size_t bytes,
+static int save_file(int dir, const char *directory, const char *name, const void *data, size_t bytes,
                      FileDigest *digest, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
-    return file_save_in(place, path, data, bytes, digest, e);
+    return file_save_in(dir, path, data, bytes, digest, e);
 }
 
 int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
                   Error *e) {
     FileDigest digest;
-    TRY(save_file(manifest_place(manifest), directory, name, data, bytes, &digest, e));
+    TRY(save_file(manifest_dir(manifest), directory, name, data, bytes, &digest, e));
     manifest_add(manifest, name, digest);
     return 0;
 }
@@ -72,11 +71,11 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = save_file(manifest_place(manifest), directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
+    int code = save_file(manifest_dir(manifest), directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
     text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
-    return manifest->held ? descriptor_sync(manifest->place, directory, e) : directory_sync(directory, e);
+    return manifest->held ? descriptor_sync(manifest->dir, directory, e) : directory_sync(directory, e);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *ite
                 strlen(hash->valuestring) == HASH_TEXT - 1;
     if (!good || manifest->count == MANIFEST_FILES)
         return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
-                    json_place(json, item));
+                    json_offset(json, item));
     FileDigest digest = {.bytes = (uint64_t)bytes->valuedouble};
     strcpy(digest.hash, hash->valuestring);
     manifest_add(manifest, name->valuestring, digest);
@@ -100,9 +99,9 @@ static int parse_manifest(Manifest *manifest, const JsonText *json, const char *
     manifest->foreign = !json_whole(format, 1, 1);
     if (manifest->foreign)
         return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
-                    "%s: \"format\" at byte %zu is not 1", path, json_place(json, format));
+                    "%s: \"format\" at byte %zu is not 1", path, json_offset(json, format));
     if (!cJSON_IsArray(files))
-        return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_place(json, files));
+        return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_offset(json, files));
     cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, json, item, path, e));
     return 0;
 }

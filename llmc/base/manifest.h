@@ -24,16 +24,16 @@ typedef struct {
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
-    bool held;          // `place` is the directory that is written to; otherwise its path is
-    int place;          // its descriptor: the files land there, whatever becomes of the path
+    bool held;          // `dir` is open: files are written there
+    int dir;            // descriptor of the directory (files.h)
     bool foreign;       // undamaged, but of another format (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per 4 MiB read; may be NULL
 } Manifest;
 
-// Opens the directory that is written to, for the functions below and all others that write files of a checkpoint.
+// Opens the directory. All writers of its files then write there, even if another directory takes its path.
 int manifest_hold(Manifest *manifest, const char *directory, Error *e);
-int manifest_place(const Manifest *manifest); // of its files (files.h); manifest may be NULL
-void manifest_release(Manifest *manifest);    // closes the directory; may be called again
+int manifest_dir(const Manifest *manifest); // the `dir` of files.h for its files; manifest may be NULL
+void manifest_release(Manifest *manifest);  // closes the directory; may be called again
 
 // Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);

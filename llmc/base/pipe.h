@@ -1,9 +1,9 @@
-// pipe: small texts that a user names, from a file or from a pipe ("-": standard input).
+// pipe: reads a small text from a file or a pipe that the user names ("-": standard input).
 #pragma once
 
 #include "base/common.h"
 
-// Says once on stderr what is waited for, 2 s after `since` (clock_seconds). have: bytes that have arrived.
+// Prints a note once, 2 s after `since` (clock_seconds): the program waits for `name`. have: bytes read so far.
 typedef struct {
     double since;
     bool said;
@@ -12,12 +12,12 @@ void wait_note(Wait *wait, int fd, const char *name, size_t have);
 
 const char *pipe_name(const char *path); // for messages: "-" becomes "standard input"
 
-// Is the path anything else than a regular file or a directory?
+// Is the path neither a regular file nor a directory?
 bool pipe_is(const char *path);
 
-// Opens a file, a pipe, a terminal or a device. Waits for no writer.
+// Opens a file, a pipe, a terminal or a character device, without waiting for a FIFO's writer.
 int pipe_open(const char *path, int *fd, Error *e);
 
-// Reads all of it, at most max_bytes, and adds a NUL; *out from memory_alloc. Says after 2 s what it waits for.
+// Reads all of it, at most max_bytes, and adds a NUL; *out from memory_alloc. Calls wait_note while it waits.
 // ERR_STOPPED once signals_requested.
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);

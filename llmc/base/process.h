@@ -3,9 +3,9 @@
 
 #include "base/common.h"
 
-// The first call of main. Opens standard streams that the parent process has closed, for reading only: no file that is
-// written later gets their numbers. ERR_MEMORY, printed, where the stack is too small to go on.
+// The first call of main. Opens standard streams that the parent process closed, read-only, so that no file opened
+// later gets their numbers. Prints an error and returns ERR_MEMORY if the stack limit is too small.
 int process_begin(void);
 
-// Flushes standard output. ERR_WRITE if something that was printed is lost.
+// Flushes standard output. ERR_WRITE if any of it could not be written.
 int process_end(Error *e);

@@ -11,7 +11,7 @@ static const struct {
 } stopping[] = {
     {SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGXCPU, "SIGXCPU"}};
 
-// Globals: a signal handler, or a thread of Open MPI, has nothing else to write to.
+// Globals, as a signal handler and a thread of Open MPI have no other way to pass a value.
 static volatile sig_atomic_t requested;
 static _Atomic(double) requested_at; // clock_seconds
 static _Atomic(const char *) orphaned;

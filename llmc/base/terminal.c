@@ -15,12 +15,12 @@ int terminal_columns(FILE *f) {
     return columns < LEAST || columns > MOST ? USUAL : columns;
 }
 
-void line_add(Line *line, int worth, const char *format, ...) {
+void line_add(Line *line, int priority, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(line->part[line->count].text, sizeof line->part->text, format, arguments);
     va_end(arguments);
-    line->part[line->count++].worth = worth;
+    line->part[line->count++].priority = priority;
 }
 
 void line_fit(const Line *line, int columns, char *out, size_t bytes) {
@@ -30,20 +30,20 @@ void line_fit(const Line *line, int columns, char *out, size_t bytes) {
     for (; width > (size_t)columns && left.count > 1; left.count--) {
         int least = 0;
         for (int i = 1; i < left.count; i++)
-            if (left.part[i].worth < left.part[least].worth) least = i;
+            if (left.part[i].priority < left.part[least].priority) least = i;
         width -= strlen(left.part[least].text);
         memmove(&left.part[least], &left.part[least + 1], sizeof *left.part * (size_t)(left.count - least - 1));
     }
     out[0] = 0;
     for (int i = 0; i < left.count && used < bytes; i++) {
         const char *text = left.part[i].text;
-        while (used == 0 && *text == ' ') text++; // nothing is before it
+        while (used == 0 && *text == ' ') text++; // at the beginning of the line
         used += (size_t)snprintf(out + used, bytes - used, "%s", text);
     }
     if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;
 }
 
-// Of the word here, and of the unit that follows a number: "12 GiB" stays on one line.
+// The length of the word at `text`, with the unit after a number: "12 GiB" stays on one line.
 static int word_length(const char *text) {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB",     "MB",      "GB",    "GB/s", "tok/s", "ms",
                                         "s",   "min", "h",   "seconds", "minutes", "hours", "days", "steps"};

@@ -18,7 +18,7 @@ int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const 
                 strerror(failed));
 }
 
-static int team_size, kept_stderr = -1; // kept: while a team starts. Globals: an exit handler has no argument
+static int team_size, kept_stderr = -1; // -1: no team is starting. Globals, as an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;
@@ -26,12 +26,12 @@ static void on_exit_while_starting(void) {
     dup2(kept_stderr, STDERR_FILENO);
     FAIL(&e, ERR_MEMORY, "use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v",
          "cannot start %d threads", team_size);
-    error_print(&e, 0, 1);
+    error_print(&e);
     _exit(ERR_MEMORY);
 }
 
 void thread_start_team(int size) {
-    FILE *null = fopen("/dev/null", "we"); // or libgomp's own line is seen as well
+    FILE *null = fopen("/dev/null", "we"); // hides libgomp's own message
     team_size = size;
     if (atexit(on_exit_while_starting) == 0 && null) {
         fflush(stdout); // _exit does not
@@ -40,7 +40,7 @@ void thread_start_team(int size) {
     }
 #pragma omp parallel num_threads(size)
     {
-#pragma omp barrier // a region that does nothing is left out by the compiler
+#pragma omp barrier // the compiler removes an empty region
     }
     if (kept_stderr >= 0) {
         dup2(kept_stderr, STDERR_FILENO);

@@ -8,7 +8,6 @@
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
 
-// Starts OpenMP's threads, which later parallel regions of at most this size use again. Where they cannot start, libgomp
-// calls exit(1), at whichever region is the first: call this before anything is written. The process then ends with one
-// line and ERR_MEMORY.
+// Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
+// calls exit(1); here the process then ends with one line and ERR_MEMORY. Call this before anything is written.
 void thread_start_team(int size);

@@ -1,6 +1,6 @@
 #include "base/common.h"
 
-#ifndef GNS_COMMIT // the Makefile says it
+#ifndef GNS_COMMIT // the Makefile sets it
 #    define GNS_COMMIT ""
 #endif
 

@@ -1,15 +1,15 @@
-// A checkpoint OUT/step_N is complete or does not exist. These functions keep that together:
-// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). That directory
-//    is held by descriptor: where another takes its place nothing is written to that one.
+// A checkpoint OUT/step_N is complete or does not exist. These functions keep these promises together:
+// 1. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin). The
+//    directory is held by its descriptor: if another one takes its path, nothing is written there.
 // 2. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
 //    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
 // 3. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
 // 4. Only files that the manifest or own_files names are removed. Other files stay in OUT/step_N.kept, with a line to
 //    `notes`. A checkpoint that is a link is unlinked (directory_remove).
-// 5. The newest checkpoint that the disk gives back undamaged is never removed, and neither is that of step `stays`.
+// 5. The newest checkpoint that reads back undamaged is never removed, and neither is that of step `protect`.
 //    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
-// 6. A checkpoint that cannot be read is not called damaged: nothing is removed or renamed on its account, and no older
-//    one takes its place.
+// 6. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
+//    older one is used instead.
 // 7. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
 //    (archive_set_aside_after).
 #include "checkpoint/archive.h"
@@ -31,10 +31,10 @@ _Static_assert(ARCHIVE_PATH == PATH_MAX, "path_join fills either");
 void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, FINAL, step); }
 
 // format: FINAL or PARTIAL
-static int step_path(const char *out, int64_t step, const char *format, char path[ARCHIVE_PATH], Error *e) {
+static int step_path(const char *run_dir, int64_t step, const char *format, char path[ARCHIVE_PATH], Error *e) {
     char name[60];
     snprintf(name, sizeof name, format, step);
-    return path_join(path, ARCHIVE_PATH, out, name, e);
+    return path_join(path, ARCHIVE_PATH, run_dir, name, e);
 }
 
 static int64_t step_of(const char *name, const char *format) {
@@ -58,10 +58,10 @@ static int compare_newest_first(const void *a, const void *b) {
     return x > y ? -1 : x < y;
 }
 
-static int steps_list(const char *out, Steps *steps, Error *e) {
+static int steps_list(const char *run_dir, Steps *steps, Error *e) {
     Names names;
     *steps = (Steps){0};
-    TRY(directory_list(out, &names, e));
+    TRY(directory_list(run_dir, &names, e));
     int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
     for (int i = 0; !code && i < names.count; i++)
         if (archive_step_of(names.name[i]) >= 0) steps->step[steps->count++] = archive_step_of(names.name[i]);
@@ -70,17 +70,17 @@ static int steps_list(const char *out, Steps *steps, Error *e) {
     return code;
 }
 
-int archive_count(const char *out, int *count, Error *e) {
+int archive_count(const char *run_dir, int *count, Error *e) {
     Steps steps;
-    TRY(steps_list(out, &steps, e));
+    TRY(steps_list(run_dir, &steps, e));
     *count = steps.count;
     memory_free(steps.step);
     return 0;
 }
 
-bool archive_has(const char *out, int64_t step) {
+bool archive_has(const char *run_dir, int64_t step) {
     char path[ARCHIVE_PATH];
-    return step_path(out, step, FINAL, path, &(Error){0}) == 0 && !file_missing(path);
+    return step_path(run_dir, step, FINAL, path, &(Error){0}) == 0 && !file_missing(path);
 }
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
@@ -91,23 +91,23 @@ static const char *const own_files[] = {"model.safetensors", "config.json", "opt
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
-static int rename_aside(const char *out, int64_t step, const char *from, const char *suffix,
+static int rename_aside(const char *run_dir, int64_t step, const char *from, const char *suffix,
                         char aside[ARCHIVE_PATH + 32], Error *e) {
     char path[ARCHIVE_PATH];
     int copy = 1;
-    TRY(step_path(out, step, FINAL, path, e));
+    TRY(step_path(run_dir, step, FINAL, path, e));
     snprintf(aside, ARCHIVE_PATH + 32, "%s.%s", path, suffix);
     while (file_exists(aside)) snprintf(aside, ARCHIVE_PATH + 32, "%s.%s.%d", path, suffix, ++copy);
-    return path_rename(from, aside, out, e);
+    return path_rename(from, aside, run_dir, e);
 }
 
-static int keep_rest(const char *out, int64_t step, const char *partial, FILE *notes, Error *e) {
+static int keep_rest(const char *run_dir, int64_t step, const char *partial, FILE *notes, Error *e) {
     char aside[ARCHIVE_PATH + 32];
     const int most = 5; // names in the line
     Names left;
-    TRY(rename_aside(out, step, partial, "kept", aside, e));
-    directory_list(aside, &left, &(Error){0}); // no names where it is no directory
-    fprintf(notes, "note: %s keeps what the removed checkpoint held and this program did not write", aside);
+    TRY(rename_aside(run_dir, step, partial, "kept", aside, e));
+    directory_list(aside, &left, &(Error){0}); // no names if it is not a directory
+    fprintf(notes, "note: %s keeps files of the removed checkpoint that this program did not write", aside);
     for (int i = 0; i < left.count && i < most; i++) fprintf(notes, "%s %s", i ? "," : ":", left.name[i]);
     if (left.count > most) fprintf(notes, " and %d more", left.count - most);
     fputs("\n", notes);
@@ -115,56 +115,57 @@ static int keep_rest(const char *out, int64_t step, const char *partial, FILE *n
     return 0;
 }
 
-static int remove_partial(const char *out, int64_t step, FILE *notes, Error *e) {
+static int remove_partial(const char *run_dir, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH];
     const char *names[MANIFEST_FILES + OWN_FILES];
     Manifest manifest;
     int count = 0;
-    TRY(step_path(out, step, PARTIAL, path, e));
+    TRY(step_path(run_dir, step, PARTIAL, path, e));
     if (!file_exists(path)) return 0;
     manifest_read(&manifest, path, &(Error){0}); // lists nothing on failure
     for (int i = 0; i < manifest.count; i++) names[count++] = manifest.file[i].name;
     for (int i = 0; i < OWN_FILES; i++) names[count++] = own_files[i];
     TRY(directory_remove(path, names, count, e));
-    return file_exists(path) ? keep_rest(out, step, path, notes, e) : 0;
+    return file_exists(path) ? keep_rest(run_dir, step, path, notes, e) : 0;
 }
 
-void archive_abandon(const char *out, int64_t step, Manifest *manifest, FILE *notes) {
+void archive_abandon(const char *run_dir, int64_t step, Manifest *manifest, FILE *notes) {
     manifest_release(manifest);
-    remove_partial(out, step, notes, &(Error){0});
+    remove_partial(run_dir, step, notes, &(Error){0});
 }
 
-int archive_tidy(const char *out, FILE *notes, Error *e) {
+int archive_tidy(const char *run_dir, FILE *notes, Error *e) {
     Names names;
     int code = 0;
-    TRY(directory_list(out, &names, e));
+    TRY(directory_list(run_dir, &names, e));
     for (int i = 0; i < names.count && !code; i++)
-        if (step_of(names.name[i], PARTIAL) >= 0) code = remove_partial(out, step_of(names.name[i], PARTIAL), notes, e);
+        if (step_of(names.name[i], PARTIAL) >= 0)
+            code = remove_partial(run_dir, step_of(names.name[i], PARTIAL), notes, e);
     names_free(&names);
     return code;
 }
 
 // ---- Writing and verifying ------------------------------------------------------------------------------------------
 
-int archive_begin(const char *out, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
+int archive_begin(const char *run_dir, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
                   Error *e) {
-    TRY(step_path(out, step, PARTIAL, directory, e));
-    TRY(remove_partial(out, step, notes, e));
+    TRY(step_path(run_dir, step, PARTIAL, directory, e));
+    TRY(remove_partial(run_dir, step, notes, e));
     if (mkdir(directory, 0777) != 0)
-        return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
+        return FAIL(e, ERR_WRITE, "free some space, or choose another --run_dir", "%s: cannot create: %s", directory,
                     strerror(errno));
     return manifest_hold(manifest, directory, e);
 }
 
-int archive_commit(const char *out, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
+int archive_commit(const char *run_dir, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
-    TRY(step_path(out, step, PARTIAL, partial, e));
-    TRY(step_path(out, step, FINAL, final, e));
+    TRY(step_path(run_dir, step, PARTIAL, partial, e));
+    TRY(step_path(run_dir, step, FINAL, final, e));
     TRY(manifest_write(manifest, partial, e));
     pulse_beat(manifest->pulse);
-    TRY(directory_is(partial, manifest->place, e));
+    TRY(directory_is(partial, manifest->dir, e));
     manifest_release(manifest);
-    return path_rename(partial, final, out, e);
+    return path_rename(partial, final, run_dir, e);
 }
 
 // foreign may be NULL; *foreign: the manifest is of another format, which is no damage.
@@ -185,28 +186,28 @@ int archive_verify(const char *directory, const Pulse *pulse, Error *e) {
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-static int remove_step(const char *out, int64_t step, FILE *notes, Error *e) {
+static int remove_step(const char *run_dir, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
-    TRY(step_path(out, step, FINAL, path, e));
-    TRY(step_path(out, step, PARTIAL, partial, e));
-    TRY(remove_partial(out, step, notes, e));
-    TRY(path_rename(path, partial, out, e));
-    return remove_partial(out, step, notes, e);
+    TRY(step_path(run_dir, step, FINAL, path, e));
+    TRY(step_path(run_dir, step, PARTIAL, partial, e));
+    TRY(remove_partial(run_dir, step, notes, e));
+    TRY(path_rename(path, partial, run_dir, e));
+    return remove_partial(run_dir, step, notes, e);
 }
 
-int archive_thin(const char *out, int64_t keep, int64_t stays, FILE *notes, Error *e) {
+int archive_thin(const char *run_dir, int64_t keep, int64_t protect, FILE *notes, Error *e) {
     Steps steps;
     int code = 0;
     if (keep == 0) return 0;
-    TRY(steps_list(out, &steps, e));
+    TRY(steps_list(run_dir, &steps, e));
     for (int i = 0, complete = 0; i < steps.count; i++) {
         char path[ARCHIVE_PATH];
         Error ignored;
         if (complete >= keep) {
-            if (steps.step[i] != stays) TRY_GOTO(remove_step(out, steps.step[i], notes, e));
+            if (steps.step[i] != protect) TRY_GOTO(remove_step(run_dir, steps.step[i], notes, e));
             continue;
         }
-        TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
+        TRY_GOTO(step_path(run_dir, steps.step[i], FINAL, path, e));
         complete += check(path, VERIFY_SIZES, NULL, NULL, &ignored) == 0;
     }
 done:
@@ -215,13 +216,13 @@ done:
 }
 
 // The disk space that removing a checkpoint frees, as its files tell. A link frees nothing.
-static uint64_t step_bytes(const char *out, int64_t step) {
+static uint64_t step_bytes(const char *run_dir, int64_t step) {
     char path[ARCHIVE_PATH], file[ARCHIVE_PATH];
     Error ignored;
     struct stat st;
     Names names;
     uint64_t bytes = 0;
-    if (step_path(out, step, FINAL, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
+    if (step_path(run_dir, step, FINAL, path, &ignored) || lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return 0;
     if (directory_list(path, &names, &ignored)) return 0;
     for (int i = 0; i < names.count; i++)
         if (path_join(file, sizeof file, path, names.name[i], &ignored) == 0 && lstat(file, &st) == 0)
@@ -230,69 +231,69 @@ static uint64_t step_bytes(const char *out, int64_t step) {
     return bytes;
 }
 
-// Index of the newest checkpoint that the disk gives back undamaged; -1: none. Takes newer ones that cannot be read from
-// the list: they stay.
-static int newest_whole(const char *out, Steps *steps, const Pulse *pulse) {
+// Index of the newest checkpoint that reads back undamaged; -1: none. Newer ones that cannot be read are kept: their
+// step becomes -1.
+static int newest_whole(const char *run_dir, Steps *steps, const Pulse *pulse) {
     char path[ARCHIVE_PATH];
     for (int i = 0; i < steps->count; i++) {
         Error e = {0};
-        if (step_path(out, steps->step[i], FINAL, path, &e) == 0 && archive_verify(path, pulse, &e) == 0) return i;
+        if (step_path(run_dir, steps->step[i], FINAL, path, &e) == 0 && archive_verify(path, pulse, &e) == 0) return i;
         if (e.unreadable) steps->step[i] = -1;
     }
     return -1;
 }
 
-// Removes none if all that may be removed are not enough. *left: the disk's free bytes.
-static int remove_for_room(const char *out, Steps *steps, uint64_t bytes, int64_t stays, uint64_t *left,
+// Removes checkpoints, oldest first, until `bytes` are free (*left); none if even all of them are not enough.
+static int remove_for_room(const char *run_dir, Steps *steps, uint64_t bytes, int64_t protect, uint64_t *left,
                            Removed *removed, FILE *notes, const Pulse *pulse, Error *e) {
     uint64_t in_all = *left;
-    int newest = newest_whole(out, steps, pulse);
+    int newest = newest_whole(run_dir, steps, pulse);
     for (int i = 0; i < steps->count; i++) {
-        bool kept = i == newest || steps->step[i] == stays || steps->step[i] < 0;
-        uint64_t one = kept ? 0 : step_bytes(out, steps->step[i]);
-        if (!one) steps->step[i] = -1; // stays
+        bool kept = i == newest || steps->step[i] == protect || steps->step[i] < 0;
+        uint64_t one = kept ? 0 : step_bytes(run_dir, steps->step[i]);
+        if (!one) steps->step[i] = -1; // kept
         in_all += one;
     }
     for (int i = steps->count - 1; i >= 0 && newest >= 0 && *left < bytes && in_all >= bytes; i--) {
         if (steps->step[i] < 0) continue;
-        TRY(remove_step(out, steps->step[i], notes, e));
+        TRY(remove_step(run_dir, steps->step[i], notes, e));
         if (removed->count++ == 0) removed->first = steps->step[i];
         removed->last = steps->step[i];
         pulse_beat(pulse);
-        TRY(disk_free(out, left, e));
+        TRY(disk_free(run_dir, left, e));
     }
     return 0;
 }
 
-int archive_make_room(const char *out, uint64_t bytes, int64_t keep, int64_t stays, Removed *removed, FILE *notes,
+int archive_make_room(const char *run_dir, uint64_t bytes, int64_t keep, int64_t protect, Removed *removed, FILE *notes,
                       const Pulse *pulse, Error *e) {
     uint64_t left;
     Steps steps;
     *removed = (Removed){0};
-    TRY(disk_free(out, &left, e));
+    TRY(disk_free(run_dir, &left, e));
     if (left < bytes && keep > 0) {
-        TRY(steps_list(out, &steps, e));
-        int code = remove_for_room(out, &steps, bytes, stays, &left, removed, notes, pulse, e);
+        TRY(steps_list(run_dir, &steps, e));
+        int code = remove_for_room(run_dir, &steps, bytes, protect, &left, removed, notes, pulse, e);
         memory_free(steps.step);
         if (code) return code;
     }
     if (left >= bytes) return 0;
     return FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
-                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", out, (double)bytes / (1 << 20),
+                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", run_dir, (double)bytes / (1 << 20),
                 (double)left / (1 << 20));
 }
 
 // ---- Finding --------------------------------------------------------------------------------------------------------
 
-int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
+int archive_newest(const char *run_dir, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], Error *e) {
     Steps steps;
     *found = false;
-    TRY(steps_list(out, &steps, e));
+    TRY(steps_list(run_dir, &steps, e));
     int code = 0, skipped = 0;
     for (int i = 0; i < steps.count && !*found; i++) {
         bool foreign = false;
-        TRY_GOTO(step_path(out, steps.step[i], FINAL, directory, e));
+        TRY_GOTO(step_path(run_dir, steps.step[i], FINAL, directory, e));
         *step = steps.step[i];
         code = check(directory, VERIFY_BYTES, pulse, &foreign, e);
         if (code && e->unreadable)
@@ -307,20 +308,20 @@ int archive_newest(const char *out, FILE *notes, const Pulse *pulse, bool *found
     code = 0;
     if (!*found && skipped)
         code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
-                    "%s: all of its %d checkpoints are damaged", out, skipped);
+                    "%s: all of its %d checkpoints are damaged", run_dir, skipped);
 done:
     memory_free(steps.step);
     return code;
 }
 
-int archive_set_aside_after(const char *out, int64_t step, FILE *notes, Error *e) {
+int archive_set_aside_after(const char *run_dir, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
     Steps steps;
     int code = 0;
-    TRY(steps_list(out, &steps, e));
+    TRY(steps_list(run_dir, &steps, e));
     for (int i = 0; i < steps.count && steps.step[i] > step; i++) {
-        TRY_GOTO(step_path(out, steps.step[i], FINAL, path, e));
-        TRY_GOTO(rename_aside(out, steps.step[i], path, "damaged", aside, e));
+        TRY_GOTO(step_path(run_dir, steps.step[i], FINAL, path, e));
+        TRY_GOTO(rename_aside(run_dir, steps.step[i], path, "damaged", aside, e));
         fprintf(notes, "%s is now %s\n", path, aside);
     }
 done:

@@ -32,15 +32,15 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
                     json->bytes);
     if (cJSON_IsNumber(item) && item->valuedouble > INT_MAX)
         return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" at byte %zu is %.0f, more than is possible",
-                    path, name, json_place(json, item), item->valuedouble);
+                    path, name, json_offset(json, item), item->valuedouble);
     if (!json_whole(item, 1, INT_MAX))
         return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
-                    name, json_place(json, item));
+                    name, json_offset(json, item));
     *out = (int)item->valuedouble;
     return 0;
 }
 
-// Fields with the only value that describes the model computed here. All may be missing.
+// Fields, and the only value of each that describes the model computed here. All may be missing.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -65,13 +65,13 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     const cJSON *root = json->root;
     if (!cJSON_IsObject(root))
         return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
-                    json_place(json, root));
+                    json_offset(json, root));
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = json_get(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
             return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
                         "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
-                        json_place(json, item));
+                        json_offset(json, item));
     }
     TRY(config_int(json, path, "n_layer", &config->layers, e));
     TRY(config_int(json, path, "n_head", &config->heads, e));
@@ -81,7 +81,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
         return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
-                    path, json_place(json, inner));
+                    path, json_offset(json, inner));
     return model_check_file(config, path, 0, json->bytes, e);
 }
 
@@ -170,13 +170,13 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
     const cJSON *map = json_get(index.root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
         TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
-                      json_place(&index, map)));
+                      json_offset(&index, map)));
     size_t most = (size_t)cJSON_GetArraySize(map);
     TRY_GOTO(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
             TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
-                          item->string, json_place(&index, item)));
+                          item->string, json_offset(&index, item)));
         if (!files_have(files, item->valuestring)) TRY_GOTO(files_add(files, directory, item->valuestring, e));
     }
 done:
@@ -234,7 +234,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
-// Some files have the output layer as well. GPT-2 has one matrix for both, and so has the model computed here.
+// Some files also hold the output layer. GPT-2 ties it to wte: the two must be equal.
 static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const char *const name = "lm_head.weight", *const hint = "only GPT-2 as published is trained here: it ties the two";
     const SafetensorsEntry *head = find_tensor(files, name), *tied = find_tensor(files, wte->name);
@@ -260,7 +260,7 @@ done:
     return code;
 }
 
-// The files' tensors are those of config.json's shape, and no more: not one layer too many.
+// Checks that the files have all tensors of config.json's shape, and no further layer.
 static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
     char more[40];
     for (int i = 0; i < model->tensor_count; i++) TRY(check_tensor(files, directory, &model->tensors[i], e));
@@ -350,7 +350,7 @@ static int values_begin(ValueWriter *s, const Manifest *manifest, const char *di
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
     TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
-    int code = safetensors_create(&s->writer, manifest_place(manifest), path, e);
+    int code = safetensors_create(&s->writer, manifest_dir(manifest), path, e);
     if (code) memory_free(s->buffer);
     return code;
 }

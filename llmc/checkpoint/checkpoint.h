@@ -21,7 +21,7 @@
 // Is this the path of a directory with a config.json, or of llm.c's .bin?
 bool checkpoint_is_model(const char *path);
 
-// ERR_INPUT, with the remedy, where a directory has its weights only as PyTorch's pickle, which is not read here.
+// ERR_INPUT, with the remedy, if a directory has its weights only as PyTorch's pickle, which is not read here.
 int checkpoint_refuse_pickle(const char *path, Error *e);
 
 // Reads the shape. ERR_INPUT where the file is missing or malformed, or describes a model that is not GPT-2.
@@ -36,11 +36,11 @@ typedef struct {
 // tokenizer's end of text (-1: none), or GPT-2's for a vocabulary of GPT-2's size.
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
 
-// Compares a checkpoint's files with its manifest, all but the optimizer's. ERR_INPUT names the file that differs. A path
-// without a manifest passes.
+// Compares a checkpoint's files, except the optimizer's, with its manifest. ERR_INPUT names the file that differs. A
+// path without a manifest passes.
 int checkpoint_verify_model(const char *path, Error *e);
 
-// Tells a model from others without reading all of it: hashes the names, sizes and a sample of its weights' files.
+// Identifies a model without reading all of it: hashes the names, the sizes and a sample of its weights' files.
 int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
 
 // Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. All shapes are checked before the

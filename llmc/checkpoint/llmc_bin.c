@@ -73,7 +73,7 @@ static int bin_check_size(const Bin *bin, const Model *model, Error *e) {
                 (unsigned long long)bin->bytes, (unsigned long long)want);
 }
 
-// Also checks the file's size: a wrong header could ask for any amount of memory.
+// Checks the file's size as well: a wrong header could ask for any amount of memory.
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     Bin bin;
     Model model;

@@ -35,8 +35,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. entries_parse and header_read put the tensor's name and the file's in front of
-// errors.
+// The header, from text to entries. entries_parse prefixes errors with the tensor's name, header_read with the file's.
 
 static bool json_integer(const cJSON *item, uint64_t *out) {
     bool whole = json_whole(item, 0, INFINITY);
@@ -63,7 +62,7 @@ static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonTe
     if (good) return 0;
     return FAIL(e, ERR_INPUT, damaged,
                 "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory",
-                json_place(h, shape), SAFETENSORS_MAX_DIMENSIONS);
+                json_offset(h, shape), SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
@@ -72,24 +71,24 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const Js
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
         !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
         return FAIL(e, ERR_INPUT, damaged, "its data_offsets at byte %zu are not two ascending whole numbers",
-                    json_place(h, offsets));
+                    json_offset(h, offsets));
     if (entry->end - entry->begin == bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged,
                 "its data_offsets at byte %zu, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
                 " bytes, but its shape and dtype make %" PRIu64,
-                json_place(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
+                json_offset(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
-// Exactly three fields, of which all three names are found: none is there twice.
+// There are three fields and all three names are found, so no field is there twice.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
         return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu",
-                    json_place(h, json));
+                    json_offset(h, json));
     if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
         return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s at byte %zu",
-                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_place(h, type));
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_offset(h, type));
     TRY(shape_parse(entry, shape, h, e));
     return offsets_parse(entry, offsets, h, e);
 }
@@ -97,7 +96,8 @@ static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonTex
 static int compare_entries(const void *pa, const void *pb) {
     const SafetensorsEntry *a = pa, *b = pb;
     if (a->begin != b->begin) return a->begin < b->begin ? -1 : 1;
-    if (a->end != b->end) return a->end < b->end ? -1 : 1; // empty tensors come before the one that begins there
+    if (a->end != b->end)
+        return a->end < b->end ? -1 : 1; // an empty tensor sorts before the one that begins at its byte
     return strcmp(a->name, b->name);
 }
 
@@ -117,12 +117,12 @@ static int names_sort(SafetensorsReader *reader, Error *e) {
         if (compare_names(&names[i - 1], &names[i]) != 0) continue;
         cJSON_ArrayForEach(item, reader->header.root) if (strcmp(item->string, names[i]->name) == 0) last = item;
         return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
-                    json_place(&reader->header, last));
+                    json_offset(&reader->header, last));
     }
     return 0;
 }
 
-// The entries, sorted by their data, must cover all of it: no hole, no overlap, nothing beyond its end.
+// Checks that the entries, sorted by their offsets, cover the data exactly: no hole, no overlap, nothing after its end.
 static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     uint64_t at = 0;
     for (int i = 0; i < reader->count; at = reader->entries[i++].end) {
@@ -150,7 +150,7 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
         if (entry_parse(entry, item, &reader->header, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
-    TRY(names_sort(reader, e)); // before the offsets: a name that is there twice says more than the overlap
+    TRY(names_sort(reader, e)); // before the offsets: a duplicate name explains an overlap
     return offsets_check(reader, data_bytes, e);
 }
 
@@ -246,13 +246,13 @@ struct SafetensorsWriter {
     char path[];           // for messages
 };
 
-int safetensors_create(SafetensorsWriter **out, int place, const char *path, Error *e) {
+int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e) {
     const uint64_t unknown = 0;
     TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
     SafetensorsWriter *writer = *out;
     strcpy(writer->path, path);
     int code = text_begin(&writer->header, e);
-    if (!code) code = outfile_create(&writer->file, place, path, e);
+    if (!code) code = outfile_create(&writer->file, dir, path, e);
     if (code) {
         safetensors_abandon(writer);
         *out = NULL;

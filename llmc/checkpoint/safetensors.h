@@ -43,7 +43,7 @@ typedef struct {
     uint64_t begin, end; // bytes of the data
 } SafetensorsEntry;
 
-struct SafetensorsReader { // stays where it was opened: its entries point to it
+struct SafetensorsReader { // must not move: its entries point to it
     char *path;            // for messages
     int fd;
     uint64_t data_offset;      // the file's byte at which the data begins
@@ -73,8 +73,8 @@ int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n
 
 typedef struct SafetensorsWriter SafetensorsWriter;
 
-// Creates the file anew (outfile_create): write to a temporary name and rename the finished file.
-int safetensors_create(SafetensorsWriter **out, int place, const char *path, Error *e);
+// Creates the file (outfile_create, with its `dir`): write to a temporary name and rename the finished file.
+int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e);
 
 // Declares the next tensor of the file. Data begins at a multiple of 8 bytes and has no gaps, so declare wide types
 // first, and each name once.
@@ -86,8 +86,8 @@ void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const 
 // call on nothing can be added.
 int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
 
-// Makes the file durable (fsync) and frees the writer, on failure too. ERR_INTERNAL where data is missing; the unfinished
-// file is removed then. digest may be NULL.
+// Makes the file durable (fsync) and frees the writer, on failure too. ERR_INTERNAL where data is missing; the
+// unfinished file is removed then. digest may be NULL.
 int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
 
 // Frees the writer and removes the unfinished file. NULL is fine.

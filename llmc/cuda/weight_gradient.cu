@@ -616,7 +616,7 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
     size_t most = 0;
-    for (Wants wants : {Wants{false, true}, {true, false}, {true, true}})
+    for (Wants wants : {Wants{false, false}, {false, true}, {true, false}, {true, true}})
         most = size_max(most, places_of(tiling_of(s, wants, clusters), s, clusters).bytes);
     return most;
 }

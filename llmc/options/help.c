@@ -73,7 +73,7 @@ void options_print_help(FILE *f, const char *program) {
 #define OPTION(type, field, ...) print_row(f, OPTION_##field);
 #include "options/table.def"
     fprintf(f, "\nExit codes: 0 done; 64 usage; 65 bad input; 69 no usable GPU or instructions; 70 internal;\n"
-               "71 out of memory; 74 writing failed; 75 stopped by a signal with a checkpoint, run me again;\n"
+               "71 out of memory; 74 writing failed; 75 stopped by a signal, run the same command again;\n"
                "76 the loss or gradient is not finite; 78 a rank was lost, a deadline passed, or the ranks'\n"
                "weights differ.\n");
 }

@@ -1,4 +1,4 @@
-// Options that do not go together: some exclude each other, some need another one, and a run without training ignores many.
+// Options that do not go together: some exclude each other, some need another one; without training many are ignored.
 #include "options/table.h"
 
 #include "math/schedule.h"
@@ -7,7 +7,7 @@
 
 typedef struct {
     bool met;
-    const char *text, *remedy; // what the condition is; what to do where it is not met
+    const char *text, *remedy; // the condition; what to do if it is not met
 } Condition;
 
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
@@ -25,16 +25,16 @@ bool option_is_zero(const Options *o, OptionId id) {
     return memcmp((const char *)o + row->offset, zeros, size_min(row->bytes, sizeof zeros)) == 0;
 }
 
-static bool asks_for_nothing(const Options *o, OptionId id) {
-    return option_rows[id].idle_at_0 && option_is_zero(o, id);
-}
+static bool is_off(const Options *o, OptionId id) { return option_rows[id].off_at_0 && option_is_zero(o, id); }
 
-// Typed for this run, by its own name? A file may be shared by runs, and llm.c's flags come from llm.c's scripts.
+// On the command line, under its own name? Other options are not refused: runs share config files, and llm.c's scripts
+// set llm.c's flags.
 static bool typed(const Options *o, OptionId id) {
     return (o->given[id] & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_ALIAS)) == OPTION_GIVEN_COMMAND_LINE;
 }
 
-// Options of training are harmless where nothing is trained; options of planning without a plan are a mistake.
+// Refuses the option or adds a note. Options of training are harmless if nothing is trained; options of planning
+// without --dry-run are a mistake.
 static int check_need(Options *o, OptionId id, Need need, bool refuse, Error *e) {
     Condition condition = condition_of(o, need);
     char flag[FLAG_BYTES];
@@ -50,7 +50,7 @@ static int check_need(Options *o, OptionId id, Need need, bool refuse, Error *e)
     return 0;
 }
 
-// One line names them all. The file of --config may say what it likes of training.
+// Adds one note that names the options of the command line that this mode ignores. Those of the config file are fine.
 static void note_unused(Options *o, OptionId mode, int by) {
     char list[1024] = "", flag[FLAG_BYTES], mode_flag[FLAG_BYTES];
     size_t used = 0;
@@ -98,7 +98,7 @@ int options_check_needs(Options *o, Error *e) {
         OptionId id = (OptionId)i;
         const OptionRow *row = &option_rows[id];
         bool counts = mode == OPTION_COUNT || option_is_of_planning(id) || row->used_by & by;
-        if (!counts || !o->given[id] || asks_for_nothing(o, id)) continue;
+        if (!counts || !o->given[id] || is_off(o, id)) continue;
         for (int k = 0; k < 2; k++) TRY(check_need(o, id, row->needs[k], true, e));
         TRY(check_need(o, id, row->prefers, false, e));
     }

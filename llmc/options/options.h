@@ -18,14 +18,14 @@ typedef enum {
     OPTION_COUNT
 } OptionId;
 
-// What options_resolve works out: R(type, field). All of it is in run.json too.
+// The values that options_resolve derives, also written to run.json: R(type, field).
 #define OPTIONS_RESOLVED(R)                                                                                            \
     R(INT, horizon_tokens)     /* end of the run: a multiple of seq_len; 0: nothing is trained, or not known yet */    \
     R(INT, batch_ref_rows)     /* B_ref: the constant batch, and the batch that lr is meant for */                     \
     R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
     R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
     R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
-    R(FLAG, gns_calibrates)    /* a ramp measures c, at exact steps spaced in tokens */                                \
+    R(FLAG, gns_calibrates)    /* --ramp gns measures its ratio, at exact steps spaced in tokens */                    \
     R(REAL, gns_half_life_tokens)
 
 #define OPTION_FIELD_INT(field)    int64_t field;
@@ -58,27 +58,26 @@ enum {
 };
 
 // Defaults, then the config file, then the command line. Nothing after --help or --version counts.
-// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: no other rank reads the file, which
-// may be a pipe then.
+// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: this is the only rank, so that the
+// config file may be a pipe.
 int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
-// The horizon of --epochs, and what follows from it, once the rows in --train are counted. Without --epochs nothing.
+// With --epochs: sets the horizon and what depends on it. windows: the rows in --train.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 
-// What the default of --gns is, and what follows from it, once that is known: until then it counts as ln. Also where a
-// resumed run keeps its own mode.
+// Without --gns: sets the mode, the machine's default or that of the resumed run, and what depends on it. Until then
+// the mode is ln.
 int options_resolve_gns(Options *o, GnsMode mode, Error *e);
 
-// Does --ramp gns follow the noise scale of the whole model, which every step measures? Otherwise c x that of the
-// LayerNorms.
+// Does --ramp gns follow the whole model's noise scale, which every step measures? Otherwise c x the LayerNorms'.
 static inline bool ramp_follows_total(const Options *o) {
     return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
 }
 
-// Is a model to be trained? Otherwise an option asks for something else.
+// Does the command train a model? Otherwise an option such as --check or --dry-run says what it does.
 static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
@@ -93,7 +92,7 @@ void options_print_help(FILE *f, const char *program);
 // indented by `indent` spaces. No newline at the end.
 void options_write_json(FILE *f, const Options *o, int indent);
 
-// The same of those options alone whose `which` is true, on one line.
+// Only the options whose `which` is true, on one line.
 void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]);
 
 // The parts of options_parse, for tests and the fuzzer. text: bytes and a NUL after them; name: for messages.

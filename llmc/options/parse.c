@@ -29,7 +29,7 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
-// What other trainers call an option. NULL: not one of these names.
+// The option that other trainers know by this name; NULL: none.
 static const char *known_elsewhere(const char *name) {
     static const char *const names[][2] = {
         {"gpus", "ranks"},        {"num-gpus", "ranks"},         {"nproc", "ranks"},
@@ -45,7 +45,7 @@ static const char *known_elsewhere(const char *name) {
 static int unknown_option(const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     const char *elsewhere = known_elsewhere(name);
-    if (elsewhere) return error_hint(e, "here it is %s%s", dashes, elsewhere);
+    if (elsewhere) return error_hint(e, "the option here is %s%s", dashes, elsewhere);
     char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
     int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
     for (int id = 0; id < OPTION_COUNT && strlen(name) < FLAG_BYTES; id++) {
@@ -98,8 +98,9 @@ static int next_value(int argc, char **argv, int *i, const char **value, Error *
     return 0;
 }
 
-// --train and --val take several words, which the shell may have made of a pattern: joins those up to the next option with
-// blanks; one in a word becomes "\\ " (text/sources.h). Longer than OPTION_TEXT: cut there, and refused by option_set.
+// --train and --val take several words, such as a pattern that the shell expanded. Joins the words up to the next
+// option with blanks; a blank in a word becomes "\\ " (text/sources.h). A text over OPTION_TEXT is cut, and option_set
+// refuses it.
 static const char *join_words(OptionId id, int argc, char **argv, int *i, const char *first,
                               char joined[OPTION_TEXT + 2]) {
     size_t used = 0;

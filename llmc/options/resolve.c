@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-// A model of the command line has its own shape, whatever the config file says; a preset's may be changed.
+// A model's files give its shape: --model PATH on the command line resets the shape of the config file.
 static void config_yields(Options *o) {
     static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab_size};
     ModelConfig ignored;
@@ -57,7 +57,7 @@ static int resolve_ramp(Options *o, Error *e) {
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
                     o->ramp);
     if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
-        return FAIL(e, ERR_USAGE, "say how many rows", "--ramp " SAID " needs --batch-%s", o->ramp,
+        return FAIL(e, ERR_USAGE, "give it a number of rows", "--ramp " SAID " needs --batch-%s", o->ramp,
                     o->batch_min ? "max" : "min");
     if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
         return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,
@@ -81,7 +81,7 @@ static int resolve_aliases(Options *o, Error *e) {
     return 0;
 }
 
-// With --epochs the horizon is unknown until the data is: options_resolve_epochs.
+// With --epochs the horizon depends on the data: options_resolve_epochs sets it.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs) return 0;

@@ -59,7 +59,7 @@ static bool parse_real(const char *text, double *out) {
     return *end == 0;
 }
 
-// Whole numbers, exactly, or written as in 10e9. What no int64_t holds becomes its nearest end.
+// Whole numbers: digits, read exactly, or a form like 10e9. Clamped to the range of int64_t.
 static bool parse_int(const char *text, int64_t *out) {
     double real;
     if (!parse_real(text, &real) || real != floor(real)) return false;

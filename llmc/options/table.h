@@ -6,7 +6,7 @@
 
 typedef enum { TYPE_INT, TYPE_REAL, TYPE_TEXT, TYPE_CHOICE, TYPE_FLAG } OptionType;
 
-// What llm.c's flag counts where the option counts tokens (or steps: ALIAS_VALIDATIONS).
+// The unit of llm.c's flag, if it is not the option's: tokens, or steps for ALIAS_VALIDATIONS.
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 #define CONDITION(name, met, text, remedy) NEED_##name,
@@ -27,16 +27,16 @@ typedef struct {
     const char *help;
     const char *alias; // llm.c's flag; NULL: none
     AliasUnit alias_unit;
-    const char *init;  // default, as one would type it; NULL: 0, empty or false
+    const char *init;  // default, as on the command line; NULL: 0, empty or false
     const char *range; // of a number: "[" and "]" inclusive, "(" and ")" exclusive
     const char *names; // of a choice, in the order of its enum: "first|second"
     const char *unit;  // of a number; of other types the name of the value in --help
-    Need needs[2];     // typed without one of these, the option is refused
-    Need prefers;      // without this there is a note
-    bool idle_at_0;    // 0, "" and false ask for nothing, and need nothing
+    Need needs[2];     // the option is refused unless all of these conditions hold
+    Need prefers;      // a note unless this condition holds
+    bool off_at_0;     // 0, "" and false turn the option off, and need nothing
     int used_by;       // BY_*: the kinds of run without training that use the option
     OptionGroup group;
-    bool of_run; // may not change on resume; before the option existed it was as by default
+    bool of_run; // may not change on resume; a checkpoint that lacks it had its default
 } OptionRow;
 
 extern const OptionRow option_rows[OPTION_COUNT];
@@ -58,11 +58,11 @@ bool option_range_contains(const OptionRow *row, double x);
 // Is it --dry-run, or an option for --dry-run alone? These are no part of a run.
 bool option_is_of_planning(OptionId id);
 
-// How the user named an option, for messages; long texts are cut.
+// Format of an option's name as the user wrote it, and of its value; long texts are cut.
 #define SAID "%.60s"
 
-// Sets an option from one of the two places. The command line is read first and wins, but a value in the file must be
-// valid even so. said: how the user named the option.
+// Sets an option from the command line or the config file (place: OPTION_GIVEN_*). The command line is read first and
+// wins; the value in the file must be valid all the same. said: the option's name as the user wrote it.
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
 
 void option_reset(Options *o, OptionId id); // to its default, not given
@@ -70,7 +70,7 @@ void option_reset(Options *o, OptionId id); // to its default, not given
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// Two options of one group: an error, or the one of the file is reset.
+// ERR_USAGE for two options of one group; if one is from the config file only, that one is reset.
 int options_check_groups(Options *o, Error *e);
 
 // Options without effect: an error, or a note. Uses o->run.ramp_mode.

@@ -52,23 +52,23 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// Is `name` in `text`, in whole words: no A40 in "RTX A4000", no H200 in "GH200"? A suffix makes another card of it: "RTX
-// 4080 SUPER".
-static bool is_said(const char *text, const char *name) {
+// Does `text` contain `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200"? With a suffix ("RTX 4080
+// SUPER") it is another card.
+static bool names_device(const char *text, const char *name) {
     char pattern[100];
     regex_t regex;
     regmatch_t match[3]; // [2]: the suffix
     snprintf(pattern, sizeof pattern, "(^|[^[:alnum:]])%s( Ti| SUPER| D| Laptop| Max-Q)?($|[^[:alnum:]])", name);
     int code = regcomp(&regex, pattern, REG_EXTENDED | REG_ICASE);
     assert(code == 0), (void)code;
-    bool said = regexec(&regex, text, 3, match, 0) == 0 && match[2].rm_so < 0;
+    bool found = regexec(&regex, text, 3, match, 0) == 0 && match[2].rm_so < 0;
     regfree(&regex);
-    return said;
+    return found;
 }
 
 const DeviceSpec *device_spec_find(const char *name) {
     for (int i = 0; i < ROWS; i++)
-        if (is_said(name, rows[i].name)) return &rows[i];
+        if (names_device(name, rows[i].name)) return &rows[i];
     return NULL;
 }
 

@@ -1,17 +1,17 @@
-// device_specs: what the makers of accelerators say of them. One table, for the share of the peak that training reaches
-// (MFU) and for planning a run on a machine that is not at hand (plan.h).
+// device_specs: the data sheets of GPUs. One table, for the share of the peak that training reaches (MFU) and for
+// planning a run on a GPU that this machine does not have (plan.h).
 #pragma once
 
 #include "model/engine.h"
 
 typedef struct {
-    const char *name;      // part of the name by which the driver knows it
+    const char *name;      // part of the driver's name for it
     double bf16_flops;     // FLOP/s of dense matrix products, bf16 with fp32 sums
     double fp32_flops;     // FLOP/s outside the matrix units
     double bandwidth;      // B/s of device memory, read and written together
     double memory_bytes;   // of the device
     double link;           // B/s, each way, from a device to the others of its machine
-    double network;        // B/s, each way, of a device's share of the machine's network; 0: no usual machine
+    double network;        // B/s, each way, of a device's share of the machine's network; 0: no standard machine
     int devices_a_machine; // that `link` joins
     bool hopper;           // compute capability 9.0: the kernel that fuses exact norms, in 16 bits
 } DeviceSpec;
@@ -20,8 +20,8 @@ typedef struct {
 // NULL: not in the table.
 const DeviceSpec *device_spec_find(const char *name);
 
-// The row that a person means: of that name, or the only one whose name contains the text ("4090"), whatever the case,
-// blanks and dashes; else device_spec_find's. NULL: there is none, or there are several, then listed in `several`.
+// The row for a user's text: the one of that name, or the only one whose name contains the text ("4090"), ignoring
+// case, blanks and dashes; else device_spec_find's. NULL if none or several match; `several` lists the latter.
 const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes);
 
 // The names, for messages: "GB200, B200, ...".

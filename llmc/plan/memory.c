@@ -16,9 +16,8 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     memory->total += (size_t)bytes;
 }
 
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: mixed precision keeps 16 bytes a parameter besides gradients'
-// own, and the stages say which of them a rank keeps for its share only. With sharded weights a GPU keeps its share rounded,
-// too.
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3, counts the bytes a parameter of mixed precision, and which of
+// them each stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
 PlanState plan_state(const EngineConfig *shape, const PlanDevice *device) {
     double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
     double value = device->value, working = value * (double)shard_weight_elements(shape);
@@ -78,8 +77,8 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     if (exact) add_item(memory, "exact per-example norms, estimated", sizeof(float) * (example_grad + N * C));
 }
 
-// Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28), cudaMemGetInfo
-// and NVML before and after each call:
+// Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28),
+// cudaMemGetInfo and NVML before and after each call:
 //   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
 //            --recompute, took 531.5 MiB more than the engine's own plan.
 //   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine: 382 MiB at
@@ -105,42 +104,42 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     add_libraries(plan, memory);
 }
 
-// With --zero 3 of a rank's share; otherwise rank 0's of everything.
+// Of weights and moments: with --zero 3 of a rank's share, otherwise all of them on rank 0.
 double plan_copy_bytes(const EngineConfig *shape) {
     return 3.0 * sizeof(float) * (double)(shape->shard_weights ? shard_elements(shape) : shape->model->flat_count);
 }
 
-double plan_besides(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
+double plan_reserved_bytes(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
 
 double plan_usable_memory(const PlanDevice *device) {
     const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
     return share * device->spec.memory_bytes;
 }
 
-int plan_largest_micro_batch(const Plan *plan, double besides, int most) {
+int plan_largest_micro_batch(const Plan *plan, double reserved, int most) {
     int allowed = MICRO_BATCH_TOKENS_MAX / plan->shape.seq_len;
     int fits = 0, fails = (most < allowed ? most : allowed) + 1;
     while (fails - fits > 1) {
         int middle = fits + (fails - fits) / 2;
         MemoryPlan memory;
         plan_memory(plan, middle, &memory);
-        if ((double)memory.total + besides <= plan_usable_memory(&plan->device)) fits = middle;
+        if ((double)memory.total + reserved <= plan_usable_memory(&plan->device)) fits = middle;
         else fails = middle;
     }
     return fits;
 }
 
 int plan_check_fits(const Plan *plan, Error *e) {
-    const double gib = 1 << 30, usable = plan_usable_memory(&plan->device), besides = plan_besides(plan);
-    if (!(usable > 0) || plan_largest_micro_batch(plan, besides, MICRO_BATCH_MAX)) return 0;
+    const double gib = 1 << 30, usable = plan_usable_memory(&plan->device), reserved = plan_reserved_bytes(plan);
+    if (!(usable > 0) || plan_largest_micro_batch(plan, reserved, MICRO_BATCH_MAX)) return 0;
     Plan lean = *plan;
     lean.shape.recompute = RECOMPUTE_BLOCK;
-    int rows = plan_largest_micro_batch(&lean, besides, MICRO_BATCH_MAX);
+    int rows = plan_largest_micro_batch(&lean, reserved, MICRO_BATCH_MAX);
     double weights = plan_state(&plan->shape, &plan->device).weights;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
-         ((double)memory.total + besides) / gib, usable / gib, plan->device.name);
+         ((double)memory.total + reserved) / gib, usable / gib, plan->device.name);
     if (plan->shape.inference || weights > usable)
         return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
                           !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);

@@ -29,7 +29,8 @@ static const PlanEfficiency gpu_efficiency = {
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// A CPU's peak and bandwidth are measured on the spot, so these are the efficiencies of our own kernels (dev/RESULTS.md).
+// A CPU's peak and bandwidth are measured on the spot, so these are the efficiencies of our own kernels
+// (dev/RESULTS.md).
 static const PlanEfficiency cpu_efficiency = {
     .matmul = 0.92,
     .matmul_reads = 0, // operands are packed into the caches during other products
@@ -185,7 +186,7 @@ double plan_ring_bytes(const Plan *p, Sharding sharding, int ranks) {
     return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered[sharding]);
 }
 
-// ZeRO-3: the part of the blocks that a pass gathers, as it finds the others in the slots of the pass before.
+// ZeRO-3: the share of the blocks that a pass gathers; the last pass left the others in their slots.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
@@ -218,7 +219,7 @@ int plan_tensor_ranks(const Plan *p, int ranks) {
     return limit < most ? (int)fmax(1, limit) : most;
 }
 
-// Seconds to transfer all of the model's values between the ranks, bucket by bucket: the blocks', the embeddings'.
+// Seconds to transfer all of the model's values between the ranks, bucket by bucket.
 typedef struct {
     double blocks, embeddings;
 } Transfer;
@@ -231,10 +232,11 @@ static Transfer transfer(const Plan *p, double value_bytes) {
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
-// The backward pass hides the scattering of its own gradients, except the embeddings', which are final last; the next
-// forward pass of the step hides these (--reduce micro-step). With ZeRO-0 the update hides the gathering of gradients,
-// otherwise the next forward pass hides that of weights, except the embeddings', which it needs first. With ZeRO-3 each
-// pass hides the gathering of the blocks.
+// Seconds of a step's transfers that no computation hides.
+// Scattering gradients: the backward pass hides that of the blocks. The embeddings' gradients are final last; only
+// with --reduce micro-step does a forward pass of the same step hide them.
+// Gathering: the update hides gradients (ZeRO-0), or the next forward pass hides weights, but not the embeddings',
+// which ZeRO's forward pass needs first. With ZeRO-3 each pass hides the gathering of the blocks.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->options->zero != ZERO_0, by_pass = p->options->zero == ZERO_3;
@@ -280,13 +282,13 @@ static bool variant_fits(const Plan *p, ZeroStage zero, int ranks) {
     bool fits = false;
     if (plan_variant(&variant, &of, p, zero, ranks, &ignored) == 0) {
         plan_memory(&variant, variant.shape.micro_batch, &memory);
-        fits = (double)memory.total + plan_besides(&variant) <= plan_usable_memory(&variant.device);
+        fits = (double)memory.total + plan_reserved_bytes(&variant) <= plan_usable_memory(&variant.device);
     }
     plan_variant_end(&of);
     return fits;
 }
 
-// From two ranks on, more ranks never take more memory each; one rank has no NCCL.
+// Bisection: from two ranks on, more ranks never take more memory each. One rank has no NCCL, so it is tried first.
 int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
     int fails = 1, fits = most;
     if (variant_fits(p, zero, 1)) return 1;

@@ -1,16 +1,16 @@
-// plan: what a run will take, before it is run: time of a step from the machine's figures and the kernels' work, memory
-// that fits, what several ranks gain, steps and hours of the whole run. --dry-run prints it.
+// plan: predicts what a run takes: the time of a step, from the machine's figures and the kernels' work; memory; what
+// several ranks gain; steps and hours of the whole run. --dry-run prints it.
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
 // model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
 // the part of the data sheet's figure that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs
 // a byte) is below the machine's critical one, peak over bandwidth, is bound by memory.
-// Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer tiles
-// than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take from the
-// kernels beside them.
+// Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer
+// tiles than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take
+// from the kernels that run at the same time.
 //
-// Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which each
-// rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
+// Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which
+// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
 #pragma once
 
 #include "gns/ramp.h"
@@ -45,15 +45,15 @@ typedef struct {
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// The device to plan for: `wanted` (--device) from the table of devices, otherwise the engine's device here. own: figures
-// that count instead of the table's, of products (bf16_flops), memory and network; 0: the table's. ERR_USAGE where neither
-// the table nor `own` has those of `wanted`.
+// The device to plan for: `wanted` (--device) from the table of devices, otherwise the engine's device here. own:
+// figures of the user, which replace the table's: bf16_flops, bandwidth, memory_bytes and network; 0: the table's.
+// ERR_USAGE if neither the table nor `own` has the figures of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
 // Are exact per-example norms measured within the weight gradients (EngineDevice.exact_is_fused)?
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
-// Does the head store the exponentials of the logits instead of these (train_gpt2.cu)?
+// Does the head store the exponentials of the logits instead of the logits (train_gpt2.cu)?
 bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch
@@ -66,14 +66,14 @@ typedef struct {
     PlanDevice device;
     bool estimate_memory; // of a device that this program's engine does not run on
     int ranks;
-    ParallelConfig sharing;                   // what the ranks share by
-    const Ramp *ramp;                         // NULL: the length of the run is unknown
-    int64_t rows;                             // of a step: the batch that the page is about
-    int64_t val_rows;                         // of a validation; 0: none
-    double train_tokens;                      // in --train; 0: not looked at
-    double epoch_tokens;                      // of the run, until a source of --train is read once
-    bool mixture;                             // several sources
-    double host_bytes;                        // of the copy that checkpoints are written from
+    ParallelConfig sharing; // how the ranks share work and state
+    const Ramp *ramp;       // NULL: the length of the run is unknown
+    int64_t rows;           // of a step: the batch that the page is about
+    int64_t val_rows;       // of a validation; 0: none
+    double train_tokens;    // in --train; 0: not read
+    double epoch_tokens;    // tokens of training in which the most repeated source of --train is read once
+    bool mixture;           // several sources
+    double host_bytes;      // of the copy that checkpoints are written from
     double checkpoint_bytes, disk_free_bytes; // disk_free: -1: unknown
     const char *disk;                         // where
 } Plan;
@@ -96,8 +96,8 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to take as long: at the peak, the
-// link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
+// Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to take as long: at the peak,
+// the link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
 typedef enum {
     SHARDING_NONE,
     SHARDING_STATE,
@@ -111,7 +111,7 @@ double plan_critical_tokens(const Plan *plan, Sharding sharding, int ranks);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
-// The same plan with another --zero, on another number of ranks. `of` is its memory: plan_variant_end.
+// The same plan with another --zero, on another number of ranks. It uses `of` until plan_variant_end.
 typedef struct {
     Options options;
     Parallel parallel;
@@ -124,13 +124,13 @@ void plan_variant_end(PlanVariant *of);
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
 // Tensor parallelism, which this program does not have (Austin et al. 2025, part 5, with F = 4 C): alone, compute-bound
-// while its ranks are fewer than 2 F W / (v peak), W the link's bandwidth and v the bytes of a value. With FSDP, each
-// needs fewer tokens by the number of ranks that divide the tensors.
+// on fewer ranks than 2 F W / (v peak), W the link's bandwidth and v the bytes of a value. Combined with FSDP, it
+// divides the tokens that a rank needs by the number of ranks that divide the tensors.
 double plan_tensor_ranks_limit(const Plan *plan, int ranks);
-int plan_tensor_ranks(const Plan *plan, int ranks); // within a machine, beside FSDP: at least 1
+int plan_tensor_ranks(const Plan *plan, int ranks); // within a machine, combined with FSDP: at least 1
 
-// The whole run, with the ramp's own code. target: where the batch is to go, in rows, at every step (only --ramp gns uses
-// it): 0 stays at the least, INFINITY grows as fast as the ramp may.
+// Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step: 0
+// stays at the smallest batch, INFINITY grows as fast as the ramp allows.
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
@@ -148,14 +148,14 @@ typedef struct {
 } PlanState;
 PlanState plan_state(const EngineConfig *shape, const PlanDevice *device);
 
-// Memory (memory.c): of a rank at this micro-batch, with the libraries'; the part of the device's memory for it; the
-// largest micro-batch that fits into that with `besides` bytes of something else, up to `most` and to what the options
-// allow (0: not even one row).
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
-double plan_copy_bytes(const EngineConfig *shape); // of checkpoints' copy on a host: weights and moments
-double plan_besides(const Plan *plan); // in the same memory: a CPU's holds the copy that checkpoints are written from
-double plan_usable_memory(const PlanDevice *device);
-int plan_largest_micro_batch(const Plan *plan, double besides, int most);
+// Memory (memory.c).
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // of a rank, with the libraries'
+double plan_copy_bytes(const EngineConfig *shape);   // of the copy on a host that checkpoints are written from
+double plan_reserved_bytes(const Plan *plan);        // of the device's memory for that copy: on a CPU
+double plan_usable_memory(const PlanDevice *device); // of the device, for all of the run
+
+// The largest micro-batch that fits next to `reserved` bytes, up to `most` and to what the options allow; 0: none.
+int plan_largest_micro_batch(const Plan *plan, double reserved, int most);
 
 // ERR_MEMORY where not even one row fits into the device's memory, if that is known.
 int plan_check_fits(const Plan *plan, Error *e);

@@ -1,4 +1,4 @@
-// A plan as a page for a person.
+// Prints a plan as a page for a person.
 #include "plan/plan.h"
 
 #include <math.h>
@@ -55,7 +55,7 @@ static Figure duration(double seconds) {
     return out;
 }
 
-// What the times of a table are counted in, where the longest is `seconds`.
+// The unit of a table's times, of which the longest is `seconds`.
 typedef struct {
     const char *name;
     double per_second;
@@ -121,7 +121,7 @@ static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
     return out;
 }
 
-// Where one rank is not enough: how many are, by mode.
+// If one rank's memory is too small: the ranks that suffice, by --zero.
 static void print_fewest(FILE *f, const Plan *p) {
     if (!(p->device.spec.memory_bytes > 0) || plan_fewest_ranks(p, ZERO_0, 1)) return;
     fprintf(f, "  ranks from which it fits, at this micro-batch: ");
@@ -133,14 +133,14 @@ static void print_memory(FILE *f, const Plan *p) {
     MemoryPlan memory;
     plan_memory(p, p->shape.micro_batch, &memory);
     fprintf(f, "\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
-    double besides = plan_besides(p), all = (double)memory.total + besides;
+    double reserved = plan_reserved_bytes(p), all = (double)memory.total + reserved;
     int unit = all < ldexp(200, 30) ? 2 : all < ldexp(10, 40) ? 3 : 4;
     for (int i = 0; i < memory.count; i++)
         print_bytes(f, memory.item[i].what, (double)memory.item[i].bytes, unit, "\n");
     if (p->host_bytes > 0) print_bytes(f, "copy for checkpoints, on the host", p->host_bytes, unit, "\n");
     print_bytes(f, "memory in all", all, unit, "");
     if (p->device.spec.memory_bytes > 0) {
-        int fits = plan_largest_micro_batch(p, besides, MICRO_BATCH_MAX);
+        int fits = plan_largest_micro_batch(p, reserved, MICRO_BATCH_MAX);
         double usable = plan_usable_memory(&p->device);
         if (unit == 2) fprintf(f, " of %.0f", ldexp(usable, -20));
         else fprintf(f, " of %.1f GiB", ldexp(usable, -30));
@@ -163,8 +163,7 @@ static void print_memory(FILE *f, const Plan *p) {
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
     else if (p->ranks > 1)
-        fprintf(f,
-                "  (besides, MPI keeps copies of the gradients in transfer: of a few blocks where they are sharded)\n");
+        fprintf(f, "  (MPI also keeps copies of the gradients in transfer: of a few blocks if they are sharded)\n");
 }
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
@@ -207,7 +206,7 @@ static void print_step(FILE *f, const Plan *p) {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-// Does this count of ranks get a row: one, a machine, two machines, the plan's and around it, thousands?
+// Does this number of ranks get a row: one, a machine, two machines, the plan's and its halves and doubles, the most?
 static bool has_row(const Plan *p, int ranks) {
     int machine = p->device.spec.devices_a_machine, n = p->ranks;
     if (ranks > RANKS_MOST) return ranks == n;

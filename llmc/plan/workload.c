@@ -20,7 +20,7 @@ enum {
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
     DROPOUT_FLOPS = 13, // seven rounds of ten operations for eight elements; shift, mask, comparison, choice, product
-    MUON_FLOPS = 9,     // beside its products: momentum, and the step
+    MUON_FLOPS = 9,     // besides its products: momentum, and the step
 };
 
 static const double accumulator = sizeof(float); // bytes of a gradient
@@ -70,7 +70,7 @@ static void add_layernorms(Workload *w, WorkPass pass, double count) {
     add_stream(w, FAMILY_LAYERNORM, pass, w->N * w->C, LAYERNORM_FLOPS, 2, 2, count);
 }
 
-// From ln1's output to fc's, in `blocks` blocks; GELU and fcproj are apart: recomputing takes one without the other.
+// From ln1's output to fc's, in `blocks` blocks. GELU and fcproj are not included: recomputing repeats GELU alone.
 static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
     double N = w->N, C = w->C;
     add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
@@ -169,8 +169,8 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, const WorkDevi
     return w;
 }
 
-// Muon's products for the share of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h): two
-// with the matrix, x (side, longer), and the square of the small one, MUON_STEPS times. Returns their elements.
+// Muon's products for the share of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h):
+// two with the matrix, x (side, longer), and the square of the small one, MUON_STEPS times. Returns their elements.
 static double add_muon(Workload *w, const Model *model, double share, double rounded) {
     const double fp32 = sizeof(float);
     double elements = 0;

@@ -1,5 +1,5 @@
-// workload: what training asks of a machine, kernel by kernel: floating-point operations, and the fewest bytes read and
-// written. plan.h turns them into time.
+// workload: the work of training, kernel by kernel: floating-point operations, and the fewest bytes read and written.
+// plan.h turns them into time.
 #pragma once
 
 #include "model/engine.h"
@@ -33,8 +33,8 @@ typedef struct {
     double count;
 } Work;
 
-// How the per-example norms of a matrix are measured: from the gradients of a few examples, which are written for it, or
-// within the products.
+// How the per-example norms of a matrix are measured. EXACT_BATCHED: each example's gradient is written to memory, then
+// read. EXACT_FUSED: within the products.
 typedef enum { EXACT_NONE, EXACT_BATCHED, EXACT_FUSED } ExactNorms;
 
 enum { WORK_MAX = 64 };
@@ -52,7 +52,7 @@ typedef struct {
     Work work[WORK_MAX];
 } Workload;
 
-// What depends on the device: as in Workload.
+// The fields of Workload that depend on the device.
 typedef struct {
     double value, head_bytes;
     ExactNorms exact;

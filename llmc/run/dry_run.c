@@ -3,7 +3,7 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Cuts the path to the part that exists, where the run directory will be made.
+// Shortens the path to its longest existing part, whose disk the run directory will be on.
 static void existing_part(char *path) {
     while (!directory_exists(path)) {
         char *slash = strrchr(path, '/');
@@ -13,12 +13,12 @@ static void existing_part(char *path) {
     }
 }
 
-// The share of what `ranks` ranks keep that rank 0 has, or with Muon the fullest rank; no rank is started.
+// Sets what rank 0 of `ranks` planned ranks keeps, or with Muon the rank that keeps most. No rank is started.
 static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
     Comm comm = {.ranks = ranks, .local_ranks = 1};
     if (setup->options.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, position, &comm, e));
-    setup->parallel.comm = NULL; // which is local
+    setup->parallel.comm = NULL; // comm is local
     return 0;
 }
 
@@ -87,6 +87,6 @@ int run_dry(Run *r, Error *e) {
     plan_print(stdout, &plan);
     int code = plan_check_fits(&plan, e);
     if (!code || !o->device[0]) return code;
-    print_folded(stdout, 6, "note: %s. %s\n", e->what, e->hint); // another machine: no error here
+    print_folded(stdout, 6, "note: %s. %s\n", e->what, e->hint); // no error: this machine does not run it
     return 0;
 }

@@ -36,7 +36,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
-// Where the run stood, and whether the checkpoint of --keep-best lies beside this one.
+// Where the run stood, and whether the checkpoint of --keep-best is in the same directory.
 static int inspect_state(const char *directory, FILE *out, Error *e) {
     RunSummary s;
     char run[ARCHIVE_PATH];
@@ -46,7 +46,7 @@ static int inspect_state(const char *directory, FILE *out, Error *e) {
     if (!s.at.best.step) return 0;
     TRY(path_join(run, sizeof run, directory, "..", e));
     fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, s.at.best.loss,
-            s.at.best.step, archive_has(run, s.at.best.step) ? "" : ", whose checkpoint is not beside this one");
+            s.at.best.step, archive_has(run, s.at.best.step) ? "" : ", whose checkpoint is not next to this one");
     return 0;
 }
 

@@ -22,7 +22,7 @@ static bool start_of_process(long process, unsigned long long *ticks) {
     return at && sscanf(at, "%llu", ticks) == 1;
 }
 
-// The line of written_by, which no other process has. False if this machine has no such process.
+// Writes the line of written_by for a process; no two processes share one. False if this machine has no such process.
 static bool describe_process(long process, char out[HOLDER_BYTES]) {
     char host[HOST_BYTES] = "", boot[64] = "";
     unsigned long long start;
@@ -55,7 +55,8 @@ int run_lock_take(int fd, const char *path, const char *directory, LockHolder *h
     *holder = LOCK_UNKNOWN;
     if (read_holder(directory, line, host, &process)) {
         if (describe_process(process, now) && strcmp(line, now) == 0) *holder = LOCK_ALIVE;
-        snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_UNKNOWN ? ": it was" : ":", process, host);
+        snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_UNKNOWN ? "; the last known one was" : ":",
+                 process, host);
     }
     return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it%s", path,
                 who);
@@ -65,7 +66,7 @@ int run_lock_sign(const char *directory, Error *e) {
     char holder_path[PATH_MAX], self[HOLDER_BYTES];
     TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
     if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc
-    return file_save(holder_path, self, strlen(self), NULL, e);
+    return file_save(holder_path, self, strlen(self), e);
 }
 
 bool run_lock_is_ours(const char *directory) {

@@ -1,15 +1,15 @@
-// lock: one program at a time writes to a run directory. The lock is flock's on metrics.jsonl, and ends when that file is
-// closed, however the program ends. The file "written_by" names the latest holder: host, process, its start (clock ticks
-// since boot), and the host's boot id.
+// lock: one program at a time writes to a run directory. The lock is flock's on metrics.jsonl, and ends when that file
+// is closed, however the program ends. The file "written_by" names the latest holder: host, process, its start (clock
+// ticks since boot), and the host's boot id.
 //
-// On NFS the server holds the lock. After a crash of the holder's machine it remains until its lease ends (NFSv4: 90 s).
+// On NFS the server holds the lock. If the holder's machine crashes, it remains until its lease ends (NFSv4: 90 s).
 #pragma once
 
 #include "base/common.h"
 
 #define RUN_LOCK_HOLDER "written_by"
 
-// Who has the lock that could not be taken.
+// The holder of a lock that could not be taken.
 typedef enum {
     LOCK_FREE,
     LOCK_ALIVE, // a process that is known to live, on this machine; it may be ending

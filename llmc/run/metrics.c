@@ -74,7 +74,7 @@ int metrics_flush(Metrics *m, Error *e) {
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
-// Locks the file, and gives it a name of its own.
+// Locks the file, or the copy of it that file_own makes.
 static int take(Metrics *m, LockHolder *holder, Error *e) {
     int locked = m->fd;
     TRY(run_lock_take(m->fd, m->steps.path, m->directory, holder, e));
@@ -104,26 +104,26 @@ done:
     return code;
 }
 
-int metrics_restore(Metrics *m, bool *again, Error *e) {
+int metrics_restore(Metrics *m, bool *recreated, Error *e) {
     struct stat named, ours;
     LockHolder holder;
     bool there = lstat(m->steps.path, &named) == 0;
-    *again = !there && errno == ENOENT;
-    if (*again) TRY(directory_create(m->directory, e));
+    *recreated = !there && errno == ENOENT;
+    if (*recreated) TRY(directory_create(m->directory, e));
     else if (there && fstat(m->fd, &ours) == 0 && (named.st_dev != ours.st_dev || named.st_ino != ours.st_ino)) {
-        int ours_was = m->fd;
+        int old_fd = m->fd;
         TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &m->fd, e));
         int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
         bool taken = !run_lock_is_ours(m->directory);
         if (!code && taken && directory_holds(m->directory, RUN_LOCK_HOLDER))
             code = FAIL(e, ERR_WRITE, "move that run away", "%s: another run took its place", m->steps.path);
-        close(code ? m->fd : ours_was);
-        if (code) m->fd = ours_was;
-        if (code) return taken ? (e->code = ERR_WRITE) : 0; // a file has two inode numbers
+        close(code ? m->fd : old_fd);
+        if (code) m->fd = old_fd;
+        if (code) return taken ? (e->code = ERR_WRITE) : 0; // ours, under two inode numbers
         m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
     }
     TRY(take(m, &holder, e));
-    return *again ? run_lock_sign(m->directory, e) : 0;
+    return *recreated ? run_lock_sign(m->directory, e) : 0;
 }
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
@@ -169,8 +169,8 @@ static bool next_is(FILE *f, int wanted) {
     return c == wanted;
 }
 
-// *keep: the bytes of a log before the first line that is of a step after `step`, or that is incomplete, or that begins at
-// byte `end`. 0 without a file.
+// *keep: the bytes of a log before the first line of a later step than `step`, or the first incomplete line, or the line
+// at byte `end`; 0: no file.
 static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -186,7 +186,7 @@ static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep,
         close(fd);
         return cannot_read(path, error, e);
     }
-    // What is no line of ours may be long: a hole that a full disk or a power cut left.
+    // next_is: a hole that a full disk or a power cut left would be a very long line.
     for (ssize_t n; *keep != end && next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
@@ -210,12 +210,12 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     m->bytes = keep;
     if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
     TRY(bytes_until(m->samples.path, step, INT64_MAX, &keep, e));
-    return file_cut(m->samples.path, keep, e);
+    return file_truncate(m->samples.path, keep, e);
 }
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------
 
-// JSON has no infinity, and some readers refuse a whole file for one: 1e308 stands for it.
+// JSON has no infinity, and some readers refuse a whole file for one: writes 1e308 instead.
 static void put_value(FILE *f, double x) {
     const double unbounded = 1e308;
     if (isnan(x)) fputs("null", f);

@@ -5,25 +5,25 @@
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
 //                      except that of --prompt @FILE
 //
-// In fp16 loss_scale is that of the step, overflows the number of steps so far that were skipped because their gradient
-// overflowed; the norm of such a step is unknown.
-//
-// loss is what is optimised; with label smoothing loss_nll, without it, follows.
-//
-// gns_ln is an average; a skipped step repeats it. gns_total, gns_type_* and gns_layer are written after steps that
-// measured the norms of all tensors and were not skipped; averages over such steps, five times longer than gns_ln's,
-// gns_total's shorter while less than 50 half-lives are done (a tenth of the tokens so far). But where the ramp follows gns_total (every step exact), that is an average as long as gns_ln's. gns_ratio is the ramp's
-// factor for gns_ln: in those lines the ratio measured so far (unused where the ramp follows gns_total), or in every line
-// --gns-ratio (the measured one is then gns_total / gns_type_ln, once the two are equally long).
-//
-// Under --ramp gns ramp_target is what the batch follows, in rows: kappa x the noise scale; ramp_aim lies one standard error
-// below it, and is where the batch goes; ramp_target_lower is its 95% bound. All three count the error of the ratio.
-// `clipped`: the step's gradient was scaled down to --grad-clip.
+// Fields of a step's line:
+//     loss         the loss that is optimised. With label smoothing loss_nll follows, the loss without it
+//     clipped      the step's gradient was scaled down to --grad-clip
+//     loss_scale   fp16: of this step
+//     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
+//     ramp_target  --ramp gns: kappa x the noise scale, in rows. ramp_aim, one standard error below it, is what the
+//                  batch moves to; ramp_target_lower is its 95% bound. All three include the error of the ratio
+//     gns_ln       an average over --gns-half-life; a skipped step repeats it
+//     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped. Averages over such steps,
+//                  five times longer than gns_ln's; until 50 half-lives are done, gns_total's is over a tenth of the
+//                  tokens so far. If the ramp follows gns_total (every step exact), it is as long as gns_ln's
+//     gns_ratio    the ramp's factor for gns_ln: --gns-ratio, in every line; otherwise the ratio measured so far, in
+//                  the lines of gns_total (unused if the ramp follows gns_total). With --gns-ratio the measured ratio
+//                  is gns_total / gns_type_ln, once both averages are equally long
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
-// A line that cannot be written (a full disk) waits in memory, and all lines after it: the next line tries again, and so
-// does metrics_flush. Training decides when that ends the run (train.c).
+// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again. train.c decides
+// when that ends the run.
 #pragma once
 
 #include "base/common.h"
@@ -38,7 +38,7 @@ typedef struct {
     double nll;                     // the same without label smoothing
     double lr;
     double grad_norm; // of the mean gradient, before clipping
-    double tok_per_s; // of this step, until its numbers are known: a GPU's update counts with the next step
+    double tok_per_s; // of this step, until its numbers are known; a GPU's update is timed with the next step
     double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
     bool smoothed;    // with label smoothing: loss and nll differ
@@ -59,8 +59,8 @@ typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 // Opens or creates DIRECTORY/metrics.jsonl to append to. ERR_USAGE where another process has it open, *holder (lock.h).
 int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e);
 
-// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before anything
-// is written to them.
+// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before
+// anything is written to them.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 // Calls `each` with the training loss of every step in metrics.jsonl.
@@ -71,16 +71,16 @@ int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines tha
 // Syncs metrics.jsonl to the disk. Another thread may write to it meanwhile.
 int metrics_sync(const Metrics *m, Error *e);
 
-// Bytes of lines that wait; 0 for NULL. And writes them: ERR_WRITE where that still fails.
-size_t metrics_waiting(const Metrics *m);
-int metrics_flush(Metrics *m, Error *e);
+size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
+int metrics_flush(Metrics *m, Error *e);  // writes them. ERR_WRITE if that still fails
 
-// Makes sure that DIRECTORY/metrics.jsonl is the locked log. Where that file or its directory was removed or moved it is
-// made again, from all that was written: *again is true then. Another file that took its place is appended to. ERR_WRITE
-// where another run has that one open.
-int metrics_restore(Metrics *m, bool *again, Error *e);
+// Makes sure that DIRECTORY/metrics.jsonl is the locked log. If the file or its directory was removed or moved, it is
+// written again with all its lines, and *recreated is true. If another file has the name, that file is appended to;
+// ERR_WRITE if another run has it locked.
+int metrics_restore(Metrics *m, bool *recreated, Error *e);
 
-// The following return ERR_MEMORY alone: lines that cannot be written wait. Estimates are null while B was below 2 in all steps so far, or while EMA(G2) <= 0.
+// The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
+// all steps so far, or while EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e);
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
-// Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be on
-// another disk.
+// Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be
+// on another disk.
 static int move_old_run(const char *out, Error *e) {
     char place[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     struct stat st;
@@ -27,10 +27,10 @@ static int move_old_run(const char *out, Error *e) {
         fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
         return directory_create(place, e);
     }
-    return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs beside it", out);
+    return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs next to it", out);
 }
 
-// Afterwards this run alone writes to the directory, which ends at its step.
+// Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
     LockHolder ignored;
@@ -63,8 +63,7 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// What the rest of the run takes besides its steps. A forward pass is a third of training; the guess for a save is a disk
-// that takes 1 GB/s.
+// What the run takes besides its steps. Guesses: a forward pass is a third of training; the disk takes 1 GB/s.
 static RunCosts run_costs(const Run *r) {
     const Options *o = &r->setup.options;
     const double disk = 1e9, forward = 1.0 / 3;

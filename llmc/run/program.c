@@ -90,8 +90,8 @@ static int run_sampling(Run *r, Error *e) {
     return code == ERR_NONFINITE ? error_prefix(e, "--model %s", r->setup.options.model) : code;
 }
 
-// Rank 0 shows what the program does: a run on standard output, unless that is mpirun's pseudo-terminal, which is often
-// logged; anything else, whose result may be read by a program, on standard error.
+// Shows progress on rank 0: of training on standard output, in plain lines under mpirun, whose pseudo-terminal is often
+// logged; of anything else on standard error, as a program may read the result from standard output.
 static int start_progress(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     if (!is_first(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
@@ -157,23 +157,23 @@ void program_spin_briefly(char **argv) {
     execv(program, argv); // on failure: continue without
 }
 
-// Whether standard output may lose its reader: a terminal, a pipe or a socket. A run then continues without it. Called at
-// the start, because a terminal that has been closed is not recognised as one.
+// Whether standard output may lose its reader: a terminal, a pipe or a socket. A run then continues without it. Called
+// at the start, because a terminal that has been closed is not recognised as one.
 static bool output_may_close(void) {
     struct stat st;
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     return !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
 }
 
-// The end, where all ranks know how it ends:
+// How the program ends, if all ranks know the outcome:
 //   1. No transfer between ranks is in flight, and no save: train_run waits for both.
 //   2. The threads of this rank end before anything they use is freed: run_destroy. Only the watchdog still runs.
-//   3. The line of the error is out before any rank ends: mpirun ends the others as soon as one returns a code.
-//   4. The ranks meet, so that none leaves while another still needs it.
+//   3. The error is printed before any rank exits: mpirun kills the others as soon as one returns a code.
+//   4. A barrier, so that no rank exits while another still needs it.
 //   5. Open MPI's own threads have nothing left to do before MPI_Finalize unloads their code (open_mpi_settle).
 //   6. The watchdog ends. It has watched 4 and 5.
-//   7. The process exits. If MPI could not end, its threads still run: then without exit handlers (comm.c: part).
-// An error that one rank alone knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
+//   7. The process exits. If MPI could not end, its threads still run, so exit handlers are skipped (comm.c: part).
+// An error that only one rank knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
     bool may_close = output_may_close(), unread = false; // unread: failed output of a training run is no error
@@ -192,8 +192,8 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         code = run_program(r, &e);
         if (code) progress_break(&r->output.progress);
         e.code = code;
-        // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other ranks
-        // would report their lost connection first.
+        // An error of this rank alone ends the job at once: run_destroy would wait for a save under way, and other
+        // ranks would report their lost connection first.
         if (code && comm.ranks > 1 && !comm.settled) return comm_finish(&comm, &e);
         int closed = run_destroy(r, &closing);
         if (closed && code) fprintf(stderr, "warning: %s: its last lines are lost\n", closing.what);

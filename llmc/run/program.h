@@ -10,5 +10,5 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
 
 // The first call of main after process_begin. GCC's OpenMP threads spin for milliseconds at every barrier; on a busy
 // machine they keep the core from the thread that they wait for. A short spin costs nothing on idle cores. OpenMP reads
-// its setting when the program is loaded, so this sets it and loads the program again.
+// its setting when the program is loaded, so this sets GOMP_SPINCOUNT and executes the program again.
 void program_spin_briefly(char **argv);

@@ -34,7 +34,7 @@ static void format_about(char *out, size_t bytes, double seconds) {
                               : "days");
 }
 
-// Nothing while nothing is known: a lower bound of a hundredth of a row says nothing.
+// Adds the noise scale, if it is known: a lower bound of a hundredth of a row says nothing.
 static void add_gns(Line *line, const Noise *noise, GnsMode mode) {
     const GnsEstimate g = gns_estimate(&noise->ln);
     if (mode == GNS_OFF || !g.valid || isnan(g.lower)) return;
@@ -61,7 +61,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
     line_add(line, 80, "  loss %.4f", s->loss);
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
-    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // it had a line of its own
+    if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
     line_add(line, 70, "  B %lld", (long long)s->batch);
     line_add(line, 48, "%s", s->why);
     add_gns(line, noise, s->mode);
@@ -72,7 +72,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     add_memory(line, engine_memory_in_use(p->engine));
 }
 
-// ---- How much is done, and what is left -----------------------------------------------------------------------------
+// ---- The work that is done, and the remaining time ------------------------------------------------------------------
 
 // The share of the work that is done; NaN: unknown. It never falls.
 static double share_done(Progress *p) {
@@ -95,7 +95,7 @@ static double work_left(Progress *p, double now) {
     return fmax(0, each - elapsed);
 }
 
-// Of training, from the steps so far, or from the first step so far.
+// Of training: from the finished steps, or from the finished part of the first step; NaN: unknown.
 static double seconds_a_token(Progress *p, double now) {
     const double enough = 0.002;
     if (p->past[STAGE_STEP].count > 0) return p->past[STAGE_STEP].seconds / (double)p->past[STAGE_STEP].count;
@@ -149,8 +149,8 @@ static void add_work(Progress *p, double now, Line *line) {
     else line_add(line, 40, "  %lld of %lld rows", (long long)p->now.done, (long long)p->now.total);
 }
 
-// The line, without what does not fit. work: with the work that is going on. Without a step yet, and in a log, a line of
-// work has nothing of the last step.
+// Formats the line, without parts that do not fit. work: with the current work; before the first step, and in a log,
+// such a line has no numbers of the last step.
 static void format_line(Progress *p, bool work, double now, char *out, size_t bytes) {
     enum { HEAD = 2 };
     Line line = {0};
@@ -162,7 +162,7 @@ static void format_line(Progress *p, bool work, double now, char *out, size_t by
     format_duration(eta, sizeof eta, left);
     if (p->horizon > 0 && isfinite(left)) line_add(&line, 90, "  ETA %s", eta);
     for (int i = HEAD; i < p->last.count && (p->terminal || !work); i++)
-        line_add(&line, p->last.part[i].worth, "%s", p->last.part[i].text);
+        line_add(&line, p->last.part[i].priority, "%s", p->last.part[i].text);
     line_fit(&line, terminal_columns(p->out) - p->terminal, out, bytes); // a line that wraps cannot be redrawn
 }
 
@@ -246,7 +246,7 @@ static void answer_signal(Progress *p, double now) {
                  about, p->now.stage == STAGE_SAVE ? "" : ", then saving", again);
 }
 
-// Once: as soon as the first step tells how long the run will take, if that is hours.
+// Once, as soon as the first step shows the speed: warns if the run will take hours.
 static void warn_of_length(Progress *p, double now) {
     const double soon = 10, hour = 3600;
     char about[40], share[40] = "";
@@ -263,7 +263,7 @@ static void warn_of_length(Progress *p, double now) {
     fflush(p->out);
 }
 
-void progress_look(Progress *p, double now) {
+void progress_tick(Progress *p, double now) {
     const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
     pthread_mutex_lock(&p->watch.lock);
     answer_signal(p, now);
@@ -287,7 +287,7 @@ static void *watch(void *progress) {
         until.tv_nsec %= 1000000000;
         if (pthread_cond_timedwait(&p->watch.ends, &p->watch.lock, &until) != ETIMEDOUT) continue;
         pthread_mutex_unlock(&p->watch.lock);
-        progress_look(p, clock_seconds());
+        progress_tick(p, clock_seconds());
         pthread_mutex_lock(&p->watch.lock);
     }
     pthread_mutex_unlock(&p->watch.lock);

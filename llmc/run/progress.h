@@ -1,15 +1,15 @@
 // progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere, and at the
 // end the loss curve, drawn in characters.
 //
-// Nothing is silent. The main thread says what it begins (progress_begin) and how far it is (progress_next). A thread
-// looks ten times a second: it shows work that takes longer than a second (10 in a log), answers a signal at once, and
-// warns of a run that will take hours.
+// The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
+// times a second: it shows work that takes longer than 1 s (10 s in a log), acknowledges a signal at once, and warns of
+// a run that will take hours.
 //
 //   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
 //      thread calls progress_break before other output within that time.
 //   2. `lock` guards everything here but the curve, which is the main thread's.
 //
-// One of several ranks, the first, shows something. Elsewhere Progress is {0}, and every function does nothing.
+// Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
 #pragma once
 
 #include "base/terminal.h"
@@ -58,7 +58,7 @@ typedef struct {
         double begun;        // seconds of the clock
         double reached;      // share of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
-        int64_t flight;      // those in work
+        int64_t flight;      // those of the current piece
         int64_t piece, pieces;
         bool quiet, shown; // by invariant 1; in a line
     } now;
@@ -86,16 +86,15 @@ void progress_create(Progress *p, FILE *out, bool plain);
 int progress_watch(Progress *p, Error *e);
 void progress_destroy(Progress *p);
 
-// From here on there is a run, at `step`; the clock of its ETA starts. costs: may be NULL.
+// Begins a run at `step`, and starts the clock of its ETA. costs: may be NULL.
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
                   int64_t horizon_tokens, const RunCosts *costs);
 
-// Work begins: of `total` units (a step's: rows of all ranks) in `pieces` pieces, or of unknown length (0). what: its name
-// in the line; NULL: a step, which has a number, or work that prints by itself. Then units [done, done + flight) are in
-// work, a piece. Then the work ends.
+// Begins work of `total` units (of a step: rows of all ranks) in `pieces` pieces; 0: unknown. what: its name in the
+// line; NULL for a step, which has a number, and for work that prints by itself.
 void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces);
-void progress_next(Progress *p, int64_t done, int64_t flight);
-void progress_end(Progress *p);
+void progress_next(Progress *p, int64_t done, int64_t flight); // begins a piece: units [done, done + flight)
+void progress_end(Progress *p);                                // ends the work
 
 // Adds a step of an earlier part of the run to the curve.
 void progress_past(void *p, double tokens, double loss);
@@ -108,11 +107,11 @@ void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagSco
 // Ends the updating line, before other output.
 void progress_break(Progress *p);
 
-// Seconds that the run still takes, validations, tests, samples and saves included; NaN: unknown.
+// Remaining seconds of the run, validations, tests, samples and saves included; NaN: unknown.
 double progress_left(Progress *p, double now);
 
 // What the thread does ten times a second.
-void progress_look(Progress *p, double now);
+void progress_tick(Progress *p, double now);
 
 // Draws the training loss against tokens.
 void progress_curve(const Progress *p);

@@ -4,10 +4,10 @@
 //  1. A run directory has one writer. Its lock (lock.h) is taken before anything in it is read, and held to the end.
 //  2. A run resumes from its newest undamaged checkpoint. Rank 0 finds it and reads every byte; all ranks must see the
 //     same manifest.
-//  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp, the
-//     noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
-//  4. Model, --seq-len, --seed and the shards and weights of --train make the run. They may not change (state.c); the rest may, and
-//     is reported.
+//  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp,
+//     the noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
+//  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (table.h) may not change
+//     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints.
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was.
@@ -21,7 +21,7 @@
 
 #include <time.h>
 
-// Its notes come out at the end: until then the progress has the terminal's line.
+// Prints notes at the end: until then the terminal's line belongs to the progress.
 static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
     const Pulse pulse = {comm_beat, r->setup.comm};
     Text notes;
@@ -43,9 +43,9 @@ static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) 
     return comm_broadcast(setup->comm, newest, sizeof *newest, e);
 }
 
-// Locks a run that exists (1). The process before may still be ending, after kill -9: waits a few seconds, and after 2 of
-// them says so. A dead process on another machine may still hold the lock: says so and waits for its lease to end, except
-// with --fresh, which resumes nothing.
+// Locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s, with a note after 2 s.
+// A dead process on another machine may still hold the lock: waits with a note for its lease to end, except with
+// --fresh, which resumes nothing.
 static int lock_run(const Setup *setup, Output *output, Error *e) {
     const struct timespec moment = {0, 20000000}, second = {1, 0};
     enum { ENDING = 5, SILENT = 2, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
@@ -66,7 +66,7 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
         if (waited >= timeout) return code;
         if (!said && (lease || waited > SILENT)) {
             print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
-                         lease ? "a lock may outlive its machine" : "it may be ending");
+                         lease ? "the lock of a crashed machine lasts until its lease ends" : "it may be ending");
             said = true;
         }
         comm_beat(setup->comm);
@@ -78,16 +78,16 @@ static int lock_run(const Setup *setup, Output *output, Error *e) {
 static int find_own(Run *r, Newest *newest, Error *e) {
     const char *out = r->setup.options.out;
     if (!is_first(&r->setup)) return 0;
-    if (!r->saving.own.looked) {
+    if (!r->saving.own.searched) {
         TRY(lock_run(&r->setup, &r->output, e));
         if (!r->setup.options.fresh && directory_exists(out)) TRY(find_newest(r, out, &r->saving.own.newest, e));
     }
-    r->saving.own.looked = true;
+    r->saving.own.searched = true;
     *newest = r->saving.own.newest;
     return 0;
 }
 
-// Our own newest checkpoint if the run began from this --model. Then the files of that model are no longer needed.
+// This run's newest checkpoint if it began from this --model. Then the files of that model are no longer needed.
 static int find_own_of_model(Run *r, Newest *newest, Error *e) {
     Newest own = {0};
     RunSummary summary;
@@ -122,8 +122,8 @@ static int find_source(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// A run directory as --model stands for its newest checkpoint. A run that began from it resumes under the same name,
-// whatever checkpoints the other run has by then.
+// A run directory as --model means its newest checkpoint. A run that began from it resumes with the same --model, even
+// if the other run has newer checkpoints by then.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

@@ -66,8 +66,8 @@ typedef struct {
     Noise noise;
     StepResult result;     // of this step
     bool stop;             // a signal asked some rank to stop; all ranks know
-    bool save;             // rank 0 asked for a save, as lines of its log wait in memory; all ranks know
-    bool uneven;           // some step's shares differed, and the user was told
+    bool save;             // rank 0 wants a save because lines of its log wait in memory; all ranks know
+    bool uneven;           // some step's shares differed, and a note said so
     double val_bytes;      // of the last validation's text, a token; 0: unknown
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;
@@ -78,19 +78,17 @@ typedef struct {
     int64_t saved_step;         // its step; -1 before the first
     int64_t first_step;         // of this start of the run
     bool last;                  // the save before the run's end was made, or failed
-    bool log_asked;             // the waiting lines of the log have had their save
+    bool log_save_tried;        // a save for the lines of the log that wait now was tried
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
     struct {
-        bool looked; // searched for a checkpoint to resume from
+        bool searched; // for a checkpoint to resume from
         Newest newest;
     } own; // rank 0's
 } Saving;
 
-enum {
-    LOG_WAITS_MAX = 1 << 20
-}; // bytes of log lines that may wait in memory before they end the run: some 1,700 steps
+enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more end the run
 
 // What rank 0 shows and writes step by step.
 typedef struct {
@@ -114,8 +112,8 @@ static inline bool out_of_patience(const Run *r) {
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c, resume.c, output.c), in this order. Each function uses what those before it made; a run that does not
-// train leaves some out. run_destroy undoes all of it, wherever set-up stopped. (all): all ranks must call it.
+// Set-up (setup.c, resume.c, output.c), in this order. Each function uses what those before it made; a run that does
+// not train leaves some out. run_destroy undoes all of it, wherever set-up stopped. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
@@ -128,7 +126,7 @@ int setup_same_data(const Run *r, Error *e);
 #define SAME_FILES_HINT                                                                                                \
     "every machine must hold the same files: copy those of rank 0, or use a file system that all share"
 
-// (all) Where the run's newest checkpoint stands, if it has one: into r->position (resume.c).
+// (all) Reads the run's newest checkpoint, if there is one, into r->position (resume.c).
 int setup_resume(Run *r, Error *e);
 
 int setup_rows(const Setup *setup, const RunData *data, Error *e); // buffers of an evaluation
@@ -137,12 +135,12 @@ int setup_buffers(Run *r, Error *e);                               // setup_rows
 // What rank comm->rank of comm->ranks keeps, given the ramp's largest batch: into setup->parallel and setup->shape.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
-int setup_device(const Setup *setup, Error *e); // (all) chooses this rank's device
-int setup_gns(Run *r, Error *e);                // (all) the mode of --gns, where that was not given
-int setup_gns_mode(Setup *setup, bool fused, Error *e);
-int setup_engine(Run *r, Error *e); // setup_shards, then the engine with its weights
+int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
+int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, where that was not given
+int setup_gns_mode(Setup *setup, bool fused, Error *e); // that mode: exact if fused, otherwise ln
+int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
-int setup_output(Run *r, Error *e); // the run directory, on rank 0. Nothing is written before
+int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
 int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
 
 int print_setup(const Run *r, Error *e);    // for the user (summary.c)
@@ -155,13 +153,13 @@ bool saves_in_background(const Setup *setup, const Position *position);
 int run_dry(Run *r, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation (evaluate.c): all ranks call these together and share the work. Nothing of the run's state changes, but for
-// what its progress shows.
+// Evaluation (evaluate.c): all ranks call these together and share the work. Of the run's state only the progress
+// display changes.
 
 typedef struct {
     int64_t rows, tokens;
     double loss;  // nats a token
-    double bytes; // of the text that the tokens stand for; 0 where no tokenizer is known
+    double bytes; // of the tokens' text; 0 without a tokenizer
 } Evaluation;
 
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
@@ -179,8 +177,8 @@ int print_answers(Run *r, Error *e); // --interactive
 
 // ---- Training -------------------------------------------------------------------------------------------------------
 
-// Trains from where the run stands to its horizon, with validation, samples and checkpoints (train.c). All ranks call it
-// after set-up. ERR_STOPPED after a signal.
+// Trains from where the run stands to its horizon, with validation, samples and checkpoints (train.c). All ranks call
+// it after set-up. ERR_STOPPED after a signal.
 int train_run(Run *r, Error *e);
 
 // Makes the next optimizer step and writes its line of metrics.jsonl (step.c).

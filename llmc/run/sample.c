@@ -44,7 +44,7 @@ static void move_largest(float *x, int n, int k) {
     }
 }
 
-// How many of the k likeliest tokens have a share p of their probability together. sorted: their logits, descending.
+// The number of likeliest tokens, of k, whose probabilities first reach a share p. sorted: the k logits, descending.
 static int nucleus(const float *sorted, int k, double temperature, double p) {
     double total = 0, sum = 0;
     int n = 0;
@@ -53,7 +53,7 @@ static int nucleus(const float *sorted, int k, double temperature, double p) {
     return n;
 }
 
-// Keeps the likeliest tokens, of equal ones at the edge the first, and sets the other logits to -INFINITY.
+// Keeps the likeliest tokens (of equal logits at the edge, the first) and sets the other logits to -INFINITY.
 static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
     if (k == V && config->top_p >= 1) return;
@@ -107,7 +107,7 @@ static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig 
     return 0;
 }
 
-// Replaces control bytes, which a young model draws and which would move the user's cursor.
+// Replaces control bytes, which a model draws early in training and which would move the cursor.
 static void print_text(const char *text, size_t bytes, FILE *out) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];
@@ -249,7 +249,7 @@ int print_answers(Run *r, Error *e) {
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, prompt, number++, e);
             if (code != ERR_INPUT) continue;
-            error_print(e, 0, 1); // a prompt that has no tokens; the next may have
+            error_print(e); // a prompt that has no tokens; the next may have
             code = 0;
             break;
         }

@@ -22,8 +22,8 @@ typedef struct {
 // scratch (V) is overwritten. Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
 
-// Draws a text and writes it to `out`, after the prompt, which begins with "..." where only its end is shown; and to
-// `copy`, unless that is NULL, after all of the prompt or none of it. `stream` numbers the samples of a run. A full
-// context slides: the oldest tokens are forgotten.
+// Draws a text. Writes the prompt, after "..." if only its end is shown, and the text to `out`; and, unless it is NULL,
+// to `copy`, with all of the prompt or none (copy_prompt). stream: the number of the sample in its run. When the
+// context is full, the oldest tokens are dropped.
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e);

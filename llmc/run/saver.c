@@ -109,7 +109,7 @@ static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     Manifest manifest = {.pulse = &s->pulse};
     uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
     int full = make_room(s, bytes + s->log_bytes, notes, e);
-    if (full && s->log_bytes) full = make_room(s, bytes, notes, e); // the state counts more than its log
+    if (full && s->log_bytes) full = make_room(s, bytes, notes, e); // the checkpoint matters more than the log's lines
     if (full) return full;
     TRY(archive_begin(s->config.out, s->report.step, directory, &manifest, notes, e));
     int code = write_files(s, directory, &manifest, e);

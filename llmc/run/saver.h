@@ -9,16 +9,16 @@
 //   1. At most one save is running. The main thread starts it (saver_start, saver_run) and ends it (saver_collect).
 //   2. A checkpoint is the state after one step. The text of state.json is fixed when the save starts. Weights and
 //      moments do not change until the snapshot is taken: every update waits for it (saver_await_snapshot).
-//   3. Where rank 0's engine holds the whole state, the thread takes the snapshot. Otherwise the main thread takes it in
-//      saver_start, while the other ranks send their parts (parallel_serve); with --zero 3 every rank copies its own, and
-//      the thread reads those copies.
+//   3. Where rank 0's engine holds the whole state, the thread takes the snapshot. Otherwise the main thread takes it
+//      in saver_start, while the other ranks send their parts (parallel_serve); with --zero 3 every rank copies its
+//      own, and the thread reads those copies.
 //   4. Between saver_start and saver_collect the thread owns the copy, the text of state.json and the report. The main
 //      thread reads only the atomics `ended` and `pieces`.
 //   5. Only the main thread talks to other ranks. The thread counts the pieces of its work; while other ranks wait, the
 //      main thread sends them a heartbeat for each (saver_collect).
-//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be written
-//      (metrics.h). Older checkpoints are removed when it
-//      reads back as it was written; earlier only where the disk has no room for both.
+//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
+//      written (metrics.h). Older checkpoints are removed after it has been read back and verified; earlier only if the
+//      disk has no room for both.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -50,7 +50,7 @@ typedef struct {
     char directory[ARCHIVE_PATH];
     double seconds;          // from the snapshot to the rename
     double snapshot_seconds; // of those, until the snapshot was taken
-    double stall_seconds;    // how long training stood still
+    double stall_seconds;    // how long training paused
 } SaveReport;
 
 // The copy on rank 0: this many arrays, whose beginnings are saver_copy_stride floats apart, at whole pages.
@@ -63,13 +63,13 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
 void saver_destroy(Saver *saver); // waits for a running save; NULL is fine
 
-// Allocates the copy, and touches and pins it in the background: the first touch of fresh memory takes seconds, for which
-// training would stand still at the first save. Without this call saver_start does it.
+// Allocates the copy, and touches and pins it in the background: the first touch of fresh memory takes seconds, for
+// which training would stand still at the first save. Without this call saver_start does it.
 // memory: used instead (parallel_share_copy); outlives the saver; may be NULL.
 int saver_prepare(Saver *saver, float *memory, Error *e);
 
 // Keeps the checkpoint of step `before` until the next save has succeeded, and that of step `after` from then on,
-// whatever config.keep says. -1: none.
+// regardless of config.keep. -1: none.
 void saver_protect(Saver *saver, int64_t before, int64_t after);
 
 // Starts a save on rank 0, while the other ranks serve (parallel_serve), and returns when their parts are copied. Owns
@@ -82,6 +82,6 @@ void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size
 // Waits until the snapshot of a running save is taken. NULL is fine.
 void saver_await_snapshot(Saver *saver);
 
-// Waits at most this long for a running save; true if it has ended, with its report (may be NULL). served: where the
-// other ranks serve meanwhile, sends them heartbeats; else NULL. A NULL saver has no save.
+// Waits at most this long for a running save; true if it has ended, with its report (may be NULL). served: the other
+// ranks serve meanwhile (parallel_serve) and get heartbeats; otherwise NULL. A NULL saver has no save.
 bool saver_collect(Saver *saver, double seconds, Parallel *served, SaveReport *report);

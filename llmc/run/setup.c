@@ -29,12 +29,12 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
                     o->model, config->vocab);
     bool shorten = !options_train(o) && !o->given[OPTION_seq_len]; // to the model's context
     if (o->seq_len > config->context && !shorten)
-        return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s sees %d tokens at most",
+        return FAIL(e, ERR_USAGE, "use a smaller --seq-len", "--seq-len %lld: --model %s has a context of %d tokens",
                     (long long)o->seq_len, o->model, config->context);
     return 0;
 }
 
-// Elsewhere "gpt2-xl" means OpenAI's weights, here a shape: hints at how to get the weights.
+// Other programs take "gpt2-xl" for OpenAI's weights: the hint says how to get them.
 static int hint_presets(const char *model, Error *e) {
     static const char owner[] = "openai-community/", *const published[] = {"gpt2-medium", "gpt2-large", "gpt2-xl"};
     const char *name = strncmp(model, owner, strlen(owner)) == 0 ? model + strlen(owner) : model, *wanted = "gpt2";
@@ -65,7 +65,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     return 0;
 }
 
-// Loads the model's own tokenizer unless --tokenizer is loaded already. Having none is an error only where text is needed.
+// Loads the model's own tokenizer unless --tokenizer is loaded already. Functions that need text fail without one.
 static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
     const Options *o = &setup->options;
     int vocab = setup->model.config.vocab;
@@ -111,7 +111,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
-// libgomp takes any number, modulo 2^32.
+// libgomp takes any OMP_NUM_THREADS modulo 2^32: refuses numbers above those of --threads.
 static int check_omp_threads(Error *e) {
     enum { THREADS_MAX = 4096 }; // as of --threads
     const char *asked = getenv("OMP_NUM_THREADS");
@@ -320,7 +320,7 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: the run's algorithms as its checkpoint has them, for the same bits. --tune times those that are missing.
+// On rank 0: takes the algorithms from the run's checkpoint, for the same bits; --tune times those that are missing.
 static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
     if (!is_first(&r->setup)) return 0;
@@ -349,7 +349,7 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
-// Bytes in the default model, 124M parameters for words, that nobody asked for.
+// Refuses shards of bytes for the default model, whose vocabulary is GPT-2's, unless an option names either.
 static int check_words(const Options *o, const Dataset *data, Error *e) {
     const uint64_t enough = 1 << 20; // tokens, in which words occur
     int largest;
@@ -359,8 +359,8 @@ static int check_words(const Options *o, const Dataset *data, Error *e) {
         if (o->given[asked[i]]) return 0;
     if (dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
     return FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, or --vocab-size 50257",
-                "%s has no token above %d, and the vocabulary would be that of GPT-2's words",
-                dataset_shard_path(data, 0), largest);
+                "%s has no token above %d, and the vocabulary would be GPT-2's, of 50257", dataset_shard_path(data, 0),
+                largest);
 }
 
 int setup_data(Run *r, Error *e) {
@@ -391,7 +391,7 @@ int setup_data(Run *r, Error *e) {
     return 0;
 }
 
-// What must be the same on all ranks. Contents are hashed: machines may hold copies of their own.
+// What must be the same on all ranks. Contents are hashed, since machines may hold copies of the files.
 enum { SAME_MODEL, SAME_TRAIN, SAME_VAL, SAME_QUESTIONS, SAME_REPLAY, SAME_COUNT };
 
 static uint64_t hash_shards(const ShardList *list) {

@@ -69,9 +69,9 @@ static int malformed(const StateIO *io, const char *name, const char *want, Erro
     if (!item)
         return FAIL(e, ERR_INPUT, other_build,
                     "%s: no field \"%s%s\" in the object at byte %zu, which this build needs; it was written by %.200s",
-                    io->path, io->where, name, json_place(&io->json, io->object), io->build);
+                    io->path, io->where, name, json_offset(&io->json, io->object), io->build);
     return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" at byte %zu is not %s", io->path, io->where, name,
-                json_place(&io->json, item), want);
+                json_offset(&io->json, item), want);
 }
 
 // 17 significant digits read back as the same double. NaN is null; infinity is a number beyond every double.
@@ -148,7 +148,7 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return 0;
 }
 
-// Fields that older builds lack. c then counts as exact until it is measured again.
+// Fields that older builds lack. The ratio then counts as exact until it is measured again.
 static int io_calibration_error(const StateIO *io, GnsCalibration *c, Error *e) {
     const struct {
         const char *name;
@@ -194,7 +194,7 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     return 0;
 }
 
-// Other types need none; a run may go from one type to another.
+// Types other than fp16 have no such fields; a resumed run may have another type.
 static int io_loss_scale(const StateIO *io, LossScale *s, Error *e) {
     if (io->writing ? s->scale == 0 && s->overflows == 0 : !get(io, "loss_scale")) return 0;
     TRY(io_real(io, "loss_scale", &s->scale, e));
@@ -268,7 +268,7 @@ static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     return 0;
 }
 
-// The weights of --train: shares of the rows, and how many shards each is of. Without weights there is no such field.
+// The weights of --train: for each source its share of the rows and its number of shards. Missing without weights.
 static int io_mixture(const StateIO *io, const Dataset *data, Error *e) {
     StateIO sources, in;
     DatasetInfo info = dataset_describe(data);
@@ -384,8 +384,7 @@ static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *
     return code;
 }
 
-// Options that make the run (OptionRow.of_run). One that the file lacks was unknown to the build that wrote it, and had its
-// default.
+// Options that make the run (OptionRow.of_run). One that the file lacks is newer than the file, and had its default.
 static int check_of_run(const StateIO *io, const cJSON *was, const cJSON *defaults, const cJSON *now, Error *e) {
     int code = 0;
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
@@ -420,12 +419,13 @@ static int fixed_options(const StateIO *io, const Options *o, Error *e) {
 static int keep_gns(const StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(json_get(get(io, "options"), "gns"));
     if (o->given[OPTION_gns] || !was) return 0;
-    if (option_set(o, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options", "a run's: gns is no mode", e);
+    if (option_set(o, OPTION_gns, "gns", was, 0, e))
+        return malformed(io, "options", "an object with a known \"gns\"", e);
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change the
-// batch of a run, so the batch must be named then.
+// Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change
+// the batch of a run, so the batch must be named then.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
     const cJSON *then = get(io, "options");
     double rows = cJSON_GetNumberValue(json_get(then, "micro_batch"));
@@ -470,12 +470,12 @@ static int state_open(StateIO *io, char *path, const char *directory, Error *e) 
     if (!io->build) io->build = "an unknown build";
     int code = 0;
     if (!cJSON_IsObject(io->object))
-        code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object at byte %zu", path, json_place(&io->json, io->object));
+        code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object at byte %zu", path, json_offset(&io->json, io->object));
     if (!code) code = io_int(io, "format", &format, e);
     if (!code && format != STATE_FORMAT)
         code = FAIL(e, ERR_INPUT, other_build,
                     "%s: format %" PRId64 " at byte %zu, only %d is known; it was written by %.200s", path, format,
-                    json_place(&io->json, get(io, "format")), STATE_FORMAT, io->build);
+                    json_offset(&io->json, get(io, "format")), STATE_FORMAT, io->build);
     if (code) json_free(&io->json);
     return code;
 }

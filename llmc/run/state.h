@@ -11,7 +11,7 @@
 
 #define STATE_NAME "state.json"
 
-// Identifies a set of token shards, wherever the files lie: base names, sizes and hashes (file_digest, DIGEST_SAMPLE).
+// Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest, DIGEST_SAMPLE).
 typedef struct {
     struct {
         char name[256];
@@ -47,8 +47,9 @@ typedef struct Run Run; // run.h
 // The text of state.json; *text is freed with free().
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
-// Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT names the first field that may not
-// change and did. *changes: what else changed, one line each; text_free it. r->saving.changed: the options among it.
+// Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT
+// or ERR_USAGE names the first field that may not change and did. *changes: what else changed, one line each; text_free
+// it. r->saving.changed: the options among these.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
 // What can be read without knowing the run: for --check, and to find a run's --model.

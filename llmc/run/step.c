@@ -20,9 +20,9 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// This rank's share of the step's rows. While the engine computes some, the loader reads the next; after the last it
-// reads the first of a next step of the same size. A rank without rows left takes part with n = 0, and so does one that
-// cannot read them: *unread is its error then, for all ranks to end this step together.
+// Computes this rank's share of the step's rows. Meanwhile the loader reads the next rows; in the last micro-step those
+// of the next step, assuming the same batch. A rank without rows left takes part with n = 0. So does a rank that cannot
+// read its rows: *unread is its error, and all ranks end this step together.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -92,13 +92,13 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW does not count them, but outliers
+        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW counts outliers, but not overflows
         .batch = B,
     };
 }
 
-// Estimates the noise scale from the ranks' own gradients: those of their shares, or of their micro-steps, whichever
-// rank_sq sums the norms of.
+// Estimates the noise scale from the ranks' own gradients. rank_sq: the sum of the squared norms of the gradients of
+// their shares or, with --reduce micro-step, of their micro-steps.
 static int observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq, Error *e) {
     const int ranks = setup->comm->ranks;
     int64_t *rows, count = 0;
@@ -132,14 +132,14 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 
-// The gradient of fp16 is not finite, alike on all ranks, as it is their sum: a smaller loss scale may help, unless the loss,
-// which is not scaled, is not finite either. The engine has made no update then, whether asked or not.
+// Did the scaled gradient of fp16 overflow? The gradient, summed over the ranks, is not finite, but the unscaled loss
+// is: a smaller loss scale may help. The engine skips the update of such a gradient.
 static bool overflows(const Setup *setup, const Position *position, int64_t B) {
     return position->at.loss_scale.scale > 0 && isfinite(position->result.loss_sum) &&
            !isfinite(grad_norm(setup, position, B));
 }
 
-// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite and no loss scale is to blame.
+// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
 static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
     *sums = (StepSums){.result = &position->result, .stop = comm_asked_to_stop(setup->comm), .save = position->save};
     TRY(engine_result(setup->engine, &position->result, e));
@@ -153,7 +153,7 @@ static int step_result(Setup *setup, Position *position, int64_t B, StepSums *su
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
 // A step that the horizon, or a replayed file, cut to fewer rows. Its mean gradient has more noise than that of a whole
-// step, so they are not compared.
+// step, so it is not tested for an outlier.
 static bool is_cut(const Setup *setup, const Position *position, int64_t B) {
     return B < position->at.batch &&
            position->at.tokens + (B + 1) * setup->shape.seq_len > setup->options.run.horizon_tokens;
@@ -174,7 +174,7 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Only where outliers are skipped does the update wait for the step's numbers, and with them for the device.
+// Updates. Only if outliers are to be skipped does it first wait for the step's numbers, and so for the device.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->setup.options;
     StepSums sums;
@@ -188,7 +188,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     return parallel_update(&r->setup.parallel, update, e);
 }
 
-// A step whose gradient overflows counts as skipped; the loss scale of the next step. ERR_NONFINITE at the smallest.
+// Sets the loss scale of the next step, and *skipped on overflow. ERR_NONFINITE on overflow at the smallest scale.
 static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
     const RunPoint *at = &r->position.at;
     const double scale = at->loss_scale.scale;
@@ -218,11 +218,11 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     return 0;
 }
 
-// On rank 0: lines of the log wait and have had no save yet, or are too many.
+// On rank 0: do lines of the log wait for which no save was tried yet, or too many lines?
 static bool wants_save(Run *r) {
     size_t waiting = metrics_waiting(r->output.metrics);
-    if (!waiting) r->saving.log_asked = false;
-    return waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_asked);
+    if (!waiting) r->saving.log_save_tried = false;
+    return waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_save_tried);
 }
 
 int train_step(Run *r, StepMetrics *metrics, Error *e) {

@@ -113,7 +113,7 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
     if (data->train && setup->shape.label_smoothing > 0)
         fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
                 setup->options.label_smoothing);
-    if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // larger than bytes: it stands for text
+    if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");
 }
@@ -125,7 +125,7 @@ static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
     const char *remedy = words || !setup->tokenizer
                              ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
                          : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
-                                                                   : "tokenize the text as --model had its own";
+                                                                   : "tokenize the text with the tokenizer of --model";
     int V = setup->model.config.vocab, largest;
     Error ignored;
     if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)

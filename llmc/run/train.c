@@ -14,7 +14,7 @@ static int sample(Run *r, Error *e);
 static int save_here(Run *r, Error *e);
 static void collect_save(Run *r, double seconds, Parallel *served); // reports a save that ends within `seconds`
 static int save_in_background(Run *r, Error *e);                    // reports its own failure: training continues
-static int save_for_log(Run *r, Error *e);                          // lines of the log wait for room on the disk
+static int save_for_log(Run *r, Error *e);                          // for log lines that wait because the disk is full
 static int finish(Run *r, Error *e);
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -112,8 +112,8 @@ static const char *stop_cause(const Run *r) {
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
-// A save during training, or at an error that ends it, failed. The best checkpoint is again the one before, unless that
-// was removed meanwhile.
+// Reports a failed save, during training or at an error that ends it. The best checkpoint is again the previous one, or
+// none if that was removed meanwhile.
 static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
     BestPoint *best = &r->position.at.best;
     if (step == best->step) *best = r->saving.best_before;
@@ -122,7 +122,7 @@ static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
                  why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
-// The save before the run's end failed: adds what is lost, and where the run can be resumed, to the error.
+// The save before the run's end failed: adds the unsaved step, and the checkpoint to resume from, to the error.
 static int report_unsaved(const Run *r, Error *e) {
     char step[100], remedy[sizeof e->hint];
     if (r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens) {
@@ -154,7 +154,7 @@ static void report_save(Run *r, const SaveReport *report) {
     }
     snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
     r->saving.saved_step = report->step;
-    print_folded(stdout, 8, "saved   %s in %.2f s, training stood still for %.3f s\n", r->saving.saved, report->seconds,
+    print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, report->seconds,
                  report->stall_seconds);
     if (report->note.code) print_folded(stderr, 9, "warning: %s: older checkpoints are kept\n", report->note.what);
     fflush(stdout);
@@ -173,20 +173,20 @@ static int await_save(Run *r, Error *e) {
     return 0;
 }
 
-// Makes what was removed or moved of the run directory again. A checkpoint that is gone is no longer this run's newest.
+// Recreates removed or moved files of the run directory. A removed checkpoint is no longer the newest or the best.
 static int restore_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
-    bool again;
-    TRY(metrics_restore(r->output.metrics, &again, e));
+    bool recreated;
+    TRY(metrics_restore(r->output.metrics, &recreated, e));
     if (!archive_has(out, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
     if (!archive_has(out, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
-    if (!again) return 0;
+    if (!recreated) return 0;
     progress_break(&r->output.progress);
     fprintf(stderr, "warning: %s/metrics.jsonl was removed or moved: written again\n", out);
     return directory_holds(out, "run.json") ? 0 : write_run_json(r, e);
 }
 
-// The text of state.json for a checkpoint of this step. Tells the saver which older checkpoints must survive.
+// Writes the text of state.json for a checkpoint of this step, and protects the best checkpoints from removal.
 static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     RunPoint *at = &r->position.at;
     const BestPoint before = at->best;
@@ -203,7 +203,7 @@ static int start_save(Run *r, Error *e) {
     Error why;
     char *text;
     size_t bytes;
-    if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) { // nobody has room for a copy
+    if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) { // training waits
         if (!save_here(r, &why)) return 0;
         progress_break(&r->output.progress);
         report_failure(r, r->position.at.step, &why, false);
@@ -238,18 +238,18 @@ static int save_here(Run *r, Error *e) {
     return 0;
 }
 
-// The run ends here, whatever comes of it.
+// The last save: the run ends after it, even if it fails.
 static int save_last_here(Run *r, Error *e) {
     r->saving.last = true;
     return save_here(r, e) ? report_unsaved(r, e) : 0;
 }
 
-// A full disk: a save makes room for itself and the waiting lines. Where nothing can be saved either, training continues
-// until the lines are too many. ERR_WRITE: they cannot be written, and everything else is done.
+// The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
+// continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and the run ends.
 static int save_log_here(Run *r, Error *e) {
     Error why = {0};
-    bool first = !r->saving.log_asked;
-    r->saving.log_asked = true;
+    bool first = !r->saving.log_save_tried;
+    r->saving.log_save_tried = true;
     if (metrics_flush(r->output.metrics, e) == 0) return 0;
     progress_break(&r->output.progress);
     if (first) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
@@ -325,7 +325,7 @@ static int finish(Run *r, Error *e) {
     return code;
 }
 
-// A file that cannot be read or written ended training, between two steps: saves, and adds to the error where.
+// Training ended between two steps at a file that cannot be read or written: saves, and adds the checkpoint to e.
 static int save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     char directory[ARCHIVE_PATH], name[40], remedy[sizeof e->hint];
@@ -344,8 +344,8 @@ static int save_at_error(Run *r, Error *e) {
     return 0;
 }
 
-// Training ended on an error; a save may still run. If all ranks know the error the other ranks wait for the save. If
-// only this rank does, they wait in a collective: this rank must speak before their timeout, so it waits half of one.
+// Training ended on an error; a save may still run. If all ranks know the error, the other ranks wait for the save. If
+// only this rank does, they wait in a collective: this rank waits half their timeout, to report the error before it.
 static void end_save(Run *r) {
     Setup *setup = &r->setup;
     Error ignored;
@@ -357,7 +357,7 @@ static void end_save(Run *r) {
     if (failed) setup->comm->settled = false; // ends the job
 }
 
-// A run of another type that resumes in fp16 begins with the first scale.
+// A run that had another type and resumes in fp16 begins with the initial scale.
 static void begin_loss_scale(const Setup *setup, LossScale *s) {
     if (!setup->engine_api->needs_loss_scale) s->scale = 0;
     else if (s->scale == 0) s->scale = setup->options.loss_scale > 0 ? setup->options.loss_scale : LOSS_SCALE_START;

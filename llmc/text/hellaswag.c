@@ -16,8 +16,8 @@ enum {
     START = 65535,            // begins a question
     ENDINGS_MAX = 64,         // more than any such test has
     FILE_MAX_BYTES = 1 << 30, // the public file has 12 MB
-    ROW_MIN_BYTES = 3,        // of a file: an ending is "", at least, or a count and a token
-    WIDTH_STEP = 64           // widths are multiples of it: GPUs like them
+    ROW_MIN_BYTES = 3,        // of a file, at least: an ending is "" and a comma, or a count and a token
+    WIDTH_STEP = 64           // info.width is a multiple of it, for the GPU's kernels
 };
 
 #define HINT_FILE "get it with data/hellaswag.sh, or make llm.c's hellaswag_val.bin"
@@ -90,7 +90,7 @@ typedef struct {
 static int json_text(HellaSwag *h, void *source, size_t *count, Error *e) {
     JsonSource *s = source;
     const cJSON *item = s->context ? s->context : s->ending;
-    if (!cJSON_IsString(item)) return FAIL(e, ERR_INPUT, HINT_FILE, "an ending is no text");
+    if (!cJSON_IsString(item)) return FAIL(e, ERR_INPUT, HINT_FILE, "an ending is not a string");
     int bytes = sprintf(s->text, s->context ? "%s" : " %s", item->valuestring);
     if (s->context) s->context = NULL;
     else s->ending = item->next;
@@ -111,7 +111,7 @@ static int json_question(HellaSwag *h, JsonSource *s, const cJSON *object, Error
     if (!cJSON_IsObject(object)) return FAIL(e, ERR_INPUT, HINT_FILE, "not a JSON object");
     if (!cJSON_IsString(context) || !*context->valuestring) return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\"");
     if (count < 2 || count > ENDINGS_MAX)
-        return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is no list of 2 to %d texts", ENDINGS_MAX);
+        return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is not a list of 2 to %d strings", ENDINGS_MAX);
     int label = json_label(json_get(object, "label"), count);
     if (label < 0)
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",

@@ -7,8 +7,8 @@
 //     acc       share of questions whose right ending has the smallest l(e)
 //     acc_norm  share of questions whose right ending has the smallest l(e) / n(e)
 //
-// as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc but for its
-// own wording of the context, and an acc_norm that divides by the ending's characters.
+// as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc, except for
+// its own wording of the context, and an acc_norm that divides by the ending's characters.
 //
 // Two kinds of file are read, told apart by their first bytes:
 //
@@ -40,7 +40,7 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
 void hellaswag_close(HellaSwag *h); // NULL is fine
 HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 
-// Rows [first, first + n), padded at their end: no loss of a causal model depends on that. out: (n, width + 1)
+// Rows [first, first + n), padded at their end, which no loss of a causal model depends on. out: (n, width + 1)
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 
 // The l(e) of these rows. loss: (n, width), of predicting each token from the tokens before it; sum: (n)

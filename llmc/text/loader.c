@@ -1,6 +1,6 @@
 // Two requests take turns: the caller holds the rows of one while the thread reads the other, request[ahead].
 //
-// 1. The thread reads between a post of `start` and its own post of `done`; `busy` is the caller's note of that.
+// 1. The thread reads between a post of `start` and its own post of `done`. The caller sets `busy` for that time.
 // 2. While busy, request[ahead] is the thread's; otherwise everything is the caller's.
 #include "text/loader.h"
 

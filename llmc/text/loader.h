@@ -1,4 +1,4 @@
-// loader: training rows, read ahead by a thread, so that a device never waits for a disk.
+// loader: reads training rows ahead on a thread, so that the device does not wait for the disk.
 #pragma once
 
 #include "text/shards.h"

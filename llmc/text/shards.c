@@ -18,7 +18,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
 
 enum {
-    KEEP_OPEN_MAX = 256,                // of more shards, each is opened for every read: descriptors are few
+    KEEP_OPEN_MAX = 256,                // with more shards, each is opened for every read: descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // smaller files have all their tokens checked when opened
     SCAN_TOKENS = 1 << 18,              // tokens read at a time
     ANY_TOKEN = UINT16_MAX + 1,         // a vocabulary of every uint16
@@ -242,14 +242,14 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
-// n(e) of example e, which is of this source. Examples before a place not far before e are counted once: the calls come
-// in nearly ascending order.
+// n(e) of example e, which is of this source: how many examples before e are (math/mixture.h). Calls come in nearly
+// ascending order, so older examples are counted once (Counts), and only the RECENT last ones in every call.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
-    enum { STRIDE = 1024 };
+    enum { RECENT = 2048 };
     Counts *c = data->counts;
     pthread_mutex_lock(&c->lock);
     if (example < c->before) memset(c->count, 0, (size_t)data->info.sources * sizeof *c->count), c->before = 0;
-    for (; c->before + 2 * STRIDE <= example; c->before++)
+    for (; c->before + RECENT <= example; c->before++)
         c->count[mixture_source(data->share_end, data->seed, c->before)]++;
     uint64_t number = c->count[source];
     for (uint64_t e = c->before; e < example; e++) number += mixture_source(data->share_end, data->seed, e) == source;
@@ -350,7 +350,7 @@ int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error
     *out = w->file ? w : NULL;
     if (w->file) return 0;
     code = whole ? write_failed(w, e)
-                 : FAIL(e, ERR_INPUT, "start again from nothing", "%s: shorter than it was, or unreadable", w->path);
+                 : FAIL(e, ERR_INPUT, "start over with --force", "%s: shorter than it was, or unreadable", w->path);
 close:
     close(fd);
 done:

@@ -12,9 +12,9 @@
 //
 // Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
 // permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e chooses one of them
-// first (math/mixture.h). A run's place in its data is therefore one counter, and any batch size, micro-batch, number of
-// ranks or restart sees the same sequence. With dataset_shift_windows the windows of an epoch begin
-// permutation_shift(T, key) tokens later, the last of a shard where it still fits.
+// first (math/mixture.h). A run's place in its data is therefore one counter, and any batch size, micro-batch, number
+// of ranks or restart sees the same sequence. With dataset_shift_windows the windows of an epoch begin
+// permutation_shift(T, key) tokens later, the last window of a shard only as far as it fits.
 #pragma once
 
 #include "base/common.h"
@@ -38,7 +38,7 @@ typedef struct {
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1, or as many as have weights
     bool weighted;
-    double epoch; // examples in which a source is read once, on average: of the source that is repeated most
+    double epoch; // examples per epoch, on average, of the source that is repeated most
 } DatasetInfo;
 
 // A source of a mixture; without weights there is one.
@@ -49,19 +49,19 @@ typedef struct {
     uint64_t tokens, windows, first_window;
 } DatasetSource;
 
-// Opens shards: `files` names them as text/sources.h says. Checks every header against its file's size, and the tokens of
-// every file below 64 MB against vocab_size.
+// Opens shards: `files` names them as text/sources.h says. Checks every header against its file's size, and the tokens
+// of every file below 64 MB against vocab_size.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
-void dataset_shift_windows(Dataset *data); // of dataset_rows; before the first of them
+void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
 
 DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source);
 // The largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
-uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the shuffled order itself
+uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the window of an example
 
 // Examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch. Every
 // token read is checked against the vocabulary.
@@ -76,7 +76,7 @@ int dataset_check(const Dataset *data, Error *e);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// A shard is written as "PATH.partial". It gets its name, complete and synced to disk, or never.
+// A shard is written as PATH.partial and renamed to PATH (shard_publish) when it is complete and on the disk.
 typedef struct ShardWriter ShardWriter;
 
 // Begins PATH.partial, or keeps its first `count` tokens where count is not 0.

@@ -79,7 +79,8 @@ static int add_matches(Source *s, const char *pattern, Error *e) {
 
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-static void sort_once(Source *s) {
+// Sorts the paths and removes duplicates.
+static void sort_unique(Source *s) {
     int kept = 0;
     qsort(s->path, (size_t)s->count, sizeof *s->path, compare_paths);
     for (int i = 0; i < s->count; i++)
@@ -127,7 +128,7 @@ int sources_find(Sources *out, const char *value, Error *e) {
     else if (value[strspn(value, BLANKS)]) TRY_GOTO(add_words(out, e));
     for (int i = 0; i < out->count; i++) {
         total += out->source[i].weight;
-        sort_once(&out->source[i]);
+        sort_unique(&out->source[i]);
     }
     if (!isfinite(total))
         code = FAIL(e, ERR_USAGE, "use smaller ones", "%s: the sum of the weights is too large", value);

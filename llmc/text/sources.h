@@ -4,8 +4,8 @@
 //     WORD WORD ...                     one source, their union: as if one pattern matched all these files
 //     WORD:WEIGHT WORD:WEIGHT ...       as many sources, mixed by weight (math/mixture.h)
 //
-// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. What exists or matches as it is
-// written, with blanks, colons or a '*' in the name, is meant so.
+// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. A value that exists or matches as a
+// whole is one word, with its blanks; the name of an existing file keeps its colons and is no pattern.
 #pragma once
 
 #include "base/common.h"
@@ -23,6 +23,6 @@ typedef struct {
     char *value, *words; // memory of the texts
 } Sources;
 
-// ERR_INPUT where a word matches no file; ERR_USAGE for a weight that is not above 0, and where only some words have one.
+// ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if only some words have one.
 int sources_find(Sources *out, const char *value, Error *e);
 void sources_free(Sources *sources); // {0} is fine

@@ -12,8 +12,8 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// by hand: a regular expression engine takes several times as long as all the rest. test_words compares the words with
-// PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
+// by hand: a regular expression engine takes several times as long as the rest of encoding. test_words compares the
+// words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
 
 // The class of the character at s < end, and its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {

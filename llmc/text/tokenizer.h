@@ -3,13 +3,12 @@
 //   bytes     256 tokens: token b is byte b. There is no end-of-text token.
 //   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), from
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
-//   characters each token is a character, and there are no merges (scripts/from_nanogpt.py). The files are those of a BPE:
-//             ASCII is in the vocabulary, and other characters are added tokens
+//   characters each token is a character, and there are no merges (scripts/from_nanogpt.py). The files are those of a
+//             BPE: ASCII is in the vocabulary, and other characters are added tokens
 //
-// The first two take any bytes, valid UTF-8 or not; the third refuses what it has no token for. Decoding gives exactly the
-// encoded bytes. Added tokens ("<|user|>") are
-// found before the text is split into words, as in Hugging Face's tokenizers, but for "<|endoftext|>": in a document it
-// is the thirteen characters that it is written with.
+// The first two take any bytes, valid UTF-8 or not; the third refuses characters without a token. Decoding gives
+// exactly the encoded bytes. Added tokens ("<|user|>") are found before the text is split into words, as in Hugging
+// Face's tokenizers, except for "<|endoftext|>", which in a document is ordinary text.
 #pragma once
 
 #include "base/manifest.h"
@@ -50,5 +49,5 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
 void encoder_destroy(Encoder *encoder); // NULL is fine
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
-// The last place in text[0..bytes) to cut a longer text so that encoding its parts gives the same tokens; 0 if none.
+// The last position in text[0..bytes) at which a longer text can be cut without changing its tokens; 0 if none.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);

@@ -56,7 +56,7 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Loading: files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of these tokens
 
-#define HINT_GET "get the files again from where they came"
+#define HINT_GET "download or copy the tokenizer's files again"
 
 typedef struct {
     const char *name;         // NULL: none yet
@@ -114,7 +114,7 @@ static double number_of_key(const char *key) {
     return digits > 0 && !key[digits] ? strtod(key, NULL) : -1;
 }
 
-// The entry of a number; NULL if the number is no token's. Entries up to a new highest number belong to its file.
+// The entry of token `number`; NULL on failure. A new highest number adds entries, for whose errors `path` is named.
 static Entry *entry_of_number(Reader *r, const char *path, const char *name, double number, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
@@ -126,7 +126,7 @@ static Entry *entry_of_number(Reader *r, const char *path, const char *name, dou
     return &r->entries[(int)number];
 }
 
-// Refuses by name what tokenizer.json can say and this tokenizer cannot do.
+// Refuses a tokenizer.json with a feature that this tokenizer lacks.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type"),
                 *normalizer = json_get(root, "normalizer");
@@ -159,7 +159,7 @@ static int read_vocab(Reader *r, Error *e) {
     return 0;
 }
 
-// An added token may be new or one of the vocabulary. The first file that has it says how it is found.
+// An added token may be new or in the vocabulary. The first file that lists it decides `normalized` and `special`.
 static int add_added(Reader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
     static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
     Entry *entry = entry_of_number(r, path, name, number, e);
@@ -167,8 +167,7 @@ static int add_added(Reader *r, const char *path, const char *name, double numbe
     if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         if (cJSON_IsTrue(json_get(item, unknown[i])))
-            return FAIL(e, ERR_INPUT,
-                        "only tokens that are found as they are written, whatever is next to them, are known",
+            return FAIL(e, ERR_INPUT, "only added tokens that are matched literally, next to any text, are supported",
                         "%s: added token '%s' has %s", path, name, unknown[i]);
     if (entry->name && strcmp(entry->name, name) != 0)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
@@ -414,7 +413,7 @@ static bool is_added(const Tokenizer *t, int token) {
 static void put_vocab(const Tokenizer *t, FILE *f) {
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && is_added(t, token)) continue; // a character here could be the name of another one's byte
+        if (t->lacks_some && is_added(t, token)) continue; // a character could be read as another one's byte
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);

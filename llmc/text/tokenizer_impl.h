@@ -13,8 +13,8 @@ typedef struct {
     uint16_t left, right, merged;
 } Merge;
 
-// A token that is found in the text as it is written. A first pass finds those that are not `normalized`, a second pass
-// the others in the text between. (There is no normalizer: the word has no other effect.)
+// A token that is matched literally in the text. A first pass finds those that are not `normalized`, a second pass the
+// others in the text between. (There is no normalizer, so `normalized` has no other effect.)
 typedef struct {
     uint16_t token;
     bool normalized, special; // special: decoders can leave it out

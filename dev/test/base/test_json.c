@@ -59,7 +59,7 @@ static void put_value(int depth) {
 // The tree has the order of the text.
 static void compare(const JsonText *json, const cJSON *item, int *next) {
     for (const cJSON *child = item->child; child; child = child->next) {
-        size_t want = text.place[(*next)++], got = json_place(json, child);
+        size_t want = text.place[(*next)++], got = json_offset(json, child);
         CHECK(got == want, "value %d is at %zu, want %zu: %s", *next - 1, got, want, json->text);
         compare(json, child, next);
     }
@@ -82,7 +82,7 @@ static void test_random_texts(void) {
         JsonText json = {bytes, count, cJSON_Parse(bytes), 0};
         CHECK(json.root, "no JSON: %s", bytes);
         if (json.root) {
-            CHECK(json_place(&json, json.root) == root && json_place(&json, NULL) == 0, "the root: %s", bytes);
+            CHECK(json_offset(&json, json.root) == root && json_offset(&json, NULL) == 0, "the root: %s", bytes);
             compare(&json, json.root, &next);
             CHECK(next == text.count, "%d values of %d: %s", next, text.count, bytes);
         }

@@ -1,4 +1,4 @@
-// Lines that fit: parts that give way, folded text, the width of a terminal, and how rarely a log gets a line.
+// Lines that fit: parts left out by priority, folded text, the width of a terminal, and how rarely a log gets a line.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/terminal.h"
 #include "base/text.h"

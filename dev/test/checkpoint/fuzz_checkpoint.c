@@ -226,7 +226,7 @@ static void make_bin(void) {
 
 static void save_text(const char *path, const char *text) {
     Error e = {0};
-    CHECK_OK(file_save(path, text, strlen(text), NULL, &e), &e);
+    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
 }
 
 // GPT-2's files in small: all bytes, and "he", "the".

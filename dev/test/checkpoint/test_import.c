@@ -147,7 +147,8 @@ static void test_one_file(void) {
     Error e = {0};
     CHECK_OK(directory_create("one", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e); // config.json too
+    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e),
+             &e); // config.json too
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
@@ -177,8 +178,7 @@ static void test_text_tokens(void) {
     make_values(1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *path = cases[i].fields ? "ends" : "gpt2-124M";
-        if (cases[i].fields)
-            CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), NULL, &e), &e);
+        if (cases[i].fields) CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), &e), &e);
         TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
         CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
         CHECK_OK(checkpoint_save_model("ends", &model, got, 0, give, NULL, NULL, &e), &e);
@@ -217,7 +217,7 @@ static void test_other_models(void) {
         ModelConfig config;
         Model another;
         int length = sprintf(changed, "{%s, %s", fields[i], text + 1);
-        CHECK_OK(file_save("other/config.json", changed, (size_t)length, NULL, &e), &e);
+        CHECK_OK(file_save("other/config.json", changed, (size_t)length, &e), &e);
         int code = checkpoint_read_config("other", &config, &e);
         if (!code) {
             CHECK_OK(model_create(&another, &config, &e), &e);
@@ -310,9 +310,9 @@ static void test_several_files(void) {
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "no tensor");
     write_index("many/model.safetensors.index.json", 3, "", "../one/%d.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "not in a file of this");
-    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\": 3}", 17, NULL, &e), &e);
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\": 3}", 17, &e), &e);
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
-    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, NULL, &e), &e);
+    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, &e), &e);
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
 }
 
@@ -355,7 +355,7 @@ static void test_head(void) {
         if (sharded) {
             CHECK_OK(path_rename("head/model.safetensors", "head/all.safetensors", "head", &e), &e);
             write_part("head/all.safetensors", SAFETENSORS_BF16, 0, 1, "transformer.");
-            CHECK_OK(file_save("head/model.safetensors.index.json", index, sizeof index - 1, NULL, &e), &e);
+            CHECK_OK(file_save("head/model.safetensors.index.json", index, sizeof index - 1, &e), &e);
         }
         write_head(path, sharded, wte->rows, none);
         check_received("head");

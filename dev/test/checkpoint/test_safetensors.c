@@ -423,7 +423,7 @@ static void test_python_file(void) { sample_check(python_file); }
 int main(int argc, char **argv) {
     Error e = {0};
     if (argc == 3 && strcmp(argv[1], "--write") == 0) {
-        if (sample_write(argv[2], 1 << 20, &e)) error_print(&e, 0, 1);
+        if (sample_write(argv[2], 1 << 20, &e)) error_print(&e);
         return e.code;
     }
     if (argc == 3 && strcmp(argv[1], "--read") == 0) {

@@ -290,7 +290,7 @@ def test_invalid_utf8():
 
 
 def test_all_bad_files_at_once():
-    """One run names every file that cannot be taken, each once, at most 20, and writes nothing."""
+    """One run names every file that is refused, each once, at most 20, and writes nothing."""
     os.makedirs("texts")
     for i in range(30):
         write(f"texts/{i:02d}.txt", b"good\n" * 100000 if i % 3 else b"good\n" * 50000 + b"\xff and \xfe\n" + b"good\n" * 300000)
@@ -301,7 +301,7 @@ def test_all_bad_files_at_once():
         check(len(lines) == 11, f"{len(lines)} files named: {error}")
         check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
         check("texts/30.jsonl line 2: is not JSON" in error and "line 3" not in error, error)
-        check("error: 11 of 31 files cannot be taken; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
+        check("error: 11 of 31 files are refused; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
         check(not shards("out") and not leftovers(), "something is left")
     for i in range(40):
         write(f"texts/{i:02d}.txt", b"\xff")
@@ -418,7 +418,7 @@ def test_invalid_skip():
         named = [line.strip() for line in said.splitlines() if line.strip().startswith("texts/")]
         check(named == [f"texts/{i:02d}.txt" for i in (0, 7, 14, 21, 28, 40, 42)] + ["texts/43.jsonl"], f"{named}")
     clean()
-    refuse("not known before", *BYTES, "--invalid", "skip", "-", code=64)
+    refuse("unknown until its end", *BYTES, "--invalid", "skip", "-", code=64)
     for i in [*range(1, 30), *range(50, 70)]:
         if i >= 50 or i % 7:
             os.unlink(f"texts/{i:02d}.txt")
@@ -601,7 +601,7 @@ def test_bad_input():
                        ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
                        ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
                        ("--separator: empty", (*BYTES, "--separator", "", "a.txt")),
-                       ("twice", (*BYTES, "-", "-")), ("not known", (*BYTES, "--val-fraction", "0.1", "-"))):
+                       ("twice", (*BYTES, "-", "-")), ("is unknown", (*BYTES, "--val-fraction", "0.1", "-"))):
         refuse(text, *args, code=64)
 
 
@@ -827,7 +827,7 @@ def test_unfinished_publishing():
     run_with_fault(args, text, name="out_val_000001.bin", at=1)
     os.unlink("out_train_000000.bin")
     error = run(*args, stdin=text, expect=65)
-    check("out_train_000000.bin: is gone" in error and "--force" in error, f"says {error}")
+    check("out_train_000000.bin: missing" in error and "--force" in error, f"says {error}")
     run(*args, "--force", stdin=text)
     check(contents(shards("out")) == want and not leftovers(), "--force does not start over")
 

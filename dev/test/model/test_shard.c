@@ -508,7 +508,7 @@ int main(int argc, char **argv) {
     w.T = shapes[0].context;
     EngineConfig config = config_of(&w);
     int code = engine_create(&GNS_ENGINE, &engine, &config, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     if (code == ERR_UNAVAILABLE) return ERR_SKIPPED;
     engine_destroy(engine);
     model_destroy(&w.model);

@@ -1,15 +1,16 @@
-// Writes down what an engine computes, for dev/oracle/check_engine.py to compare with the float64 oracle:
+// Writes what an engine computes, for dev/oracle/check_engine.py to compare with the float64 oracle:
 // dump_steps DIR writes DIR/CASE.safetensors, a small model a case. Each file has the settings as metadata, and
 //
 //     tokens               I32 (steps, B, T + 1)
 //     param0/NAME          F32, before, and paramN/NAME after all steps
-//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean of
+//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean
+//     of
 //                          engine_eval's row, which is without it
 //     grad/NAME            F32, mean over the batch of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1
 //     example_sq/NAME      F64 (B), |g_b|^2: single-row steps in GNS_EXACT mode
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
-//     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN but for LayerNorms
+//     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
 //     losses               F64 (steps), batch means before the update
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
 #include "checkpoint/safetensors.h"
@@ -115,8 +116,8 @@ static void dump_destroy(Dump *d) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) memory_free(all[i]);
 }
 
-// Forward and backward over some rows; what comes out goes to loss_sum, nll_sum (NULL: unwanted), grad_sq and example_sq
-// (a tensor each).
+// Forward and backward over some rows; what comes out goes to loss_sum, nll_sum (NULL: unwanted), grad_sq and
+// example_sq (a tensor each).
 static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, double *loss_sum, double *nll_sum,
                    double *grad_sq, double *example_sq, Error *e) {
     StepResult result = {.grad_sq = grad_sq, .example_sq = example_sq};
@@ -326,6 +327,6 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     int code = directory_create(argv[1], &e);
     for (size_t i = 0; !code && i < sizeof cases / sizeof *cases; i++) code = case_run(&cases[i], argv[1], seed, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     return code;
 }

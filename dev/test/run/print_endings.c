@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
     int micro_batch = atoi(argv[5]);
     int code = probe_open(&p, argv, atoi(argv[4]), micro_batch, &e);
     if (!code) code = probe_run(&p, micro_batch, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     probe_close(&p);
     return code;
 }

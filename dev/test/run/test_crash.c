@@ -277,7 +277,7 @@ static void make_checkpoint(const char *out, int64_t step, const void *data, siz
     FileDigest digest;
     Error e = {0};
     CHECK_OK(archive_begin(out, step, directory, &manifest, stderr, &e), &e);
-    CHECK_OK(file_save(path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
+    CHECK_OK(file_save_in(IN_PATH, path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
     manifest_add(&manifest, "state.json", digest);
     CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
 }
@@ -452,7 +452,7 @@ static void flip_bit(const char *path, uint64_t bit) {
     char *text = read_text(path, &bytes);
     Error e;
     if (text) text[bit / 8] ^= (char)(1 << bit % 8);
-    CHECK(text && file_save(path, text, bytes, NULL, &e) == 0, "%s", path);
+    CHECK(text && file_save(path, text, bytes, &e) == 0, "%s", path);
     memory_free(text);
 }
 
@@ -642,7 +642,7 @@ static pid_t lock_from_elsewhere(const char *holder) {
     unlink("part/written_by");
     pid_t child = lock_part();
     wait_for("part/written_by", " ");
-    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), NULL, &e), &e);
+    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), &e), &e);
     else unlink("part/written_by");
     return child;
 }
@@ -678,7 +678,7 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
         pid_t child = start(COMMAND "--out part");
         wait_for("log", "Waiting up to 120 s");
         CHECK(log_mentions("note: part/metrics.jsonl: another run is writing to it"), "%s", log_tail());
-        CHECK(i != 1 || log_mentions("it was process 1 on elsewhere"), "%s", log_tail());
+        CHECK(i != 1 || log_mentions("the last known one was process 1 on elsewhere"), "%s", log_tail());
         CHECK(!log_mentions("this run is complete"), "it did not wait: %s", log_tail());
         release(lock);
         CHECK_RUN(trainer_wait(child), 0, "this run is complete");

@@ -1,5 +1,5 @@
-// The default of --gns: exact where every rank's device measures it within the weight gradients, else ln. A run keeps its
-// mode. The CPU engine gets a device of which the test says whether it does.
+// The default of --gns: exact where every rank's device measures it within the weight gradients, else ln. A run keeps
+// its mode. The test gives the CPU engine a device that does or does not.
 #include "model/engine.h"
 #include "../trainer.h"
 

@@ -374,7 +374,7 @@ a_small_stack() { # 64 KiB, with an environment of ours: the kernel puts the cal
     case $build in *-san*) skip "not under the sanitizers" || return ;; esac
     for program in "$train" "$tokenize"; do
         env -i "$BASH" -c "$limited" - 64 "$program" --help > small.log 2>&1
-        [ $? = 71 ] && grep -qx 'error: the stack is limited to 64 KiB, and 256 are needed. raise it: ulimit -s 8192' small.log ||
+        [ $? = 71 ] && grep -qx 'error: the stack is limited to 64 KiB, and 256 KiB are needed. Raise it: ulimit -s 8192' small.log ||
             { cat small.log; return 1; }
     done
     env -i "$BASH" -c "$limited" - 256 "$train" --sample-only --model "$(newest_checkpoint f)" --prompt int > small.log 2>&1 ||

@@ -243,24 +243,24 @@ static void check_step(bool terminal) {
     double delay = terminal ? 1 : 10, now = clock_seconds();
     progress_begin(&p, STAGE_STEP, NULL, 8, 2);
     progress_next(&p, 0, 4);
-    progress_look(&p, now + 0.9 * delay);
+    progress_tick(&p, now + 0.9 * delay);
     CHECK(!*written(f), "too early");
     engine_share = 0.5;
-    progress_look(&p, now + 100);
+    progress_tick(&p, now + 100);
     const char *line = written(f);
     CHECK(strstr(line, "step 299: 25%, 5:00 left  micro-step 1 of 2  ETA ") && widest(line) <= 80, "%s", line);
     CHECK(strncmp(line, "\r\033[K", 4) == 0 ? terminal && !strchr(line, '\n') : !terminal, "%s", line);
     engine_share = 0; // the engine has begun the next piece, and the program has not said so
-    progress_look(&p, now + 200);
+    progress_tick(&p, now + 200);
     CHECK(strstr(written(f), "step 299: 25%, "), "a share that falls");
     progress_next(&p, 4, 4);
     engine_share = 1;
-    progress_look(&p, now + 300);
+    progress_tick(&p, now + 300);
     CHECK(strstr(written(f), "step 299: 99%, "), "100%% before its end");
-    progress_look(&p, now + 300.1);
+    progress_tick(&p, now + 300.1);
     CHECK(!*written(f), "too often");
     progress_end(&p);
-    progress_look(&p, now + 400);
+    progress_tick(&p, now + 400);
     CHECK(!*written(f), "work that has ended");
     CHECK(p.tokens == 6980 + 80 && p.step == 299, "step %lld, %lld tokens", (long long)p.step, (long long)p.tokens);
     progress_destroy(&p);
@@ -281,12 +281,12 @@ static void test_work(void) {
     progress_create(&p, f, false);
     p.terminal = true;
     progress_begin(&p, STAGE_SETUP, "reading the data", 0, 0);
-    progress_look(&p, now + 65);
+    progress_tick(&p, now + 65);
     CHECK(strcmp(written(f), "\r\033[Kreading the data 1:05") == 0, "no length");
     progress_end(&p);
     progress_begin(&p, STAGE_VALIDATE, "validation", 200, 200);
     progress_next(&p, 50, 10);
-    progress_look(&p, now + 100);
+    progress_tick(&p, now + 100);
     const char *line = written(f);
     CHECK(strstr(line, "validation 25%, 5:00 left  50 of 200"), "%s", line);
     progress_end(&p);
@@ -297,7 +297,7 @@ static void test_work(void) {
     CHECK(!*written(f), "work that was short is shown");
     progress_begin(&p, STAGE_TEST, "HellaSwag", 200, 200);
     progress_break(&p);
-    progress_look(&p, now + 200);
+    progress_tick(&p, now + 200);
     CHECK(!*written(f), "a line after progress_break");
     progress_destroy(&p);
     fclose(f);
@@ -366,10 +366,10 @@ static void test_long_run(void) {
         progress_run(&p, engine, 1, 0, 0, hours ? 10000 : 100, NULL);
         progress_begin(&p, STAGE_STEP, NULL, 16, 2);
         progress_next(&p, 8, 8);
-        progress_look(&p, p.now.begun + 100);
+        progress_tick(&p, p.now.begun + 100);
         const char *text = written(f);
         CHECK(!strstr(text, "note: the run takes about 35 hours at this speed") == !hours, "%s", text);
-        progress_look(&p, p.now.begun + 120);
+        progress_tick(&p, p.now.begun + 120);
         CHECK(!strstr(written(f), "note"), "said twice");
         progress_destroy(&p);
     }
@@ -387,8 +387,8 @@ static void test_signal(void) {
     signals_install();
     raise(SIGINT);
     dup2(fileno(errors), STDERR_FILENO);
-    progress_look(&p, p.now.begun + 40);
-    progress_look(&p, p.now.begun + 41);
+    progress_tick(&p, p.now.begun + 40);
+    progress_tick(&p, p.now.begun + 41);
     dup2(before, STDERR_FILENO);
     const char *text = written(errors);
     CHECK(strcmp(text, "finishing this step (about 40 s), then saving; again: quit without saving\n") == 0, "%s", text);

@@ -1,5 +1,5 @@
 // What a run removes and what it writes over: nothing outside its directory, nothing that it did not write, and nothing
-// through a link, a device or a FIFO. Every victim lies in the scratch directory, and root becomes an ordinary user.
+// through a link, a device or a FIFO. All files at risk are in the scratch directory; root becomes an ordinary user.
 #define _GNU_SOURCE
 #include "../trainer.h"
 
@@ -102,7 +102,7 @@ static const char *const victim_files[] = {"notes.txt", "state.json", "inner/sta
 
 static void write_text(const char *path, const char *text) {
     Error e = {0};
-    CHECK_OK(file_save(path, text, strlen(text), NULL, &e), &e);
+    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
 }
 
 static void make_victim(const char *directory) {
@@ -127,7 +127,7 @@ static void make_checkpoint(int64_t step) {
     Error e = {0};
     CHECK_OK(archive_begin("out", step, directory, &manifest, stderr, &e), &e);
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(file_save(path_of("%s/%s", directory, names[i]), "x", 1, &digest, &e), &e);
+        CHECK_OK(file_save_in(IN_PATH, path_of("%s/%s", directory, names[i]), "x", 1, &digest, &e), &e);
         manifest_add(&manifest, names[i], digest);
     }
     CHECK_OK(archive_commit("out", step, &manifest, final, &e), &e);

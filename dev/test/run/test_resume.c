@@ -1,5 +1,5 @@
-// Resume: an interrupted and resumed run has the same bits as one that ran through; which options may change in between,
-// and which may not. GNS_LONG=1: resumes from every step, not only from some.
+// Resume: an interrupted and resumed run has the same bits as an uninterrupted one; which options may change in
+// between, and which may not. GNS_LONG=1: resumes from every step, not only from some.
 #include "math/outliers.h"
 #include "base/manifest.h"
 #include "../trainer.h"
@@ -153,7 +153,7 @@ static void test_another_micro_batch(void) {
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.count = 0};
     Error e = {0};
-    CHECK_OK(file_save(path_of("%s/state.json", checkpoint), text, strlen(text), NULL, &e), &e);
+    CHECK_OK(file_save(path_of("%s/state.json", checkpoint), text, strlen(text), &e), &e);
     CHECK_OK(manifest_read(&manifest, checkpoint, &e), &e);
     for (int i = 0; i < manifest.count; i++) {
         bool it = strcmp(manifest.file[i].name, "state.json") == 0;
@@ -355,7 +355,8 @@ static void test_batch_of_old_builds(void) {
     memory_free(text);
 }
 
-// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average and the error of c, as old ones do.
+// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average and the error
+// of c, as old ones do.
 static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "          \
@@ -395,7 +396,7 @@ static void put_format(const char *checkpoint, const char *format) {
                          text + rest);
         snprintf(other + n, sizeof other - (size_t)n, "  \"xxh3_128_above\": \"%s\"\n}\n",
                  digest_of(other, (size_t)n).hash);
-        CHECK_OK(file_save(path, other, strlen(other), NULL, &e), &e);
+        CHECK_OK(file_save(path, other, strlen(other), &e), &e);
     }
     memory_free(text);
 }
@@ -406,7 +407,8 @@ static void check_refused_format(int code, const char *format) {
           "%s: exit code %d: %s", format, code, log_tail());
 }
 
-// A manifest of another format is refused. It does not count as damaged: the run would fall back to an older checkpoint.
+// A manifest of another format is refused. It does not count as damaged: the run would fall back to an older
+// checkpoint.
 static void test_manifest_of_another_format(void) {
     static const char *const formats[] = {"2", "0", "1.5", "\"1\"", "null"};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
@@ -472,8 +474,8 @@ static void test_window(void) {
     CHECK_CLOSE(outliers_z(&o, 2), (2 - 0.5) / 0.5, 1e-12, 0);
 }
 
-// An outlier makes no update, does not count in the noise averages, and is marked in metrics.jsonl. Checkpoints hold the
-// window: the run resumes to the bit from before and after its first skipped step.
+// An outlier makes no update, does not count in the noise averages, and is marked in metrics.jsonl. Checkpoints hold
+// the window: the run resumes to the bit from before and after its first skipped step.
 #define OUTLIERS                                                                                                       \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
     "--train train.bin --steps 200 --batch-tokens 16 --lr 3e-3 --skip-loss-z 0.5 --skip-grad-z 2.2 "

@@ -1,6 +1,6 @@
-// --tune: the tuning is saved, resumed on every rank, and reported where it does not fit the machine. The CPU engine gets
-// three functions of a fake: a machine, and a tuning for that machine alone. Tests on a GPU cover the matrix products.
-// And what an engine refuses by what its struct lacks.
+// --tune: the tuning is saved, resumed on every rank, and reported where it does not fit the machine. The CPU engine
+// gets three fake functions: a machine, and a tuning for that machine alone. GPU tests cover the matrix products. Also
+// what an engine without an optional function refuses.
 #include "model/engine.h"
 #include "../trainer.h"
 

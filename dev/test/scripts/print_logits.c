@@ -81,7 +81,7 @@ int main(int argc, char **argv) {
     int code = probe_load(&p, argv[1], &e);
     if (!code) code = probe_run(&p, &e);
     if (!code) code = probe_write(&p, argv[2], &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     probe_destroy(&p);
     return code;
 }

@@ -18,7 +18,7 @@ int main(int argc, char **argv) {
         for (int t = 0; t <= T && !code; t++) printf(" %d", row[t]);
         printf("\n");
     }
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     dataset_close(data);
     free(row);
     return code;

@@ -289,7 +289,7 @@ static void test_bad_jsonl(void) {
     refuse_json("{\"ctx\": 5, \"endings\": [\"b\", \"c\"], \"label\": 1}", "no text \"ctx\"");
     refuse_json("{\"ctx\": \"a\", \"label\": 1}", "\"endings\"");
     refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "\"endings\"");
-    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", 7], \"label\": 0}", "an ending is no text");
+    refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", 7], \"label\": 0}", "an ending is not a string");
     static const char *const labels[] = {"2",      "-1",     "0.5",    "\"\"", "\"2\"",
                                          "\"1x\"", "\"-0\"", "\"+1\"", "null", "1e99"};
     for (size_t i = 0; i < sizeof labels / sizeof *labels; i++) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The examples of a run from several sources, against dev/bench/torch_twin.py, which has the order from its definition
-# (llmc/math/mixture.h): weights, unions and a single pattern, at random seeds, at the beginning and far on.
+# (llmc/math/mixture.h): weights, unions and a single pattern, at random seeds, at the beginning and far into the run.
 set -u
 . "$(dirname "$0")/../checks.sh" mixture
 python=$(find_python numpy) || skip_suite "no python3 with numpy"
