@@ -1,0 +1,35 @@
+// save: the checkpoints of a run. saver.h writes one; here it is decided who waits for it and who hears of a failure.
+//
+// | when                                             | function           | waits | a failure                              |
+// | --- | --- | --- | --- |
+// | --checkpoint-every, a new lowest validation loss | save_in_background | no    | is printed; training continues         |
+// | the disk is full: lines of the log wait          | save_for_log       | yes   | ends the run beyond LOG_WAITS_MAX      |
+// | a signal, the last step                          | save_and_wait      | yes   | ends the run                           |
+// | training ends at a file                          | save_at_error      | yes   | is printed; the run ends on its error  |
+//
+// All ranks call these together after parallel_send_weights; save_at_error calls that itself. No checkpoint is written of
+// weights that differ between ranks (ERR_RANK). A step that is saved already is not saved again.
+#pragma once
+
+#include "run/run.h"
+
+int save_in_background(Run *r, Error *e);
+int save_for_log(Run *r, Error *e);
+int save_and_wait(Run *r, Error *e);
+int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
+
+// Prints the report of a save that ends within `seconds`. served: see saver_collect.
+void collect_save(Run *r, double seconds, Parallel *served);
+
+// Training ended on an error while a save may still run. If all ranks know the error, they wait for the save. If only this
+// rank does, the others wait in a collective: then it waits half their timeout, to report the error before that.
+void end_save(Run *r);
+
+// ---- For the loop and the saves -------------------------------------------------------------------------------------
+
+// Rank 0 does `work`; the other ranks wait, and serve it their parts of the state if it asks.
+int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
+
+int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RANK unless all ranks have the same weights
+
+const char *stop_cause(const Run *r); // the signal's name, or that another rank had it
