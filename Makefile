@@ -91,15 +91,18 @@ uninstall: ## removes them from PREFIX/bin
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 
+# A product appears whole, as another make may be reading it: it is made in PART, by each make's own shell.
+PART = $@.part$$$$
+SHOW_WHOLE = && mv -f $(PART) $@
+
 $(LIBRARY): $(OBJECTS)
-	@rm -f $@
-	@$(AR) rcs $@ $^
+	@$(AR) rcs $(PART) $^ $(SHOW_WHOLE)
 
 $(BUILD)/train_gpt2: $(BUILD)/llmc/run/main_cpu.o $(BUILD)/train_gpt2.o $(LIBRARY)
-	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS)
+	$(CC) $(ALL_CFLAGS) -o $(PART) $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS) $(SHOW_WHOLE)
 
 $(BUILD)/data/tokenize: $(patsubst %.c,$(BUILD)/%.o,$(wildcard data/*.c)) $(LIBRARY)
-	$(CC) $(ALL_CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+	$(CC) $(ALL_CFLAGS) -o $(PART) $^ $(LDFLAGS) $(LDLIBS) $(SHOW_WHOLE)
 
 # The commit, for --version and run.json.
 COMMIT := $(if $(wildcard .git),$(shell git describe --always --dirty=+ --abbrev=10 2> /dev/null))
@@ -128,7 +131,7 @@ $(BUILD)/headers: $(BUILD)/flags
 
 $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 	@mkdir -p $(@D)
-	$(CC) $(ALL_CFLAGS) -c -o $@ $<
+	$(CC) $(ALL_CFLAGS) -c -MF $(@:.o=.d) -MT $@ -o $(PART) $< $(SHOW_WHOLE)
 
 # ----------------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
 #     are not bound unless the arguments or the environment ask for a binding.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here these become USR1, at which
 #     the ranks finish their step, save and exit with 75. It goes to the ranks themselves once they catch it: mpirun
-#     forwards it, but while it starts them it loses it, or kills them. One rank is enough; it tells the others.
+#     forwards it, but while it starts them it loses it, or kills them. One rank is enough; it tells the others. mpirun
+#     itself gets none: `kill MPIRUN`, or the end of a service or machine, stays pending and is a request to this script.
 #   - If a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
 #     --enable-recovery or --continuous it returns 0.) Here it becomes 78: a rank was lost.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
@@ -14,11 +15,12 @@
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root. Here it does not: the user chose root, the user of most containers.
-#   - If the disk of TMPDIR is full, mpirun prints pages, and may hang. Here it is not started: 74.
+#   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 unblock_signals "$@"
 trap_stop_requests
+trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
 announce_launcher mpirun.sh
 timeout=10 # seconds
 
@@ -46,19 +48,28 @@ ask_to_stop() {
     done
 }
 
+# Sends USR2 to this script for a signal that is pending for mpirun: a request to stop, if there was no other.
+return_mpirun_signal() {
+    local pending
+    pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status" 2> /dev/null)
+    ((16#${pending:-0} & blocked)) && kill -USR2 $$ 2> /dev/null && blocked=0
+}
+
 # Kills mpirun if it has not ended some time after its ranks. Writes a line once the ranks have started. (Not a signal: bash
 # 5.2 may lose a request to stop that arrives together with another signal that it traps.)
 kill_hung_mpirun() {
     local alone=0 looks=0
-    trap '' HUP INT QUIT # those of the terminal
+    trap '' HUP INT QUIT TERM # those of the terminal, and of `timeout` and services, which signal every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" 2> /dev/null || return
+        return_mpirun_signal
         sleep $([ $((looks += 1)) -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
     done
     echo started
     while [ $alone -lt $timeout ]; do
         sleep 1 > /dev/null 2>&1
         kill -0 "$job" 2> /dev/null || return # this script was killed, and mpirun has ended since
+        return_mpirun_signal
         if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&2
@@ -72,10 +83,20 @@ copy_output() {
     exec cat > /dev/null
 }
 
+command -v mpirun > /dev/null || {
+    echo "error: no mpirun here. Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none" >&2
+    exit 64
+}
+
+temporary=${TMPDIR:-/tmp}
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || { # mpirun makes it, too
+    echo "error: $temporary: cannot write there, where Open MPI keeps its files. Set TMPDIR to another directory" >&2
+    exit 74
+}
 # 12 MiB are enough for four ranks.
-free=$(df -Pk "${TMPDIR:-/tmp}" 2> /dev/null | awk 'NR == 2 { print $4 }')
+free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }')
 [ "${free:-16384}" -ge 16384 ] || {
-    echo "error: ${TMPDIR:-/tmp}: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
+    echo "error: $temporary: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
     exit 74
 }
 
@@ -92,8 +113,13 @@ else
     exec {err}> >(copy_output >&2)
     readers+=" $!"
 fi
-# A separate session: the terminal's Ctrl-C does not reach it.
-(announce_launcher mpirun "$BASHPID" && exec setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+# A separate session: the terminal's Ctrl-C does not reach it. mpirun unblocks the signals for its ranks.
+block=(env) blocked=0
+if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils before 8.31 cannot
+    block+=("--block-signal=HUP,INT,TERM")
+    blocked=$((1 << ($(kill -l HUP) - 1) | 1 << ($(kill -l INT) - 1) | term_bit))
+fi
+(announce_launcher mpirun "$BASHPID" && exec "${block[@]}" setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
 exec {out}>&- {err}>&-
 forward_requests
@@ -101,7 +127,7 @@ exec {news}< <(kill_hung_mpirun)
 guard=$!
 wait_for_job
 code=$?
-kill $guard 2> /dev/null
+kill -KILL $guard 2> /dev/null
 read -r -t $timeout -u "$news" started || started= # until the guard's end closes it
 [ $code != 137 ] || [ -z "$(ranks)" ] || {
     echo "error: mpirun was killed: its ranks save and end" >&2

@@ -197,8 +197,9 @@ def read_json(path):
 
 
 def parse_lines(path, data, first=1):
-    """(where, object) of every line of JSON. first: the number of the data's first line."""
-    for i, line in enumerate(data.split(b"\n"), first):
+    """(where, object) of every line of JSON that has its end: a run may be writing the last one, or wait for space on the
+    disk in the middle of it. first: the number of the data's first line."""
+    for i, line in enumerate(data.split(b"\n")[:-1], first):
         if line:
             yield f"{path} line {i}", parse(f"{path} line {i}", line)
 

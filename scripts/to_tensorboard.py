@@ -11,6 +11,7 @@ import calendar
 import glob
 import os
 import sys
+import threading
 import time
 
 sys.dont_write_bytecode = True
@@ -121,6 +122,7 @@ def main():
     args = parser.parse_args()
     if missing:
         raise missing
+    threading.excepthook = lambda _: None  # an error of EventFileWriter's thread is raised here as well
     files = [EventFile(path) for path in args.runs]
     try:
         while True:
@@ -130,10 +132,11 @@ def main():
             if not args.follow:
                 break
             time.sleep(args.every)
+        for file in files:
+            file.writer.close()
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{error.filename}: cannot write: {error.strerror}") from None
+        raise Fault(EXIT_WRITE, f"{error.filename or file.path}: cannot write: {error.strerror}") from None
     for file in files:
-        file.writer.close()
         print(f"{file.path}: {len(file.live.seconds)} steps; tensorboard --logdir {file.path} shows them")
 
 

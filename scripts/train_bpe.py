@@ -16,19 +16,32 @@ BYTES, TOKENS_MAX = 256, 65536
 PIECE = 1 << 20  # characters
 
 
+def lines_of(path, file, field):
+    """The texts of a jsonl file. A byte order mark before it is ignored, as by data/tokenize."""
+    for number, line in enumerate(file, 1):
+        line = line.removeprefix("\ufeff") if number == 1 else line
+        try:
+            text = json.loads(line)[field] if line.strip() else ""
+            text.encode()  # fails with half a surrogate pair, and what is no string
+            yield text
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise Fault(EXIT_INPUT, f"{path} line {number}: not a JSON object with valid text in '{field}'. "
+                        "repair it, or name its field with --field") from None
+
+
 def texts(path, field):
     """The texts of a jsonl file; of a text file, pieces that end with a line."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
+        with open(path, encoding="utf-8", newline="\n") as file:
             if path.endswith((".jsonl", ".ndjson")):
-                yield from ("" + json.loads(line)[field] for line in file if line.strip())
+                yield from lines_of(path, file, field)
             else:
                 while piece := file.read(PIECE):
                     yield piece + file.readline()
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise Fault(EXIT_INPUT, f"{path}: not UTF-8 text or JSON with a field '{field}': {error}") from None
+    except UnicodeDecodeError as error:
+        raise Fault(EXIT_INPUT, f"{path}: not UTF-8: {error}. repair it, for example with iconv -c -f UTF-8 -t UTF-8") from None
 
 
 def learn(paths, size, field):

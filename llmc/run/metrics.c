@@ -114,9 +114,12 @@ int metrics_restore(Metrics *m, bool *recreated, Error *e) {
         int old_fd = m->fd;
         TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &m->fd, e));
         int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
+        bool taken = !run_lock_is_ours(m->directory);
+        if (!code && taken && directory_holds(m->directory, RUN_LOCK_HOLDER))
+            code = FAIL(e, ERR_WRITE, "move that run away", "%s: another run took its place", m->steps.path);
         close(code ? m->fd : old_fd);
         if (code) m->fd = old_fd;
-        if (code) return run_lock_is_ours(m->directory) ? 0 : (e->code = ERR_WRITE); // ours, under two inode numbers
+        if (code) return taken ? (e->code = ERR_WRITE) : 0; // ours, under two inode numbers
         m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
     }
     TRY(take(m, &holder, e));
@@ -166,9 +169,9 @@ static bool next_is(FILE *f, int wanted) {
     return c == wanted;
 }
 
-// *keep: the bytes of a log before the first line of a later step than `step`, or the first incomplete line; 0: no
-// file.
-static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
+// *keep: the bytes of a log before the first line of a later step than `step`, or the first incomplete line, or the line
+// at byte `end`; 0: no file.
+static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
@@ -184,7 +187,7 @@ static int bytes_until(const char *path, int64_t step, off_t *keep, Error *e) {
         return cannot_read(path, error, e);
     }
     // next_is: a hole that a full disk or a power cut left would be a very long line.
-    for (ssize_t n; next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
+    for (ssize_t n; *keep != end && next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
     free(line);
     return end_reading(f, path, e);
@@ -201,13 +204,12 @@ static int can_append(const char *path, Error *e) {
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
-    // By steps as well as bytes: the checkpoint may be from another directory, with a longer file.
-    TRY(bytes_until(m->steps.path, step, &keep, e));
-    if (keep > bytes) keep = (off_t)bytes;
+    // By steps as well as bytes: the checkpoint may be from another directory, or the file edited.
+    TRY(bytes_until(m->steps.path, step, bytes, &keep, e));
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
     if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
-    TRY(bytes_until(m->samples.path, step, &keep, e));
+    TRY(bytes_until(m->samples.path, step, INT64_MAX, &keep, e));
     return file_truncate(m->samples.path, keep, e);
 }
 

@@ -281,7 +281,7 @@ static void *watch(void *progress) {
     pthread_mutex_lock(&p->watch.lock);
     while (!p->watch.stop) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += tenth;
         until.tv_sec += until.tv_nsec / 1000000000;
         until.tv_nsec %= 1000000000;
@@ -303,8 +303,12 @@ int progress_watch(Progress *p, Error *e) {
 void progress_create(Progress *p, FILE *out, bool plain) {
     *p = (Progress){.out = out, .terminal = !plain && isatty(fileno(out)) == 1, .val_loss = NAN};
     p->started = clock_seconds();
+    pthread_condattr_t attributes;
     pthread_mutex_init(&p->watch.lock, NULL);
-    pthread_cond_init(&p->watch.ends, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->watch.ends, &attributes);
+    pthread_condattr_destroy(&attributes);
 }
 
 void progress_destroy(Progress *p) {

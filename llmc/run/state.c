@@ -253,7 +253,7 @@ static int fixed_int(const StateIO *io, const char *name, const char *flag, int6
 
 static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     StateIO shards, in;
-    char number[16];
+    char number[16], file[200];
     TRY(io_enter(io, "train_data", true, &shards, e));
     int count = io->writing ? list->count : cJSON_GetArraySize(shards.object);
     if (count != list->count)
@@ -262,8 +262,9 @@ static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     for (int i = 0; i < count; i++) {
         TRY(io_enter(&shards, index_name(number, i), false, &in, e));
         TRY(fixed_text(&in, "name", "--train", list->shard[i].name, e));
-        TRY(fixed_int(&in, "bytes", "--train", (int64_t)list->shard[i].digest.bytes, e));
-        TRY(fixed_text(&in, "xxh3_128", "--train", list->shard[i].digest.hash, e));
+        snprintf(file, sizeof file, "--train: %.80s", list->shard[i].name);
+        TRY(fixed_int(&in, "bytes", file, (int64_t)list->shard[i].digest.bytes, e));
+        TRY(fixed_text(&in, "xxh3_128", file, list->shard[i].digest.hash, e));
     }
     return 0;
 }

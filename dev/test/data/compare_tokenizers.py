@@ -147,9 +147,11 @@ def train():
         source, lines = f"{d}/source.txt", text.splitlines(keepends=True)
         open(source, "w", newline="").write(text)
         open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
-        open(f"{d}/b.jsonl", "w").write(json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
+        open(f"{d}/b.jsonl", "w").write("\ufeff" + json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
         open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
         open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
+        open(f"{d}/half.jsonl", "w").write('{"text": "\\ud800"}\n')
+        open(f"{d}/deep.jsonl", "w").write('{"text": ' + "[" * 100000)
         wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
         for out in ("whole", "parts"):
             merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
@@ -162,7 +164,7 @@ def train():
         os.symlink(f"{d}/victim", f"{d}/linked/merges.txt")
         wrong += learn("--out", f"{d}/linked", "--force", source, code=74) + (open(f"{d}/victim").read() != "precious")
         wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
-        for bad in ("bad.txt", "bad.jsonl", "absent.txt"):
+        for bad in ("bad.txt", "bad.jsonl", "half.jsonl", "deep.jsonl", "absent.txt"):
             wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
         wrong += learn("--out", f"{d}/bad.txt/x", source, code=74) + learn("--vocab-size", "256", "--out", f"{d}/x", source, code=64)
         open(f"{d}/tokenizers.py", "w").write('raise ImportError("hidden")')

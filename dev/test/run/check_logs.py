@@ -87,8 +87,10 @@ def steps_and_vals(out):
 # ----------------------------------------------------------------------------------------------------------------------
 # TensorBoard
 
-def to_tensorboard(*arguments, code=0):
-    done = subprocess.run([sys.executable, TO_TENSORBOARD, *arguments], capture_output=True, text=True, check=False)
+def to_tensorboard(*arguments, code=0, most=resource.RLIM_INFINITY):
+    """most: bytes that a file may have."""
+    done = subprocess.run([sys.executable, TO_TENSORBOARD, *arguments], capture_output=True, text=True, check=False,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     check(done.returncode == code, f"to_tensorboard.py {arguments}: exit code {done.returncode}: {done.stderr[-300:]}")
     return done.stdout + done.stderr
 
@@ -220,6 +222,8 @@ def tensorboard():
     scalars, _ = read_events("shown")
     check(scalars["gns/ln_lower_bound"][61] == float("inf"), "an infinite bound is not infinite")
     check(scalars["test/hellaswag_acc"] == {61: 0.5}, f"{scalars.get('test/hellaswag_acc')}")
+    said = to_tensorboard("shown", code=74, most=512)
+    check(said == "error: shown: cannot write: File too large\n", said)
 
 
 def tensorboard_errors():

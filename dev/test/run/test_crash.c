@@ -376,25 +376,32 @@ static void test_the_directory_is_made_again(void) {
     }
 }
 
-// Another run took the place of one that was moved: the first does not write there.
+// Another run took the place of one that was moved, and writes there or has ended: the first does not write there.
 static void test_the_place_is_taken(void) {
-    remove_part();
-    remove_tree("moved");
-    no_faults();
-    pid_t first = start(UNSAVED "--out part");
-    wait_for("part/metrics.jsonl", "{\"step\": 9,");
-    CHECK(rename("part", "moved") == 0 && rename("log", "first.log") == 0, "rename");
-    pid_t second = start(UNSAVED "--out part");
-    wait_for("part/metrics.jsonl", "{\"step\": 9,");
-    kill(first, SIGTERM);
-    int code = trainer_wait(first);
-    CHECK(code == ERR_WRITE && file_mentions("first.log", "part/metrics.jsonl: another run is writing to it"), "%d",
-          code);
-    CHECK(newest_step("part") < 0, "it wrote there");
-    kill(second, SIGTERM);
-    CHECK_RUN(trainer_wait(second), ERR_STOPPED);
-    check_steps_once("part/metrics.jsonl");
-    remove_tree("moved");
+    for (int ended = 0; ended < 2; ended++) {
+        remove_part();
+        remove_tree("moved");
+        no_faults();
+        pid_t first = start(UNSAVED "--out part");
+        wait_for("part/metrics.jsonl", "{\"step\": 9,");
+        CHECK(rename("part", "moved") == 0 && rename("log", "first.log") == 0, "rename");
+        pid_t second = start(UNSAVED "--out part");
+        wait_for("part/metrics.jsonl", "{\"step\": 9,");
+        if (ended) kill(second, SIGTERM);
+        if (ended) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
+        long newest = newest_step("part");
+        kill(first, SIGTERM);
+        int code = trainer_wait(first);
+        CHECK(code == ERR_WRITE &&
+                  file_mentions("first.log", ended ? "part/metrics.jsonl: another run took its place"
+                                                   : "part/metrics.jsonl: another run is writing to it"),
+              "%d", code);
+        CHECK(newest_step("part") == newest, "it wrote there");
+        if (!ended) kill(second, SIGTERM);
+        if (!ended) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
+        check_steps_once("part/metrics.jsonl");
+        remove_tree("moved");
+    }
 }
 
 // What cannot be read is not damaged: the run ends, and nothing of it changes.

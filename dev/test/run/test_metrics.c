@@ -204,6 +204,34 @@ static void test_ratio(void) {
     }
 }
 
+// The lines after the checkpoint go: by its bytes, which part the lines of its step, or by step where no line ends there.
+static void test_resumed(void) {
+    static const char one[] = "{\"step\": 1, \"loss\": 2}\n", two[] = "{\"step\": 2, \"loss\": 2}\n",
+                      val[] = "{\"step\": 2, \"val_loss\": 2}\n", three[] = "{\"step\": 3, \"loss\": 2}\n";
+    const int64_t saved = sizeof one + sizeof two - 2;
+    const struct {
+        int64_t bytes;
+        const char *kept[3];
+    } cases[] = {
+        {saved, {one, two, ""}}, {saved - 3, {one, two, val}}, {saved + 999, {one, two, val}}, {0, {"", "", ""}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Metrics *m;
+        Error e;
+        char want[200];
+        FILE *f = fopen("metrics.jsonl", "w");
+        fprintf(f, "%s%s%s%s", one, two, val, three);
+        fclose(f);
+        CHECK_OK(metrics_open(&m, ".", &(LockHolder){0}, &e), &e);
+        CHECK_OK(metrics_begin(m, 2, cases[i].bytes, &e), &e);
+        CHECK_OK(metrics_close(m, &e), &e);
+        size_t bytes;
+        CHECK_OK(file_read("metrics.jsonl", 1000, &text, &bytes, &e), &e);
+        snprintf(want, sizeof want, "%s%s%s", cases[i].kept[0], cases[i].kept[1], cases[i].kept[2]);
+        CHECK(strcmp(text, want) == 0, "%lld bytes: %s", (long long)cases[i].bytes, text);
+        memory_free(text);
+    }
+}
+
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
@@ -214,6 +242,7 @@ int main(void) {
     RUN(test_skipped_step);
     RUN(test_followed_total);
     RUN(test_ratio);
+    RUN(test_resumed);
     if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

@@ -1,6 +1,6 @@
 // The line of a step: its numbers, its memory compared with the kernel's count, and its width on a terminal. Work that
 // takes long, the time that is left, and the answer to a signal.
-#define _XOPEN_SOURCE 700 // posix_openpt
+#define _GNU_SOURCE // posix_openpt, syscall
 #include "base/signals.h"
 #include "gns/noise.h"
 #include "run/progress.h"
@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 static const StepMetrics metrics = {
@@ -396,6 +398,34 @@ static void test_signal(void) {
     close(before);
 }
 
+// The clock of the day, which this many seconds ahead is set right while the thread waits.
+static _Atomic(time_t) ahead;
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    int code = (int)syscall(SYS_clock_gettime, clock, t);
+    if (clock == CLOCK_REALTIME) t->tv_sec += ahead;
+    return code;
+}
+
+static void test_clock_that_is_set_back(void) { // after test_signal: a stop is asked for
+    Progress p;
+    Error e;
+    FILE *f = tmpfile(), *errors = tmpfile();
+    int before = dup(STDERR_FILENO);
+    begin(&p, f, true);
+    progress_begin(&p, STAGE_STEP, NULL, 8, 2);
+    ahead = 3600;
+    dup2(fileno(errors), STDERR_FILENO);
+    CHECK_OK(progress_watch(&p, &e), &e);
+    for (int i = 0; i < 2000 && lseek(fileno(errors), 0, SEEK_END) == 0; i++) usleep(10000);
+    dup2(before, STDERR_FILENO);
+    ahead = 0;
+    CHECK(strstr(written(errors), "finishing this step"), "the thread waits for the clock of the day");
+    progress_destroy(&p);
+    fclose(errors);
+    fclose(f);
+    close(before);
+}
+
 int main(void) {
     api = cpu_engine;
     api.progress = share_of;
@@ -411,5 +441,6 @@ int main(void) {
     RUN(test_left);
     RUN(test_long_run);
     RUN(test_signal);
+    RUN(test_clock_that_is_set_back);
     return test_summary();
 }

@@ -202,7 +202,8 @@ static void test_what_may_not_change(void) {
     copy_file("other.bin", "train.bin"); // as is other text of the same length and name
     code =
         trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 30");
-    CHECK(code == ERR_INPUT && log_mentions("train_data"), "%d: %s", code, log_tail());
+    CHECK(code == ERR_INPUT && log_mentions("train_data") && log_mentions("(--train: train.bin)"), "%d: %s", code,
+          log_tail());
     rename("same.bin", "train.bin");
     code = trainer_run("train_gpt2 --threads 1 --heads 2 --model d1 --out own --layers 1 --channels 16 --vocab-size 64 "
                        "--seq-len 8 --seed 5 --train train.bin --steps 30");

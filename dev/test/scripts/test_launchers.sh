@@ -71,7 +71,11 @@ visible_gpus() { # those that CUDA_VISIBLE_DEVICES names
         grep -q -- "-np ${devices##*:} " "$work/starts" || { echo "$devices: $(cat "$work/starts")"; cat "$work/log"; return 1; }
     done
 }
-no_mpirun() { refuses 64 "no mpirun" PATH="$work/bin:$work"; }
+no_mpirun() {
+    refuses 64 "no mpirun" PATH="$work/bin:$work" || return 1
+    PATH=$work/bin:$work "$BASH" scripts/mpirun.sh -np 2 program > "$work/log" 2>&1
+    [ $? = 64 ] && one_line "$work/log" && says "$work/log" "error: no mpirun here. Install Open MPI" || { cat "$work/log"; return 1; }
+}
 no_mpi_in_it() {
     sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
     refuses 64 "built without MPI" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
@@ -378,22 +382,28 @@ mpirun_that_hangs() {
     return 1
 }
 
-# An mpirun whose rank exits with 75 at USR1; its parent has the signal at its default, ignored or blocked.
+# An mpirun whose rank exits with 75 at USR1; its parent has the signal at its default, ignored or blocked. The bash is like
+# one before 5.
 mkdir "$work/asks"
+echo 'unset EPOCHREALTIME EPOCHSECONDS' > "$work/asks/bash_4"
 cat > "$work/asks/mpirun" <<'END'
 #!/usr/bin/env bash
-touch "$(dirname "$0")/started"
+echo $$ > "$(dirname "$0")/started"
 OMPI_COMM_WORLD_RANK=0 bash -c 'trap "exit 75" USR1; for ((i = 0; i < 200; i++)); do sleep 0.05; done'
 END
 chmod +x "$work/asks/mpirun"
 mpirun_hears() {
     local how job code
-    for how in default-signal ignore-signal block-signal; do
+    for how in default-signal ignore-signal block-signal to-mpirun to-all; do
         rm -f "$work/asks/started"
-        env PATH="$work/asks:$PATH" env --$how=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
+        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --${how/to-*/default-signal}=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
         job=$!
-        until [ -e "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
-        kill -USR1 $job
+        until [ -s "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
+        case $how in
+        to-mpirun) kill -TERM "$(cat "$work/asks/started")" ;;
+        to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
+        *) kill -USR1 $job ;;
+        esac
         wait $job
         code=$?
         [ $code = 75 ] || { echo "$how: exit code $code"; cat "$work/log"; return 1; }
@@ -454,13 +464,15 @@ mpirun_that_cannot_start() {
         { echo "code $code"; cat "$work/log"; return 1; }
 }
 
-mpirun_needs_room() { # for its temporary files; otherwise one line, and no start
+mpirun_needs_room() { # for its temporary files, in a directory; otherwise one line, and no start
     mkdir -p "$work/crammed"
     printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df"
     printf '#!/bin/sh\ntouch %s\n' "$work/crammed/ran" > "$work/crammed/mpirun"
     chmod +x "$work"/crammed/{df,mpirun}
     TMPDIR=$work PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
     [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work: 1000 KiB are free, " || { cat "$work/log"; return 1; }
+    TMPDIR=$work/speaks/mpirun/none PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
+    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work/speaks/mpirun/none: cannot write" || { cat "$work/log"; return 1; }
 }
 
 asked_before_it_began() { # while nvidia-smi runs

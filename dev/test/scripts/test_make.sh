@@ -79,6 +79,28 @@ done
 cd "$root" || exit 70
 end install
 
+# A make that compiles disturbs no other.
+begin
+mkdir -p "$work"/two/{bin,llmc/{base,run},data}
+cd "$work/two" || exit 70
+with_make
+echo 'int engine;' | tee train_gpt2.c data/tokenize.c > llmc/base/module.c
+echo 'int main(void) { return 0; }' > llmc/run/main_cpu.c
+program bin/slowcc 'for word; do [ "$before" != -o ] || out=$word; before=$word; done
+case "$*" in *" -c "*) : > "$out"; touch began; until [ -e go ]; do sleep 0.01; done ;; esac
+exec cc "$@"'
+make NO_MPI=1 CC=bin/slowcc FLAGS=same > slow.log 2>&1 &
+until [ -e began ] || ! kill -0 $!; do sleep 0.01; done
+returns 0 make NO_MPI=1 FLAGS=same
+check "the program does not run" ./train_gpt2
+touch go
+check "the other make: $(tail -n 1 slow.log)" wait $!
+check "something is left: $(find build -name '*.part*')" [ -z "$(find build -name '*.part*')" ]
+returns 0 make NO_MPI=1 FLAGS=same
+check "compiled again: $(cat "$work/log")" [ "$(grep -c ' -c ' "$work/log")" = 0 ]
+cd "$root" || exit 70
+end two_makes
+
 # A missing header of a library is an error of one line.
 begin
 mkdir -p "$work"/bare/{bin,none}
@@ -112,7 +134,8 @@ for fast in -Ofast "-O2 -ffast-math" "-O2 -ffinite-math-only"; do
     compiles 2 CFLAGS="$fast"
     check "$fast: $(cat "$work/log")" says "$work/log" "NaN checks need IEEE arithmetic"
 done
-program armcc '[ "$1" != -dumpmachine ] || echo aarch64-linux-gnu'
+program armcc '[ "$1" != -dumpmachine ] || echo aarch64-linux-gnu
+for word; do [ "$before" != -o ] || : > "$word"; before=$word; done'
 for machine in "cc -march=native" "$PWD/armcc -mcpu=native"; do
     [ "${machine% *}" != cc ] || [ "$(uname -m)" = x86_64 ] || continue
     compiles 0 CC="${machine% *}"
