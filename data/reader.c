@@ -69,7 +69,7 @@ static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return r->o->max_bytes && left < bytes ? left : bytes;
 }
 
-// Is text checked as it arrives? That of pipes is, so that invalid UTF-8 is reported before a block is full.
+// True if text is checked as it arrives: that of pipes, so that invalid UTF-8 is reported before a block is full.
 static bool reader_checks(const TokenizeOptions *o, const Input *input) {
     const char *separator = o->separator ? o->separator : "";
     bool plain = utf8_invalid_at(separator, strlen(separator)) == strlen(separator);
@@ -285,7 +285,7 @@ void reader_free(Reader *r) {
 
 // ---- --invalid skip -------------------------------------------------------------------------------------------------
 
-// Is the open file UTF-8 throughout? Lines of jsonl are checked one by one later; here only its first bytes count.
+// *valid: the open file is UTF-8 throughout. Lines of jsonl are checked one by one later; here only its first bytes count.
 static int reader_check_file(Reader *r, bool *valid, Error *e) {
     const Input *input = reader_input(r);
     Error ignored;

@@ -17,7 +17,7 @@ static void shard_path(const Writer *w, int split, int shard, const char *suffix
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
 }
 
-// Does this run write the split, and so refuse or replace its shards?
+// True if this run writes the split, and so refuses or replaces its shards.
 static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
 
 int writer_check_free(const Writer *w, Error *e) {

@@ -182,7 +182,7 @@ static void print_left_out(const Run *run) {
                    run->marked == 1 ? " begins" : "s begin", run->first_marked->path);
 }
 
-// Does the run fail if the split stays empty?
+// True if the run fails when the split stays empty.
 static bool fills_split(const TokenizeOptions *o, int split) {
     return o->val_fraction > 0 || o->val_every_file || split == (o->split == SPLITS ? TRAIN : o->split);
 }

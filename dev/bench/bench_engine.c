@@ -225,7 +225,7 @@ typedef struct {
     bool tune, sample, turns;
 } Words;
 
-// Is it one that changes the engine's configuration?
+// True for a word that changes the engine's configuration.
 static bool read_setting(Bench *b, const char *word) {
     EngineConfig *c = &b->config;
     if (strcmp(word, "gelu") == 0) c->recompute = RECOMPUTE_GELU;

@@ -92,7 +92,7 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// Quick, and no part of a step?
+// True for a quick run of what is no part of a step.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0; }
 
 // How many times as long the call takes beside a kernel that holds HELD multiprocessors.

@@ -27,5 +27,5 @@ static inline cJSON *json_get(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
 }
 
-// Is the item a whole number from `low` to `high`, and exact as a double (up to 2^53)?
+// True if the item is a whole number from `low` to `high`, exact as a double (up to 2^53).
 bool json_whole(const cJSON *item, double low, double high);

@@ -12,7 +12,7 @@ void wait_note(Wait *wait, int fd, const char *name, size_t have);
 
 const char *pipe_name(const char *path); // for messages: "-" becomes "standard input"
 
-// Is the path neither a regular file nor a directory?
+// True if the path is neither a regular file nor a directory.
 bool pipe_is(const char *path);
 
 // Opens a file, a pipe, a terminal or a character device, without waiting for a FIFO's writer.

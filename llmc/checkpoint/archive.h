@@ -36,7 +36,7 @@ void archive_abandon(const char *run_dir, int64_t step, Manifest *manifest, FILE
 // Makes the checkpoint visible. All files of the manifest must be on the disk.
 int archive_commit(const char *run_dir, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
 
-// Does this step have a checkpoint, damaged, unreadable or not?
+// True if this step has a checkpoint, damaged and unreadable ones included.
 bool archive_has(const char *run_dir, int64_t step);
 
 // Reads every byte of a checkpoint from the disk. ERR_INPUT names the first file that is damaged.

@@ -18,7 +18,7 @@
 
 #define OPTIMIZER_NAME "optimizer.safetensors"
 
-// Is this the path of a directory with a config.json, or of llm.c's .bin?
+// True if the path is a directory with a config.json, or llm.c's .bin.
 bool checkpoint_is_model(const char *path);
 
 // ERR_INPUT, with the remedy, if a directory has its weights only as PyTorch's pickle, which is not read here.

@@ -9,7 +9,7 @@
 
 #include "model/model.h"
 
-// Is this a file that begins with the magic?
+// True if the file begins with the magic.
 bool llmc_bin_is(const char *path);
 
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);

@@ -343,7 +343,7 @@ static inline void step_result_unscale(StepResult *result, int count, double sca
     }
 }
 
-// Does a micro-step in this mode measure the tensor's per-example norms?
+// True if a micro-step in this mode measures the tensor's per-example norms.
 static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }

@@ -27,7 +27,7 @@ bool option_is_zero(const Options *o, OptionId id) {
 
 static bool is_off(const Options *o, OptionId id) { return option_rows[id].off_at_0 && option_is_zero(o, id); }
 
-// On the command line, under its own name? Other options are not refused: runs share config files, and llm.c's scripts
+// True for an option on the command line, under its own name. Others are not refused: runs share config files, and llm.c's scripts
 // set llm.c's flags.
 static bool typed(const Options *o, OptionId id) {
     return (o->given[id] & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_ALIAS)) == OPTION_GIVEN_COMMAND_LINE;

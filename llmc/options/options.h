@@ -72,12 +72,12 @@ int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 // the mode is ln.
 int options_resolve_gns(Options *o, GnsMode mode, Error *e);
 
-// Does --ramp gns follow the whole model's noise scale, which every step measures? Otherwise c x the LayerNorms'.
+// True if --ramp gns follows the whole model's noise scale, which every step measures; false: c x the LayerNorms'.
 static inline bool ramp_follows_total(const Options *o) {
     return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
 }
 
-// Does the command train a model? Otherwise an option such as --check or --dry-run says what it does.
+// True if the command trains a model; false: an option such as --check or --dry-run says what it does.
 static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }

@@ -84,7 +84,7 @@ static const char *foreign_subject(const char *flag) { // NULL: not one of them
     return NULL;
 }
 
-// Is a word of the command line an option, and not a value?
+// True if a word of the command line is an option, not a value.
 static bool is_option(const char *word) {
     if (strncmp(word, "--", 2) == 0) return option_find(word + 2) < OPTION_COUNT;
     return word[0] == '-' && (option_find_alias(word) < OPTION_COUNT || foreign_subject(word));

@@ -41,7 +41,7 @@ typedef struct {
 
 extern const OptionRow option_rows[OPTION_COUNT];
 
-bool option_is_zero(const Options *o, OptionId id); // 0, the first of its names, "" or false?
+bool option_is_zero(const Options *o, OptionId id); // true: its value is 0, the first of its names, "" or false
 
 enum { FLAG_BYTES = 40 }; // of the longest flag, with its NUL
 void option_flag(char out[FLAG_BYTES], OptionId id);
@@ -52,10 +52,10 @@ OptionId option_find_alias(const char *alias);
 
 void *option_field(Options *o, OptionId id);
 
-// Does the interval of a row, "[0, 1)", contain x? False for NaN.
+// True if the interval of a row, "[0, 1)", contains x. False for NaN.
 bool option_range_contains(const OptionRow *row, double x);
 
-// Is it --dry-run, or an option for --dry-run alone? These are no part of a run.
+// True for --dry-run and for options of --dry-run alone: these are no part of a run.
 bool option_is_of_planning(OptionId id);
 
 // Format of an option's name as the user wrote it, and of its value; long texts are cut.

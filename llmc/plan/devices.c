@@ -52,7 +52,7 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// Does `text` contain `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200"? With a suffix ("RTX 4080
+// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". With a suffix ("RTX 4080
 // SUPER") it is another card.
 static bool names_device(const char *text, const char *name) {
     char pattern[100];

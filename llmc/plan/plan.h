@@ -50,10 +50,10 @@ typedef struct {
 // ERR_USAGE if neither the table nor `own` has the figures of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
-// Are exact per-example norms measured within the weight gradients (EngineDevice.exact_is_fused)?
+// True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
-// Does the head store the exponentials of the logits instead of the logits (train_gpt2.cu)?
+// True if the head stores the exponentials of the logits instead of the logits (train_gpt2.cu).
 bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch

@@ -206,7 +206,7 @@ static void print_step(FILE *f, const Plan *p) {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-// Does this number of ranks get a row: one, a machine, two machines, the plan's and its halves and doubles, the most?
+// True for numbers of ranks that get a row: one, a machine, two machines, the plan's, its halves and doubles, the most.
 static bool has_row(const Plan *p, int ranks) {
     int machine = p->device.spec.devices_a_machine, n = p->ranks;
     if (ranks > RANKS_MOST) return ranks == n;
@@ -229,7 +229,7 @@ static double step_link_seconds(const Plan *p) {
     return plan_step_bytes(p) / plan_link_bandwidth(&p->device, p->ranks);
 }
 
-// By bytes: does the arithmetic take longer than the transfers?
+// True if, by bytes, the arithmetic takes longer than the transfers.
 static bool is_compute_bound(const Plan *plan, int ranks) {
     Plan p = *plan;
     p.ranks = ranks;
@@ -250,13 +250,13 @@ static bool both_compute_bound(const Plan *plan, int ranks) {
     return ranks == 1 || step_math_seconds(&p) >= step_link_seconds(&p) / plan_tensor_ranks(&p, ranks);
 }
 
-// By time: is at most half of a step exposed communication?
+// True if, by time, at most half of a step is exposed communication.
 static bool is_computing(const Plan *p, int ranks) {
     PlanStep step = step_on(p, ranks);
     return 2 * step.exposed <= step.seconds;
 }
 
-// Do the latencies of the rings make up more than half of a step?
+// True if the latencies of the rings make up more than half of a step.
 static bool is_latency_bound(const Plan *p, int ranks) {
     PlanStep step = step_on(p, ranks);
     Plan instant = *p;

@@ -32,7 +32,7 @@ typedef struct {
     WatchdogEntry *board;         // (ranks); each rank of this machine writes its own line; may be NULL
     double deadline[PHASE_COUNT]; // seconds
     void (*end)(int code);        // ends the whole job; does not return
-    bool (*orphaned)(const void *launchers); // is the launcher gone? May be NULL
+    bool (*orphaned)(const void *launchers); // true: the launcher is gone. May be NULL
     const void *launchers;                   // outlives the watchdog
 } WatchdogConfig;
 

@@ -21,4 +21,4 @@ int run_lock_take(int fd, const char *path, const char *directory, LockHolder *h
 
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(const char *directory, Error *e);
-bool run_lock_is_ours(const char *directory); // does written_by name this process?
+bool run_lock_is_ours(const char *directory); // true: written_by names this process

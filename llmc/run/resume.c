@@ -139,7 +139,7 @@ int setup_source(Run *r, Error *e) {
 
 // ---- Resume ---------------------------------------------------------------------------------------------------------
 
-// Do all ranks see the checkpoint that rank 0 has read (2)? Its manifest holds the hashes of its other files.
+// Fails unless all ranks see the checkpoint that rank 0 has read (2). Its manifest holds the hashes of its other files.
 static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // stays so without a manifest

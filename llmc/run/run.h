@@ -104,7 +104,7 @@ typedef struct Run {
     Output output;
 } Run;
 
-// Does --patience end the run? All ranks know.
+// True if --patience ends the run; all ranks know.
 static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }

@@ -337,7 +337,7 @@ static void print_build_change(FILE *f, const char *then) {
     fprintf(f, "build: %.*s then, %s now\n", length, then, now);
 }
 
-// Has an option of the run changed? An option that the file lacks was unknown to the build that wrote it.
+// True if an option of the run has changed. An option that the file lacks was unknown to the build that wrote it.
 static bool option_changed(const Options *o, OptionId id, const cJSON *before, const cJSON *now) {
     bool of_invocation = id == OPTION_config || id == OPTION_fresh || id == OPTION_out;
     if (of_invocation || !now) return false;

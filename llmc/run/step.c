@@ -14,8 +14,8 @@ static GnsMode step_mode(const Setup *setup, const Position *position) {
     return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
 }
 
-// Also measure the norms of the ranks' own gradients? That reads them once more: half a percent of a step of one
-// micro-step. They are a cross-check, so every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. That reads them once more: half a percent of a
+// step of one micro-step. They are a cross-check, so every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
@@ -132,8 +132,8 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
     return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
 }
 
-// Did the scaled gradient of fp16 overflow? The gradient, summed over the ranks, is not finite, but the unscaled loss
-// is: a smaller loss scale may help. The engine skips the update of such a gradient.
+// True if the scaled gradient of fp16 overflowed: the gradient, summed over the ranks, is not finite, but the unscaled
+// loss is, so a smaller loss scale may help. The engine skips the update of such a gradient.
 static bool overflows(const Setup *setup, const Position *position, int64_t B) {
     return position->at.loss_scale.scale > 0 && isfinite(position->result.loss_sum) &&
            !isfinite(grad_norm(setup, position, B));
@@ -218,7 +218,7 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     return 0;
 }
 
-// On rank 0: do lines of the log wait for which no save was tried yet, or too many lines?
+// On rank 0: true if lines of the log wait for which no save was tried yet, or too many lines.
 static bool wants_save(Run *r) {
     size_t waiting = metrics_waiting(r->output.metrics);
     if (!waiting) r->saving.log_save_tried = false;
