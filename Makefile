@@ -91,12 +91,13 @@ uninstall: ## removes them from PREFIX/bin
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))
 LIBRARY := $(BUILD)/libgns.a
 
-# A product appears whole, as another make may be reading it: it is made in PART, by each make's own shell.
+# The trainer, the tokenizer and their objects appear whole, as another make may be reading them: each is made in PART, by
+# each make's own shell.
 PART = $@.part$$$$
 SHOW_WHOLE = && mv -f $(PART) $@
 
 $(LIBRARY): $(OBJECTS)
-	@$(AR) rcs $(PART) $^ $(SHOW_WHOLE)
+	@rm -f $(PART) && $(AR) rcs $(PART) $^ $(SHOW_WHOLE)
 
 $(BUILD)/train_gpt2: $(BUILD)/llmc/run/main_cpu.o $(BUILD)/train_gpt2.o $(LIBRARY)
 	$(CC) $(ALL_CFLAGS) -o $(PART) $^ $(LDFLAGS) $(MPI_LIBS) $(LDLIBS) $(SHOW_WHOLE)

@@ -63,7 +63,8 @@ kill_hung_mpirun() {
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" 2> /dev/null || return
         return_mpirun_signal
-        sleep $([ $((looks += 1)) -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
+        looks=$((looks + 1))
+        sleep $([ $looks -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
     done
     echo started
     while [ $alone -lt $timeout ]; do
@@ -88,7 +89,7 @@ command -v mpirun > /dev/null || {
     exit 64
 }
 
-temporary=${TMPDIR:-/tmp}
+temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
 mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || { # mpirun makes it, too
     echo "error: $temporary: cannot write there, where Open MPI keeps its files. Set TMPDIR to another directory" >&2
     exit 74
@@ -138,6 +139,11 @@ for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpi
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
+# A signal that came before mpirun had blocked it.
+[[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] || {
+    echo "error: asked to stop before the ranks began. Start the same command again" >&2
+    exit 75
+}
 # Other codes above 128 are those of a rank that a signal ended, perhaps before the guard looked for ranks.
 [ -n "$started" ] || [[ $code != @(132|255) ]] || {
     echo "error: mpirun did not start the ranks (exit code $code): its message is above" >&2

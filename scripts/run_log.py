@@ -197,11 +197,16 @@ def read_json(path):
 
 
 def parse_lines(path, data, first=1):
-    """(where, object) of every line of JSON that has its end: a run may be writing the last one, or wait for space on the
-    disk in the middle of it. first: the number of the data's first line."""
-    for i, line in enumerate(data.split(b"\n")[:-1], first):
+    """(where, object) of every line of JSON. The last one may have no end: a run is writing it, or waits for space on the
+    disk in the middle of it; it counts if it is JSON. first: the number of the data's first line."""
+    *lines, last = data.split(b"\n")
+    for i, line in enumerate(lines, first):
         if line:
             yield f"{path} line {i}", parse(f"{path} line {i}", line)
+    with contextlib.suppress(Fault):
+        if last:
+            where = f"{path} line {first + len(lines)}"
+            yield where, parse(where, last)
 
 
 class Cut(Exception):

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # Sourced by mpirun.sh and launch.sh: signals that request a stop, and the exit codes of ranks.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
-usr1_bit=$((1 << ($(kill -l USR1) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
+usr1_bit=$((1 << ($(kill -l USR1) - 1))) usr2_bit=$((1 << ($(kill -l USR2) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
 # A shell cannot trap signals that its parent (a batch system, a service) ignores or blocks: then this starts the script
 # again with their default action.
 unblock_signals() { # the script's arguments
     local set deaf=0
     for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done
-    ((deaf & (usr1_bit | term_bit))) && [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] || return 0
-    env --default-signal=TERM,USR1 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
-    GNS_SIGNALS_UNBLOCKED=1 exec env --default-signal=TERM,USR1 "${BASH:-bash}" "$self" "$@"
+    ((deaf & (usr1_bit | usr2_bit | term_bit))) && [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] || return 0
+    env --default-signal=TERM,USR1,USR2 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
+    GNS_SIGNALS_UNBLOCKED=1 exec env --default-signal=TERM,USR1,USR2 "${BASH:-bash}" "$self" "$@"
 }
 
 # Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started; a second request

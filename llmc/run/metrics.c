@@ -111,15 +111,15 @@ int metrics_restore(Metrics *m, bool *recreated, Error *e) {
     *recreated = !there && errno == ENOENT;
     if (*recreated) TRY(directory_create(m->directory, e));
     else if (there && fstat(m->fd, &ours) == 0 && (named.st_dev != ours.st_dev || named.st_ino != ours.st_ino)) {
-        int old_fd = m->fd;
-        TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &m->fd, e));
-        int code = run_lock_take(m->fd, m->steps.path, m->directory, &holder, e);
+        int fd; // m->fd stays if it cannot be opened
+        TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &fd, e));
+        int code = run_lock_take(fd, m->steps.path, m->directory, &holder, e);
         bool taken = !run_lock_is_ours(m->directory);
         if (!code && taken && directory_holds(m->directory, RUN_LOCK_HOLDER))
             code = FAIL(e, ERR_WRITE, "move that run away", "%s: another run took its place", m->steps.path);
-        close(code ? m->fd : old_fd);
-        if (code) m->fd = old_fd;
+        close(code ? fd : m->fd);
         if (code) return taken ? (e->code = ERR_WRITE) : 0; // ours, under two inode numbers
+        m->fd = fd;
         m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
     }
     TRY(take(m, &holder, e));

@@ -8,6 +8,7 @@
 
 #include <cjson/cJSON.h>
 #include <limits.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static char *text;
@@ -232,6 +233,27 @@ static void test_resumed(void) {
     }
 }
 
+// Another file has the log's name, and no descriptor is free to open it. Then the log has its name again.
+static void test_opened_later(void) {
+    Metrics *m;
+    Error e;
+    bool recreated;
+    struct rlimit before, none = {0};
+    StepMetrics step = {.step = 3, .loss = 2};
+    Noise noise = {0};
+    CHECK_OK(metrics_open(&m, ".", &(LockHolder){0}, &e), &e);
+    CHECK(rename("metrics.jsonl", "ours") == 0 && fclose(fopen("metrics.jsonl", "w")) == 0, "cannot rename");
+    getrlimit(RLIMIT_NOFILE, &before);
+    none.rlim_max = before.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &none);
+    CHECK(metrics_restore(m, &recreated, &e) == ERR_WRITE, "%s", e.what);
+    setrlimit(RLIMIT_NOFILE, &before);
+    CHECK(rename("ours", "metrics.jsonl") == 0, "cannot rename");
+    CHECK_OK(metrics_restore(m, &recreated, &e), &e);
+    CHECK_OK(metrics_step(m, &step, &noise, &e), &e);
+    CHECK_OK(metrics_close(m, &e), &e);
+}
+
 int main(void) {
     const char *tmp = getenv("TMPDIR");
     char scratch[PATH_MAX];
@@ -243,6 +265,7 @@ int main(void) {
     RUN(test_followed_total);
     RUN(test_ratio);
     RUN(test_resumed);
+    RUN(test_opened_later);
     if (chdir("/") == 0) remove_tree(scratch);
     return test_summary();
 }

@@ -394,13 +394,13 @@ END
 chmod +x "$work/asks/mpirun"
 mpirun_hears() {
     local how job code
-    for how in default-signal ignore-signal block-signal to-mpirun to-all; do
+    for how in default-signal ignore-signal block-signal to-mpirun to-all to-mpirun-ignore-signal to-mpirun-block-signal; do
         rm -f "$work/asks/started"
-        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --${how/to-*/default-signal}=USR1 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
+        env PATH="$work/asks:$PATH" BASH_ENV="$work/asks/bash_4" env --"$(sed -E 's/^to-(mpirun|all)$/default-signal/; s/^to-mpirun-//' <<< "$how")"=USR1,USR2 scripts/mpirun.sh -np 1 program > "$work/log" 2>&1 &
         job=$!
         until [ -s "$work/asks/started" ] || ! kill -0 $job; do sleep 0.05; done
         case $how in
-        to-mpirun) kill -TERM "$(cat "$work/asks/started")" ;;
+        to-mpirun*) kill -TERM "$(cat "$work/asks/started")" ;;
         to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
         *) kill -USR1 $job ;;
         esac
@@ -471,8 +471,8 @@ mpirun_needs_room() { # for its temporary files, in a directory; otherwise one l
     chmod +x "$work"/crammed/{df,mpirun}
     TMPDIR=$work PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
     [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work: 1000 KiB are free, " || { cat "$work/log"; return 1; }
-    TMPDIR=$work/speaks/mpirun/none PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
-    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work/speaks/mpirun/none: cannot write" || { cat "$work/log"; return 1; }
+    TMPDIR=$work/crammed/df/none PATH="$work/crammed:$PATH" scripts/mpirun.sh -np 1 program > "$work/log" 2>&1
+    [ $? = 74 ] && [ ! -e "$work/crammed/ran" ] && one_line "$work/log" && says "$work/log" "error: $work/crammed/df/none: cannot write" || { cat "$work/log"; return 1; }
 }
 
 asked_before_it_began() { # while nvidia-smi runs

@@ -98,6 +98,10 @@ END
     head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$work/bad/metrics.jsonl"
     returns 0 "$python" scripts/report.py "$work/bad" -o "$work/cut.html" # the disk is full
     check "an unfinished last line is no step: $(cat "$work/log")" grep -q '<td class=n>3</td>' "$work/cut.html"
+    head -n 4 "$work/b8/metrics.jsonl" | head -c -1 > "$work/bad/metrics.jsonl"
+    returns 0 "$python" scripts/report.py "$work/bad" -o "$work/cut.html"
+    check "a whole last line without its end is a step: $(cat "$work/log")" grep -q '<td class=n>4</td>' "$work/cut.html"
+    head -n 4 "$work/b8/metrics.jsonl" | head -c -20 > "$work/bad/metrics.jsonl"
     echo >> "$work/bad/metrics.jsonl"
     fails "cut" "metrics.jsonl line 4: not JSON"
     echo '{"step": 1, "tokens": 8, "loss": "low"}' > "$work/bad/metrics.jsonl"
