@@ -19,7 +19,7 @@
 
 static inline void bench_check(int code, const Error *e) {
     if (code == 0) return;
-    error_print(e, 0, 1);
+    error_print(e);
     exit(code);
 }
 static inline void cuda_check(cudaError_t code) {

@@ -7,7 +7,7 @@
 //   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]                   losses (R) fp32: pass losses + row0
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
 // scale: of the loss; 0: no gradient, and the logits stay.
-// smoothed (R): the losses with label smoothing (math/loss.h), and the gradient is theirs; NULL: no smoothing.
+// smoothed (R): the losses with label smoothing (math/loss.h), of which the gradient is taken; NULL: no smoothing.
 // logits (R, Vp): row stride Vp, a multiple of 8. The padding is never read.
 // tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,

@@ -200,7 +200,8 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// The relative variance of the ratio of two significant scales: the sum of theirs, less twice the covariance.
+// The relative variance of the ratio of two significant scales: the sum of their relative variances, less twice their
+// relative covariance.
 static inline double gns_calibration_var(const GnsCalibration *c, GnsEstimate total, GnsEstimate ln) {
     const double a[2] = {-1 / total.g2, 1 / total.s}, b[2] = {-1 / ln.g2, 1 / ln.s};
     double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;

@@ -207,7 +207,7 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     config.micro_batch = 1;
     config.seq_len = cases[1].seq_len;
     int code = engine_create(&cuda_engine, &engine, &config, &e);
-    if (code) error_print(&e, 0, 1);
+    if (code) error_print(&e);
     if (code == ERR_UNAVAILABLE) return ERR_SKIPPED;
     if (engine) {
         engine_describe(engine, line, sizeof line);

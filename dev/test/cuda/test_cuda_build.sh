@@ -22,6 +22,21 @@ for precision in BF16 FP16 FP32; do
     end $precision
 done
 
+# The CUDA tests and benchmarks, which run only where there is a GPU: compiled as far as PTX, which finds calls that no longer
+# fit a function.
+programs_compile() {
+    local nvcc precision source
+    nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+    for source in dev/test/*/*.cu dev/bench/*.cu; do
+        for precision in BF16 FP16 FP32; do
+            "$nvcc" -std=c++20 -Illmc -diag-suppress 177 -DGNS_$precision -arch=compute_80 -ptx -o "$work/program.ptx" "$source" || return 1
+        done
+    done
+}
+begin
+check "it says:" programs_compile
+end programs_compile
+
 cuda=$root/build/cuda-BF16/train_gpt2cu
 export CUDA_VISIBLE_DEVICES=
 cd "$work" || exit 70
