@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a batch that follows the noise scale is worth, against the best constant batch: one small model (10.9M parameters,
-# rows of 512 bytes of source code, 80M tokens), and then a second size. dev/docs/gns.md reports it.
+# rows of 512 bytes of source code, 80M tokens), and then a second size. dev/docs/gns-study.md reports it.
 #
 #     TRAINER=./train_gpt2cu JOBS=8 dev/bench/ramp_study.sh
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of dev/docs/gns.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [--muon DIR] [-o DIR]
+"""The figures of dev/docs/gns-study.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [--muon DIR] [-o DIR]
 
 Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table; of the studies in --muon DIR, gns-muon.svg.
 Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the

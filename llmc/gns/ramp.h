@@ -26,7 +26,7 @@ typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
-// Measured (dev/docs/gns.md). The rate grows with batch^power, and the power falls with the schedule. A high power at the
+// Measured (dev/docs/gns-study.md). The rate grows with batch^power, and the power falls with the schedule. A high power at the
 // peak makes more progress in fewer steps, and the noise that it adds disappears as the rate decays. The square root at
 // the end leaves as little noise as the constant batch has.
 #define RAMP_LR_POWER     0.8 // at the schedule's peak: of gns, and of a replay

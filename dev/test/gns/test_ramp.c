@@ -115,7 +115,7 @@ typedef struct {
     int64_t first; // rows
 } World;
 
-// Measured in dev/docs/gns.md's study: GNS_total in rows at millions of tokens.
+// Measured in dev/docs/gns-study.md: GNS_total in rows at millions of tokens.
 static double study_scale(double tokens) {
     static const double at[] = {0, 8, 16, 32, 64, 80}, rows[] = {1, 16, 42, 95, 231, 430};
     int i = 1;

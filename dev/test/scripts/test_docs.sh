@@ -123,7 +123,7 @@ commands() { # PAGE HEADING
 # A command that may take more than a minute has the time beside it.
 timed() {
     local page
-    for page in README.md dev/docs/gpt2-124M.md dev/docs/gns.md; do
+    for page in README.md dev/docs/gpt2-124M.md dev/docs/gns.md dev/docs/gns-study.md; do
         commands $page . | grep -E -- '--steps [0-9]|--train-tokens|^make (demo|test|train_gpt2cu)|^data/fineweb|^scripts/run_gpt2|pip install' |
             grep -vE -- '--dry-run|# [^#]*(second|minute|hour)' | sed "s|^|$page: how long? |"
     done
