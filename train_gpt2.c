@@ -478,6 +478,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
+        .is_cpu = true,
         .value_bytes = value_bytes(config->dtype),
         .head_bytes = ENGINE_HEAD_BYTES,
         .flops = measure ? calibrate_flops(threads, config->dtype) : 0,

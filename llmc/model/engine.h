@@ -57,9 +57,10 @@ typedef struct {
 // The device of an engine.
 typedef struct {
     char name[256];      // the maker's or the driver's; "": this machine has no such device
+    bool is_cpu;         // its speeds are measured; a GPU's are in a table (plan/devices.h)
     size_t value_bytes;  // of a weight or an activation in the kernels
     size_t head_bytes;   // of the largest chunk of logits
-    double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, see plan/devices.h
+    double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
     double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
     double memory_bytes; // 0: unknown
     // GNS_EXACT costs a step of this configuration at most a few percent: per-example norms come with the products,

@@ -59,14 +59,13 @@ static int wanted_spec(const char *wanted, const DeviceSpec *own, DeviceSpec *ou
 
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
     const double bf16_bytes = 2;
-    bool gpu_engine = !(here->flops > 0);
     DeviceSpec spec = {0};
     const DeviceSpec *known = *wanted ? NULL : device_spec_find(here->name);
     if (*wanted) TRY(wanted_spec(wanted, own, &spec, e));
     else if (known) spec = *known;
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
-    if (*wanted && !gpu_engine) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
-    out->measured = !*wanted && !gpu_engine;
+    if (*wanted && here->is_cpu) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
+    out->measured = !*wanted && here->is_cpu;
     out->fuses_exact = *wanted ? spec.hopper && out->value < sizeof(float) : here->exact_is_fused;
     if (out->measured) {
         out->spec = (DeviceSpec){.bandwidth = here->bandwidth, .devices_a_machine = 1};

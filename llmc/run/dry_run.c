@@ -54,9 +54,8 @@ int run_dry(Run *r, Error *e) {
     if (o->train[0]) TRY(setup_data(r, e));
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
     if (ramp) TRY(setup_schedule(setup, &r->position, e));
-    setup->engine_api->device(&setup->shape, true, &here);
-    bool cpu = here.flops > 0;
-    if (o->tune && !o->device[0] && cpu) // a run refuses it
+    setup->engine_api->device(&setup->shape, !o->device[0], &here);
+    if (o->tune && !o->device[0] && here.is_cpu) // a run refuses it
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
@@ -70,7 +69,7 @@ int run_dry(Run *r, Error *e) {
         .engine = setup->engine_api,
         .shape = setup->shape,
         .device = device,
-        .estimate_memory = o->device[0] && cpu,
+        .estimate_memory = o->device[0] && here.is_cpu,
         .ranks = ranks,
         .sharing = setup->parallel.config,
         .ramp = ramp,

@@ -64,7 +64,7 @@ static Options options; // of the plan made last
 
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     Error e;
-    EngineDevice cpu = {.value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
+    EngineDevice cpu = {.is_cpu = true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 1e11, .bandwidth = 1e10};
     Plan p = {.options = &options, .engine = &cpu_engine, .ranks = 1, .estimate_memory = true};
     options_defaults(&options);
     options.zero = ZERO_0;
@@ -304,7 +304,7 @@ static void test_measured_kernels(void) {
 static void test_measured_cpu(void) {
     Error e;
     Plan p = make_plan(model_of("d12", 50257, 64), "H200", 4, 64);
-    EngineDevice cpu = {.name = "CPU", .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
+    EngineDevice cpu = {"CPU", true, .value_bytes = 4, .head_bytes = 64 << 20, .flops = 233.6e9, .bandwidth = 25e9};
     CHECK_OK(plan_device(&p.device, "", &cpu, &(DeviceSpec){0}, &e), &e);
     CHECK(p.device.measured, "the CPU's own figures");
     CHECK_CLOSE(4 * 64 / plan_step(&p, 4).seconds, 243, 0.15, 0);
@@ -743,7 +743,7 @@ static void test_checkpoints_at_a_time(void) {
 static void test_devices_here_and_elsewhere(void) {
     Error e;
     PlanDevice d;
-    EngineDevice cpu = {.name = "CPU, 2 threads", .value_bytes = 4, .flops = 2e11, .bandwidth = 2e10};
+    EngineDevice cpu = {"CPU, 2 threads", true, .value_bytes = 4, .flops = 2e11, .bandwidth = 2e10};
     EngineDevice gpu = {.name = "NVIDIA H100 80GB HBM3", .value_bytes = 2, .memory_bytes = 85e9};
     EngineDevice gpu32 = gpu, none = {.value_bytes = 2};
     cpu.memory_bytes = 1e10, gpu32.value_bytes = 4;
@@ -771,6 +771,9 @@ static void test_devices_here_and_elsewhere(void) {
     own = (DeviceSpec){.memory_bytes = 48e9};
     CHECK_OK(plan_device(&d, "4090", &cpu, &own, &e), &e);
     CHECK(d.peak == 165.2e12 && d.spec.memory_bytes == 48e9 && d.spec.bandwidth == 1008e9, "one figure");
+    cpu.flops = 0; // a CPU that has no kernel for the type
+    CHECK_OK(plan_device(&d, "4090", &cpu, &own, &e), &e);
+    CHECK(d.peak == 165.2e12 && d.value == 2 && d.head_bytes > 0, "a GPU, planned by a CPU without its type");
     CHECK_ERROR(plan_device(&d, "rtx 40", &cpu, &own, &e), &e, ERR_USAGE, "may be one of RTX 4090, RTX 4080");
     CHECK_ERROR(plan_device(&d, "Voodoo 2", &cpu, &own, &e), &e, ERR_USAGE, "Voodoo 2");
     CHECK(strstr(e.hint, "--device-flops, --device-bandwidth and --device-memory"), "%s", e.hint);
