@@ -2,6 +2,7 @@
 #
 #   SAN=1           AddressSanitizer and UndefinedBehaviorSanitizer, in a build of its own
 #   NATIVE=0        for any x86-64 or Arm machine rather than this one
+#   AVX2=1          for any x86-64 machine with AVX2, in a build of its own: the kernels of a machine without AVX-512
 #   ARM=1           for any 64-bit Arm machine, on another one: cross-compiled, without MPI, in a build of its own
 #   PRECISION=...   the CUDA trainer in BF16 (default), in FP16 for GPUs from 7.5 on, or in FP32 for comparisons
 #   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
@@ -16,6 +17,7 @@ comma := ,
 
 SAN ?= 0
 NATIVE ?= 1
+AVX2 ?= 0
 NO_MPI ?= 0
 
 # Debian's cross compiler, and build/arm64, where scripts/deps.sh arm unpacks the libraries.
@@ -49,7 +51,7 @@ MPI_LIBS += $(shell pkg-config --libs pmix)
 MPI_CFLAGS += -DGNS_PMIX $(shell pkg-config --cflags pmix)
 endif
 endif
-VARIANT := $(if $(filter 1,$(ARM)),cpu-arm64,cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic))
+VARIANT := $(if $(filter 1,$(ARM)),cpu-arm64,cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)$(if $(filter 1,$(AVX2)),-avx2))
 SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
@@ -57,6 +59,9 @@ CFLAGS ?= -O3
 # This machine, unless CFLAGS names one. On Arm -mcpu names it: Clang knows no -march=native there.
 THIS_MACHINE := $(if $(filter aarch64%,$(shell $(CC) -dumpmachine 2> /dev/null)),-mcpu=native,-march=native)
 MACHINE := $(if $(filter 0,$(NATIVE))$(filter -march=% -mcpu=%,$(CFLAGS)),,$(THIS_MACHINE))
+ifeq ($(AVX2),1)
+MACHINE := -march=haswell -DGNS_AVX2
+endif
 ALL_CFLAGS := -std=gnu11 -Illmc $(if $(MPI_LIBS),-DGNS_MPI) -Wall -Wextra -fopenmp -fno-math-errno -ffp-contract=fast -MMD -MP $(MACHINE) $(CFLAGS)
 LDLIBS := -lcjson -lm -lpthread
 ifeq ($(SAN),1)

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The kernels of a machine with AVX2 and without AVX-512, forced by the build: the tests of the CPU's kernels and of plans.
+set -u
+. "$(dirname "$0")/../checks.sh" avx2
+case $build in *-san* | *-avx2) skip_suite "this build's own tests do" ;; esac
+grep -qw avx2 /proc/cpuinfo || skip_suite "this machine has no AVX2"
+grep -qw avx512f /proc/cpuinfo || skip_suite "the other tests run its kernels: this machine has no AVX-512"
+unset MAKEFLAGS MFLAGS MAKELEVEL NATIVE SAN CFLAGS
+export GNS_BUILD=build/cpu-avx2 # without MPI, which no test here needs
+
+tests=(dev/test/{cpu,plan}/test_*.c)
+tests=("${tests[@]%.c}")
+begin
+returns 0 make --no-print-directory -s -j2 AVX2=1 NO_MPI=1 BUILD=$GNS_BUILD $GNS_BUILD/{train_gpt2,data/tokenize} "${tests[@]/#/$GNS_BUILD/}"
+end compiles
+for test in "${tests[@]/#/$GNS_BUILD/}" dev/test/plan/test_plan.sh; do
+    "$test" | sed -E '/^SKIP /d; s/^(PASS|FAIL) /\1 avx2: /' # skipped: bf16
+    [[ ${PIPESTATUS[0]} == @(0|77) ]] || failed=1
+done
+exit $failed
