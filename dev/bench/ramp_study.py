@@ -1,17 +1,36 @@
 #!/usr/bin/env python3
-"""The runs of dev/bench/ramp_study.sh and what they say: ramp_study.py OUT, with its choices in the environment.
+"""The referee for batch schedules: runs N of them in pairs of equal bits over seeds, and prints what each costs and saves.
 
-A choice is tuned by successive halving (Jamieson and Talwalkar 2016, arXiv 1502.07943): every combination trains on the
-first of SHARES of the tokens, the best third on the next share, and so on; the best then runs with every seed. A run
-that is in OUT already is not made again.
+    dev/bench/ramp_study.py QUEUE [--out DIR] [--seeds 1,2,3] [--against NAME] [--table]
+
+QUEUE is a file with a run a line: its name, then the trainer's options. The options of lines that begin with `all` hold for
+every run that does not give them itself. # begins a comment.
+
+    all    --model d12 --train 'text_train_*.bin' --val 'text_val_*.bin' --micro-batch 16
+    all    --train-tokens 80e6 --gns ln
+    rows16 --batch-tokens 16384 --lr 5e-4
+    ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512
+
+Every line runs with every seed. Runs of one seed train on the same examples in the same order; with the same --gns mode,
+first batch and rate they have the same bits until the schedules part (the column `equal`: steps). So differences are paired
+by seed. Each has its standard error over the seeds.
+
+DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has its line is not made again.
+A stopped study (Ctrl-C, TERM) saves its runs; the same command goes on. A line may be added to QUEUE while the study runs.
+
+GPU seconds are the sum of the steps' times, without validation and saves. The training loss is that of the last tenth of the
+tokens. From the environment: JOBS, runs side by side (default: one a GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES
+(default: all); TRAINER (./train_gpt2cu); LAUNCH, words before it (scripts/mpirun.sh -np 4), for one run at a time.
 """
 
 import gzip
-import itertools
+import json
 import math
 import os
-import queue
+import re
 import shlex
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,14 +38,11 @@ import threading
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../scripts"))
-from run_log import EXIT_INPUT, Fault, Run, run_main
+from run_log import EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, read_bytes, run_main
 
-WINDOW = 0.1      # the last share of the tokens, whose training loss is compared
-TOLERANCE = 0.001 # nats by which the reference may be above the best constant batch
-KEPT = 3          # of this many candidates, the best one stays
+WINDOW = 0.1  # the last share of the tokens, whose training loss is compared
+EXIT_STOPPED, EXIT_NONFINITE = 75, 76
 
-
-# ---- Statistics -------------------------------------------------------------------------------------------------------
 
 def window_loss(rows, begin, end):
     """The mean training loss of the tokens from `begin` to `end`. A step that lies partly within counts in part."""
@@ -37,211 +53,217 @@ def window_loss(rows, begin, end):
     return total / weight if weight > 0 else math.nan
 
 
-def paired(losses, others):
-    """(mean, its standard error) of the differences of two runs' losses by seed: {seed: loss}."""
-    seeds = sorted(set(losses) & set(others))
-    differences = [losses[seed] - others[seed] for seed in seeds]
+def paired(values, others):
+    """(mean, its standard error) of the differences by seed of two runs' values: {seed: value}."""
+    seeds = sorted(set(values) & set(others))
+    differences = [values[seed] - others[seed] for seed in seeds]
     if not differences:
         return math.nan, math.nan
     error = statistics.stdev(differences) / math.sqrt(len(seeds)) if len(seeds) > 1 else math.nan
     return statistics.mean(differences), error
 
 
-def reference_batch(losses):
-    """The largest batch whose mean loss is within TOLERANCE of the best one's: {batch: mean loss}."""
-    best = min(losses.values())
-    return max(batch for batch, loss in losses.items() if loss <= best + TOLERANCE)
+def read_queue(path):
+    """{name: {option: its words}}, in the file's order."""
+    runs, shared = {}, {}
+    for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+        where = f"{path} line {number}"
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise Fault(EXIT_INPUT, f"{where}: {error}") from None
+        name, options = words[0] if words else "", {}
+        for word in words[1:]:
+            if word.startswith("--"):
+                option, _, value = word.partition("=")
+                options[option] = [value] if value else []
+            elif not options:
+                raise Fault(EXIT_INPUT, f"{where}: {word}: no option; write NAME --option value")
+            else:
+                options[option].append(word)
+        if words and (name in runs or not re.fullmatch(r"\w[\w.,:@+=-]*", name)):
+            raise Fault(EXIT_INPUT, f"{where}: {name}: a second run of that name, or no name; choose another")
+        if taken := {"--out", "--seed"} & set(options):
+            raise Fault(EXIT_INPUT, f"{where}: {taken.pop()} is the study's own; leave it out (--seeds)")
+        if name == "all":
+            shared |= options
+        elif words:
+            runs[name] = options
+    quiet = {"--checkpoint-every": ["0"], "--val-every": ["1000000000"]}  # validation at the end only
+    return {name: quiet | shared | own for name, own in runs.items()}
 
 
-# ---- Runs -------------------------------------------------------------------------------------------------------------
+def text_of(options):
+    return shlex.join(word for name, words in options.items() for word in (name, *words))
+
+
+def result_of(run):
+    """What a finished run's log says."""
+    last = run.rows[-1]
+    return {"tokens": last["tokens"], "steps": last["step"],
+            "val_loss": run.val_rows[-1]["val_loss"] if run.val_rows else None,
+            "train_loss": window_loss(run.rows, (1 - WINDOW) * last["tokens"], last["tokens"]),
+            "gpu_seconds": round(last["seconds"], 3), "card": run.info.get("engine"), "build": run.info.get("program")}
+
 
 class Study:
-    """suffix: "" or "_2", of the variables of the first or the second size."""
-
-    def __init__(self, out, suffix):
-        self.out, self.suffix = out, suffix
-        self.tokens, self.seq_len = int(float(self.get("TOKENS"))), int(self.get("SEQ_LEN"))
-        self.seeds = self.get("SEEDS").split()
-        self.warmup_steps = int(self.get("WARMUP_STEPS"))
-        self.shares = [float(share) for share in self.get("SHARES").split()]
-        if self.shares[-1:] != [1] or self.shares != sorted(self.shares) or self.shares[0] <= 0:
-            raise Fault(EXIT_INPUT, f"SHARES{suffix}: {self.get('SHARES')}: shares of the tokens must grow from above 0 to 1")
-        self.made = {}
-
-    def get(self, name):
-        return os.environ[name + self.suffix]
-
-    def choices(self, kind, size, **fixed):
-        """Every combination for a constant batch of `size` rows, or for a ramp with kappa `size`, or with kappa and most
-        rows `size`, "0.65:64"."""
-        lists = [fixed.get(name, self.get(name)).split() for name in ("LRS", "BETA2S", "DECAYS", "FINALS")]
-        return [(kind, size, *rest) for rest in itertools.product(*lists)]
-
-    def options(self, run, first):
-        """The rates are those of 32 rows; those of other constant batches follow the square root. Where a GPU measures every
-        step exactly, a ramp and its constant batch have the same bits until the ramp leaves it: the fast fall of the first
-        tenth, where rounding alone moves the final loss by a few thousandths, is then the same in both."""
-        kind, size, lr, beta2, decay, final, seed, share = run
-        rows, tokens = int(size) if kind == "constant" else first, int(self.tokens * share)
-        warmup = max(tokens // 20, self.warmup_steps * rows * self.seq_len)
-        out = f"""--seed {seed} --lr {float(lr) * math.sqrt(rows / 32):.6g} --batch-tokens {rows * self.seq_len}
-            --beta2 {beta2} --weight-decay {decay} --final-lr-frac {final} --train-tokens {tokens}
-            --warmup-tokens {warmup} --seq-len {self.seq_len} --micro-batch {self.get("MICRO_BATCH")}
-            --val-tokens {self.get("VAL_TOKENS")} --val-every 1000000000 --checkpoint-every 0 {self.get("SHAPE")}"""
-        if kind == "ramp":
-            kappa, most = (*size.split(":"), os.environ["BATCH_MAX"])[:2]
-            out += f" --ramp gns --batch-min {rows} --batch-max {most} --ramp-kappa {kappa}"
-        return out.split()
-
-    def train(self, run, first, worker, gpu, launch=()):
-        """launch: the command that starts the trainer, where it is not one process of this study's."""
-        kind, size, lr, beta2, decay, final, seed, share = run
-        start = f"-from{first}" if kind == "ramp" else ""
-        name = f"{kind}-{'kappa' if kind == 'ramp' else ''}{size}{start}-lr{lr}-beta{beta2}-decay{decay}-final{final}" \
-               f"-share{share:g}-seed{seed}" + ("-launched" if launch else "")
-        kept, log = os.path.join(self.out, name), os.path.join(self.out, name + ".log")
-        if not os.path.exists(os.path.join(kept, "metrics.jsonl.gz")):
-            work = os.path.join(os.environ["WORK"], f"{worker}{self.suffix}")
-            subprocess.run(["rm", "-rf", work], check=True)
-            command = [*launch, os.environ["TRAINER"], "--train", self.get("TRAIN"), "--val", self.get("VAL"), "--out", work,
-                       *self.options(run, first)]
-            with open(log, "w", encoding="utf-8") as file:
-                code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False,
-                                      env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}).returncode
-            if code:
-                raise Fault(1, f"FAIL {name}: exit code {code}: see {log}: {shlex.join(command)}")
-            os.makedirs(kept, exist_ok=True)
-            os.replace(os.path.join(work, "run.json"), os.path.join(kept, "run.json"))
-            with open(os.path.join(work, "metrics.jsonl"), "rb") as file, gzip.open(kept + "/metrics.jsonl.gz", "wb") as to:
-                to.write(file.read())
-        self.made[run, first, bool(launch)] = Made(Run(kept), int(self.tokens * share))
-        return self.made[run, first, bool(launch)]
-
-    def train_all(self, runs, first):
-        """Side by side, the workers in turn on the GPUs. The first fault is raised once all workers have stopped."""
-        left, faults, jobs = queue.SimpleQueue(), [], int(os.environ["JOBS"])
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(jobs)))).split(",")
-        for run in runs:
-            left.put(run)
-
-        def work(worker):
-            while not faults:
+    def __init__(self, args):
+        self.queue, self.out, self.seeds = args.queue, args.out, args.seeds
+        self.results, self.lock, self.taken, self.running, self.faults = {}, threading.Lock(), set(), {}, []
+        self.stopped = False
+        self.results_path = os.path.join(self.out, "results.jsonl")
+        if os.path.exists(self.results_path):
+            for line in read_bytes(self.results_path).splitlines():
                 try:
-                    self.train(left.get_nowait(), first, worker, gpus[worker % len(gpus)])
-                except queue.Empty:
-                    return
-                except (Fault, OSError) as fault:
-                    faults.append(fault)
+                    result = json.loads(line)
+                    self.results[result["name"], result["seed"]] = result
+                except (ValueError, KeyError, TypeError):
+                    raise Fault(EXIT_INPUT, f"{self.results_path}: not a study's results; remove the bad line") from None
 
-        workers = [threading.Thread(target=work, args=(k,)) for k in range(jobs)]
+    def place(self, name, seed):
+        return os.path.join(self.out, f"{name}-seed{seed}")
+
+    def next_run(self):
+        """(name, seed, options) of a run that nobody has taken; None at the end."""
+        with self.lock:
+            for seed in self.seeds:
+                for name, options in read_queue(self.queue).items():
+                    there = self.results.get((name, seed))
+                    if there and there["options"] != text_of(options):
+                        raise Fault(EXIT_USAGE, f"{name}: has run with other options ({self.results_path}); give it another name")
+                    if not there and not self.stopped and (name, seed) not in self.taken:
+                        self.taken.add((name, seed))
+                        return name, seed, options
+        return None
+
+    def train(self, name, seed, options, gpu):
+        kept, work = self.place(name, seed), self.place(name, seed) + ".work"
+        words = [word for option, values in options.items() for word in (option, *values)]
+        command = [*shlex.split(os.environ.get("LAUNCH", "")), os.environ.get("TRAINER", "./train_gpt2cu"), *words,
+                   "--seed", str(seed), "--out", work]
+        with open(kept + ".log", "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                       env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})})
+            self.running[name, seed] = process
+            code = process.wait()
+            del self.running[name, seed]
+        if code not in (0, EXIT_NONFINITE):
+            raise Fault(code if code > 0 else 70, f"{name}, seed {seed}: exit code {code}: see {kept}.log: {shlex.join(command)}")
+        if code == 0:
+            os.makedirs(kept, exist_ok=True)
+            shutil.copyfile(os.path.join(work, "run.json"), os.path.join(kept, "run.json"))
+            with open(os.path.join(work, "metrics.jsonl"), "rb") as log, gzip.open(kept + "/metrics.jsonl.gz", "wb") as packed:
+                shutil.copyfileobj(log, packed)
+        result = {"name": name, "seed": seed, "options": text_of(options)}
+        result |= result_of(Run(kept)) if code == 0 else {"diverged": True}
+        with self.lock:
+            self.results[name, seed] = result
+            with open(self.results_path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
+        shutil.rmtree(work)
+        print(f"{name}, seed {seed}: " + (f"{result['steps']} steps, {result['gpu_seconds']} s" if code == 0 else "diverged"), flush=True)
+
+    def work(self, gpu):
+        try:
+            while run := self.next_run():
+                try:
+                    self.train(*run, gpu)
+                except Fault as fault:
+                    if not self.stopped:
+                        print(f"FAIL {fault}", file=sys.stderr, flush=True)
+                    self.faults.append(fault)
+        except (Fault, OSError) as fault:
+            self.faults.append(fault)
+
+    def stop(self, *_):
+        self.stopped = True
+        for process in list(self.running.values()):
+            process.terminate()
+
+    def train_all(self):
+        """The workers take runs until none is left. A run that fails does not stop the others."""
+        gpus = visible_gpus()
+        jobs = int(os.environ.get("JOBS", len(gpus) or 1)) if not os.environ.get("LAUNCH") else 1
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.stop)
+        workers = [threading.Thread(target=self.work, args=(gpus[k % len(gpus)] if gpus and not os.environ.get("LAUNCH") else None,))
+                   for k in range(jobs)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        if faults:
-            raise faults[0]
+        if self.stopped:
+            raise Fault(EXIT_STOPPED, "stopped, and the runs were asked to save; the same command goes on")
 
-    def halve(self, choices, first):
-        """The best of the choices on the first seed, and then its runs with every seed."""
-        for share in self.shares:
-            runs = [(*choice, self.seeds[0], share) for choice in choices]
-            self.train_all(runs, first)
-            runs.sort(key=lambda run: self.made[run, first, False].loss)
-            keep = 1 if share == 1 else math.ceil(len(runs) / KEPT)
-            choices = [run[:-2] for run in runs[:keep]]
-        runs = [(*choices[0], seed, 1) for seed in self.seeds]
-        self.train_all(runs, first)
-        return Result(self, choices[0], first, runs)
+    def equal_steps(self, name, other, seed):
+        """The first steps of two runs that have the same loss to the bit."""
+        losses = [Run(self.place(of, seed)).column("loss") for of in (name, other)]
+        return next((i for i, (a, b) in enumerate(zip(*losses)) if a != b), min(map(len, losses)))
 
+    def table(self, against):
+        names = [name for name in read_queue(self.queue) if any((name, seed) in self.results for seed in self.seeds)]
+        against = against or next(iter(names), None)
+        if against not in names:
+            raise Fault(EXIT_USAGE, f"{against or 'the queue'}: no finished run; let one finish first")
 
-class Made:
-    """What the study needs of a run's log."""
+        def values(name, field):
+            found = {seed: self.results.get((name, seed), {}).get(field) for seed in self.seeds}
+            return {seed: x for seed, x in found.items() if x is not None}
 
-    def __init__(self, log, tokens):
-        self.loss = window_loss(log.rows, (1 - WINDOW) * tokens, tokens)
-        self.val, self.steps, self.seconds = log.val_rows[-1]["val_loss"], log.rows[-1]["step"], log.rows[-1]["seconds"]
-        self.clipped = statistics.mean(bool(row.get("clipped")) for row in log.rows)
-
-
-class Result:
-    """A tuned batch or ramp, with every seed."""
-
-    def __init__(self, study, choice, first, runs):
-        made = [study.made[run, first, False] for run in runs]
-        self.choice, self.first = choice, first
-        self.name = f"{choice[1]} rows" if choice[0] == "constant" else f"ramp from {first}, kappa {choice[1]}"
-        self.losses = {run[-2]: of.loss for run, of in zip(runs, made)}
-        self.loss, self.val, self.steps, self.seconds, self.clipped = (
-            statistics.mean(getattr(of, name) for of in made) for name in ("loss", "val", "steps", "seconds", "clipped"))
-        self.spread = statistics.pstdev(of.steps for of in made)
-
-
-# ---- The study --------------------------------------------------------------------------------------------------------
-
-def report(results, constant, reference):
-    """A line each: constant batches against the reference, ramps against the batch that they start from, and in a second
-    line against the reference where that is another; the differences are those of the losses of the same examples by seed."""
-    yield (f"{'run':<26} {'lr at 32':>8} {'beta2':>6} {'decay':>6} {'final':>6} {'steps':>8} {'+-':>6} {'fewer':>6} "
-           f"{'seconds':>8} {'clipped':>7} {'val loss':>8} {'loss':>8} {'difference':>10} {'+-':>7}")
-    for result in results:
-        ramp = result.choice[0] == "ramp"
-        others = dict.fromkeys((constant[result.first], reference) if ramp else (reference,))
-        for of, other in enumerate(others):
-            difference, error = paired(result.losses, other.losses)
-            lr, beta2, decay, final = result.choice[2:]
-            name = f"  against {other.name}" if of else result.name
-            yield (f"{name:<26} {lr:>8} {beta2:>6} {decay:>6} {final:>6} {result.steps:8.0f} {result.spread:6.1f} "
-                   f"{100 * (1 - result.steps / other.steps):5.1f}% {result.seconds:8.1f} {100 * result.clipped:6.1f}% "
-                   f"{result.val:8.4f} {result.loss:8.4f} {difference:+10.4f} {error:7.4f}")
-    yield f"reference: {reference.name}, the largest constant batch within {TOLERANCE} of the best; seeds: {len(reference.losses)}"
+        yield (f"{'run':<24} {'seeds':>5} {'steps':>8} {'fewer':>6} {'+-':>4} {'seconds':>8} {'less':>6} {'+-':>4} "
+               f"{'val loss':>8} {'above':>8} {'+-':>7} {'tr. loss':>8} {'above':>8} {'+-':>7} {'equal':>6}")
+        for name in names:
+            line = f"{name:<24} {len(values(name, 'tokens')):5d}"
+            for field, digits in (("steps", 0), ("gpu_seconds", 1)):
+                mine, first = values(name, field), values(against, field)
+                saved = {seed: 100 * (1 - mine[seed] / first[seed]) for seed in set(mine) & set(first)}
+                middle, error = paired(saved, dict.fromkeys(saved, 0.0))
+                line += f" {mean(mine):8.{digits}f} {middle:5.1f}% {error:4.1f}"
+            for field in ("val_loss", "train_loss"):
+                middle, error = paired(values(name, field), values(against, field))
+                line += f" {mean(values(name, field)):8.4f} {middle:+8.4f} {error:7.4f}"
+            pairs = [seed for seed in values(name, "tokens") if seed in values(against, "tokens")]
+            equal = [self.equal_steps(name, against, seed) for seed in pairs
+                     if all(os.path.isdir(self.place(of, seed)) for of in (name, against))]
+            yield line + f" {min(equal, default=0):6d}"
+        yield f"paired by seed with {against}; diverged: {sum('diverged' in of for of in self.results.values())}"
 
 
-def edges(results, study):
-    """A rate that is best at the end of its list may not be the best."""
-    rates = sorted(map(float, study.get("LRS").split()))
-    for result in results:
-        if len(rates) > 1 and float(result.choice[2]) in (rates[0], rates[-1]):
-            yield f"note: {result.name}: the best rate, {result.choice[2]}, is at the end of LRS{study.suffix}; widen it"
+def mean(values):
+    return statistics.mean(values.values()) if values else math.nan
 
 
-def wall_clock(study, reference, ramp):
-    """The first seed once more, started by LAUNCH, without other runs beside it."""
-    launch = os.environ["LAUNCH"].split()
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-    made = [study.train((*of.choice, study.seeds[0], 1.0), of.first, 0, gpus, launch) for of in (reference, ramp)]
-    yield (f"{os.environ['LAUNCH']}: {reference.name} {made[0].seconds:.1f} s, loss {made[0].loss:.4f}; {ramp.name} "
-           f"{made[1].seconds:.1f} s, loss {made[1].loss:.4f}: {made[0].seconds / made[1].seconds:.2f} times as fast")
-
-
-def study_size(out, suffix, fixed):
-    """Tunes every constant batch, finds the reference, tunes the ramps. Returns the reference."""
-    os.makedirs(out, exist_ok=True)
-    study = Study(out, suffix)
-    batches = [int(rows) for rows in study.get("BATCHES").split()]
-    starts = [kappa.partition("@")[::2] for kappa in study.get("KAPPAS").split()]
-    if missing := [rows for _, rows in starts if rows and int(rows) not in batches]:
-        raise Fault(EXIT_INPUT, f"KAPPAS{suffix}: a ramp from {missing[0]} rows, which are not in BATCHES{suffix}")
-    constant = {rows: study.halve(study.choices("constant", str(rows), **fixed), rows) for rows in batches}
-    first = reference_batch({rows: result.loss for rows, result in constant.items()})
-    ramps = [study.halve(study.choices("ramp", size, **fixed), int(rows or first)) for size, rows in starts]
-    results = [*constant.values(), *ramps]
-    lines = [*report(results, constant, constant[first]), *edges(results, study)]
-    if os.environ["LAUNCH"] and ramps:
-        lines += wall_clock(study, constant[ramps[0].first], ramps[0])
-    print("\n".join(lines), flush=True)
-    with open(os.path.join(out, "table.txt"), "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-    return constant[first]
+def visible_gpus():
+    if devices := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return devices.split(",")
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True).stdout
+    except OSError:
+        return []
+    return [str(i) for i in range(len(re.findall("^GPU ", listed, re.M)))]
 
 
 def main():
-    if len(sys.argv) != 2:
-        raise Fault(EXIT_INPUT, "ramp_study.py OUT: dev/bench/ramp_study.sh calls it")
-    reference = study_size(sys.argv[1], "", {})
-    if os.environ["TRAIN_2"]: # with what was best at the first size, and rates of its own
-        beta2, decay, final = reference.choice[3:]
-        study_size(os.path.join(sys.argv[1], "second"), "_2", {"BETA2S": beta2, "DECAYS": decay, "FINALS": final})
+    parser = Parser(description=__doc__)
+    parser.add_argument("queue", metavar="QUEUE", help="a file with a run a line: NAME OPTIONS...")
+    parser.add_argument("--out", default="build/ramp_study", metavar="DIR", help="results and logs (default: %(default)s)")
+    parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default="1",
+                        metavar="N,N...", help="of every run (default: %(default)s)")
+    parser.add_argument("--against", metavar="NAME", help="the run that others are compared with (default: the first)")
+    parser.add_argument("--table", action="store_true", help="train nothing, print the table")
+    args = parser.parse_args()
+    if not re.fullmatch("[1-9][0-9]{0,2}", os.environ.get("JOBS", "1")):
+        raise Fault(EXIT_USAGE, f"JOBS is {os.environ['JOBS']}; set it to the number of runs side by side")
+    read_queue(args.queue)
+    os.makedirs(args.out, exist_ok=True)
+    study = Study(args)
+    if not args.table:
+        study.train_all()
+    if study.results:
+        print("\n".join(study.table(args.against)), flush=True)
+    if study.faults:
+        raise study.faults[0]
 
 
 if __name__ == "__main__":
-    run_main(main, "")
+    run_main(main)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The figures of dev/docs/gns-study.md, from the runs of dev/bench/ramp_study.sh: plots.py STUDY [--muon DIR] [-o DIR]
+"""The figures of dev/docs/gns-study.md, from the runs of dev/bench/ramp_study.py: plots.py STUDY [--muon DIR] [-o DIR]
 
 Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table; of the studies in --muon DIR, gns-muon.svg.
 Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the
@@ -15,11 +15,11 @@ from statistics import mean
 sys.dont_write_bytecode = True
 here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.path.join(here, "../../scripts"), os.path.join(here, "../bench")]
-from ramp_study import WINDOW, paired, reference_batch, window_loss
+from ramp_study import WINDOW, paired, window_loss
 from report import show, show_time
 from run_log import EXIT_INPUT, Fault, Parser, Run, run_main, smooth_column, write_whole
 
-RUN_NAME = re.compile(r"(constant|ramp)-(?:kappa)?([\d.:]+)(?:-from(\d+))?-(lr.+)-share1-seed(\d+)$")
+TOLERANCE = 0.001  # nats by which the reference may be above the best constant batch
 
 
 def end_loss(run):
@@ -32,28 +32,36 @@ def last_val(run):
     return run.val_column("val_loss")[-1] if run.val_rows else math.inf
 
 
+def reference_batch(losses):
+    """The largest batch whose mean loss is within TOLERANCE of the best one's: {batch: mean loss}."""
+    best = min(losses.values())
+    return max(batch for batch, loss in losses.items() if loss <= best + TOLERANCE)
+
+
 def load(study):
-    """One run a batch: constant ones by their size, then the ramps by their first rows and kappa."""
-    found = {}  # (kind, first, size) -> rate, betas, ... -> [(seed, run)]
-    for name in sorted(os.listdir(study)) if os.path.isdir(study) else []:
-        match = RUN_NAME.match(name)
-        if match and os.path.isdir(os.path.join(study, name)):
-            kind, size, first, tuning, seed = match.groups()
-            by_tuning = found.setdefault((kind, int(first or 0), *map(float, size.split(":"))), {})
-            by_tuning.setdefault(tuning, []).append((int(seed), Run(os.path.join(study, name))))
+    """One run a schedule: constant batches by their size, then the ramps by their first rows, kappa and most rows."""
+    found = {}  # (ramp, first, kappa, most) -> name, its tuning -> [(seed, run)]
+    for place in sorted(os.listdir(study)) if os.path.isdir(study) else []:
+        name, _, seed = place.rpartition("-seed")
+        if not seed.isdecimal() or not os.path.isdir(os.path.join(study, place)):
+            continue
+        run = Run(os.path.join(study, place))
+        options = run.info["options"]
+        ramp, rows = options["ramp"] != "fixed", options["resolved"]
+        key = (ramp, rows["batch_min_rows"], options["ramp_kappa"], rows["batch_max_rows"]) if ramp else (
+            ramp, rows["batch_ref_rows"], 0, 0)
+        found.setdefault(key, {}).setdefault(name, []).append((int(seed), run))
     runs = []
-    for (kind, first, size, *most), by_tuning in sorted(found.items()):
+    for (ramp, first, kappa, most), by_tuning in sorted(found.items()):
         best = min(by_tuning.values(), key=lambda seeds: (-len(seeds), mean(end_loss(run) for _, run in seeds)))
-        best.sort(key=lambda seed: seed[0])
-        run = best[0][1]
+        run = min(best, key=lambda seed: seed[0])[1]
         run.seeds = dict(best)
         run.losses = {seed: end_loss(of) for seed, of in best}
-        run.ramp, run.size = kind == "ramp", size
-        most = "".join(f" to {x:g}" for x in most)
-        run.label = f"ramp from {first}{most}, kappa {size:g}" if run.ramp else f"{size:g} rows"
+        run.ramp, run.size = ramp, first
+        run.label = f"ramp from {first} to {most}, kappa {kappa:g}" if ramp else f"{first} rows"
         runs.append(run)
     if not any(not run.ramp for run in runs):
-        raise Fault(EXIT_INPUT, f"{study}: no constant batch of dev/bench/ramp_study.sh in it")
+        raise Fault(EXIT_INPUT, f"{study}: no constant batch of dev/bench/ramp_study.py in it")
     return runs
 
 
@@ -186,14 +194,14 @@ def write_figure(plots, path, title, figure):
 
 def main():
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("study", metavar="STUDY", help="the OUT of dev/bench/ramp_study.sh")
+    parser.add_argument("study", metavar="STUDY", help="the OUT of dev/bench/ramp_study.py")
     parser.add_argument("--muon", metavar="DIR", help="a directory of four studies: adamw, muon, adamw-short, muon-short")
     parser.add_argument("-o", "--out", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR",
                         help="where the figures go (default: beside this program)")
     args = parser.parse_args()
     runs = load(args.study)
     if not any(run.ramp for run in runs):
-        raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.sh in it")
+        raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.py in it")
     import report_plots as plots
 
     plots.POINTS = 180  # of a curve: small files

@@ -98,7 +98,7 @@ PYTHON
 # Track 2: a ramp and what is made of it (gns.md), the reports (gpt2-124M.md), the study at a hundredth of its length
 
 track_gns() {
-    local run=$work/ramp
+    local run=$work/ramp bytes="--train $work/bytes_train_*.bin --vocab-size 256 --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32"
     page gns-ramp "$program" --train "$work/bytes_train_*.bin" --val "$work/bytes_val_*.bin" --vocab-size 256 \
         --layers 3 --heads 4 --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 1e6 --lr 2e-3 --warmup-tokens 150000 \
         --batch-tokens 512 --ramp gns --batch-min 8 --batch-max 128 --out "$run" || return
@@ -109,9 +109,8 @@ track_gns() {
     page gain "$PYTHON" scripts/critical_batch.py gain "$run"
     page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
     page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
-    [ -n "$small" ] || # test_study.sh has one for processors
-        page ramp_study env LRS=1e-3 BETA2S=0.95 DECAYS=0.1 FINALS=0.1 SEEDS=1 BATCHES="32 128" TOKENS=1000000 VAL_TOKENS=65536 TRAINER="$program" OUT="$work/study" \
-            TRAIN="$work/bytes_train_*.bin" VAL="$work/bytes_val_*.bin" dev/bench/ramp_study.sh
+    printf '%s\n' "a $bytes --batch-tokens 2048 --train-tokens 1e6" "b $bytes --batch-tokens 8192 --train-tokens 1e6" > "$work/queue"
+    [ -n "$small" ] || page ramp_study env TRAINER="$program" "$PYTHON" dev/bench/ramp_study.py "$work/queue" --out "$work/study"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------

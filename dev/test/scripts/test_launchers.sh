@@ -335,7 +335,7 @@ from_elsewhere() {
 
 helps() { # --help works whatever is missing
     local script
-    for script in scripts/run_gpt2_*.sh dev/test/gpu_check.sh dev/test/ranks_check.sh scripts/lm_eval.sh dev/bench/ramp_study.sh; do
+    for script in scripts/run_gpt2_*.sh dev/test/gpu_check.sh dev/test/ranks_check.sh scripts/lm_eval.sh; do
         (cd "$work" && env PATH="$work/bin" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
         grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--out' "$work/log" &&
             ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
@@ -345,7 +345,7 @@ helps() { # --help works whatever is missing
 }
 wrong_words() { # are refused before anything runs
     local script
-    for script in dev/test/gpu_check.sh dev/test/ranks_check.sh dev/bench/ramp_study.sh; do
+    for script in dev/test/gpu_check.sh dev/test/ranks_check.sh; do
         OUT=$work/none BUILD=$work/none timeout 20 bash "$script" bogus > "$work/log" 2>&1
         [ $? = 64 ] && grep -q '^error: .*bogus' "$work/log" && [ "$(wc -l < "$work/log")" = 1 ] && [ ! -e "$work/none" ] ||
             { echo "$script"; head -n 5 "$work/log"; return 1; }
