@@ -18,6 +18,9 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     Input *input = &(in->all = all)[in->count];
     *input = (Input){.path = strdup(path), .jsonl = names_jsonl(path), .pipe = !st || !S_ISREG(st->st_mode)};
     if (!input->path) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
+    struct stat in_place; // of what standard input was redirected from
+    if (!st && fstat(STDIN_FILENO, &in_place) == 0) st = &in_place;
+    if (st) input->device = st->st_dev, input->inode = st->st_ino;
     if (!input->pipe) {
         input->bytes = (uint64_t)st->st_size;
         input->time = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;

@@ -4,12 +4,13 @@
 #include "settings.h"
 
 typedef struct {
-    char *path;     // "-" is standard input
-    bool jsonl;     // else text
-    bool pipe;      // standard input, a pipe or a device: of unknown length
-    bool left_out;  // not read, or its rest is not: not UTF-8
-    uint64_t bytes; // 0 for a pipe
-    int64_t time;   // last change, ns
+    char *path;             // "-" is standard input
+    bool jsonl;             // else text
+    bool pipe;              // standard input, a pipe or a device: of unknown length
+    bool left_out;          // not read, or its rest is not: not UTF-8
+    uint64_t bytes;         // 0 for a pipe
+    int64_t time;           // last change, ns
+    uint64_t device, inode; // of what is read
 } Input;
 
 typedef struct {

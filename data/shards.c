@@ -4,8 +4,11 @@
 #include "text/tokenizer_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { STATE_VERSION = 4 }; // part of the fingerprint
@@ -19,6 +22,43 @@ static void shard_path(const Writer *w, int split, int shard, const char *suffix
 
 // True if this run writes the split, and so refuses or replaces its shards.
 static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
+
+static void lock_path(const Writer *w, char out[PATH_MAX]) { snprintf(out, PATH_MAX, "%s.lock", w->o->out); }
+
+int writer_lock(Writer *w, Error *e) {
+    char path[PATH_MAX];
+    struct stat held, named;
+    lock_path(w, path);
+    for (;; close(w->lock)) {
+        TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
+        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+            return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
+                        "%s: another data/tokenize is writing there", w->o->out);
+        w->locked = fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino;
+        if (w->locked) return 0; // else its holder has removed it meanwhile
+    }
+}
+
+int writer_check_inputs(const Writer *w, const Inputs *inputs, Error *e) {
+    const char *prefix = path_name(w->o->out);
+    char directory[PATH_MAX], path[PATH_MAX];
+    struct stat st;
+    Names names;
+    path_parent(w->o->out, directory, sizeof directory);
+    TRY(directory_list(directory, &names, e));
+    int code = 0;
+    for (int i = 0; i < names.count && !code; i++) {
+        const char *name = names.name[i], *rest = name + strlen(prefix);
+        if (strncmp(name, prefix, strlen(prefix)) || (strncmp(rest, "_train_", 7) && strncmp(rest, "_val_", 5))) continue;
+        if (path_join(path, sizeof path, directory, name, e) || lstat(path, &st) != 0) continue;
+        for (int k = 0; k < inputs->count && !code; k++)
+            if (inputs->all[k].inode == st.st_ino && inputs->all[k].device == st.st_dev)
+                code = FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", path,
+                            w->o->out);
+    }
+    names_free(&names);
+    return code;
+}
 
 int writer_check_free(const Writer *w, Error *e) {
     char path[PATH_MAX];
@@ -83,6 +123,14 @@ void writer_close(Writer *w) {
     for (int i = 0; i < SPLITS; i++) writer_suspend(w, i, &(Error){0});
 }
 
+void writer_unlock(Writer *w) {
+    char path[PATH_MAX];
+    if (w->lock < 0) return;
+    lock_path(w, path);
+    if (w->locked) unlink(path);
+    close(w->lock);
+}
+
 // ---- The state ------------------------------------------------------------------------------------------------------
 
 static uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
@@ -108,7 +156,7 @@ static uint64_t state_fingerprint(const TokenizeOptions *o, const Tokenizer *t, 
 }
 
 Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs) {
-    Writer w = {.o = o, .eot = tokenizer_eot(t)};
+    Writer w = {.o = o, .lock = -1, .eot = tokenizer_eot(t)};
     w.state.fingerprint = state_fingerprint(o, t, inputs);
     return w;
 }

@@ -31,10 +31,19 @@ typedef struct {
     State state;
     ShardWriter *shard[SPLITS]; // unfinished, or NULL
     bool saved;                 // a state of this run is on disk
+    int lock;                   // the open PREFIX.lock, or -1
+    bool locked;
 } Writer;
 
 // A writer of no tokens yet, with the fingerprint of its run.
 Writer writer_create(const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs);
+
+// One run at a time writes to a prefix: flock on PREFIX.lock, which writer_unlock removes. ERR_USAGE for a second run.
+int writer_lock(Writer *w, Error *e);
+void writer_unlock(Writer *w);
+
+// ERR_USAGE if an input is one of the prefix's shards, finished or not.
+int writer_check_inputs(const Writer *w, const Inputs *inputs, Error *e);
 
 // ERR_USAGE where shards exist already, and --force is not given.
 int writer_check_free(const Writer *w, Error *e);

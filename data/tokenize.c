@@ -236,10 +236,12 @@ static int run_prepare_output(Run *run, Error *e) {
     char directory[PATH_MAX];
     *w = writer_create(o, run->tokenizer, &run->inputs);
     w->state.place = r->place;
-    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
-    if (!w->state.publishing) TRY(writer_check_free(w, e));
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
+    TRY(writer_lock(w, e));
+    TRY(writer_check_inputs(w, &run->inputs, e));
+    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
+    if (!w->state.publishing) TRY(writer_check_free(w, e));
     if (r->resumed) {
         r->place = w->state.place;
         TRY(writer_resume(w, e));
@@ -268,7 +270,7 @@ static void run_clean_up(const Run *run, int code) {
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
-    Run run = {0};
+    Run run = {.writer.lock = -1};
     int inputs, code;
     bool started = false;
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
@@ -289,6 +291,7 @@ static int tokenize(int argc, char **argv, Error *e) {
 done:
     writer_close(&run.writer);
     if (started) run_clean_up(&run, code);
+    writer_unlock(&run.writer);
     for (uint64_t i = 0; run.blocks && i < run.block_count; i++) block_free(&run.blocks[i]);
     for (uint64_t i = 0; run.encoders && i < run.thread_count; i++) encoder_destroy(run.encoders[i]);
     memory_free(run.blocks);

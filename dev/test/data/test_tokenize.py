@@ -27,6 +27,7 @@ def run(*args, stdin=None, program=0, expect=0, limit=None):
     done = subprocess.run([TOKENIZE[program], *map(str, args)], input=stdin, capture_output=True, preexec_fn=before)
     error = done.stderr.decode(errors="replace")
     check(done.returncode == expect, f"{args}: exit code {done.returncode}, want {expect}: {error.strip()}")
+    check(not os.path.exists("out.lock"), f"{args}: left its lock")
     check(expect == 0 or len(error.strip().splitlines()) >= 1, f"{args}: failed silently")
     return error
 
@@ -44,12 +45,12 @@ def shards(prefix):
 
 
 def leftovers():
-    return [f for f in os.listdir(".") if f.endswith(".partial") or f.endswith(".state")]
+    return [f for f in os.listdir(".") if f.endswith((".partial", ".state"))]
 
 
 def clean():
     for f in os.listdir("."):
-        if f.endswith((".bin", ".partial", ".state")):
+        if f.endswith((".bin", ".partial", ".state", ".lock")):
             os.unlink(f)
 
 
@@ -616,6 +617,37 @@ def test_existing_output():
     check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
 
 
+def test_own_input():
+    """No input is replaced or removed, with --force or without, under whatever name it is given."""
+    os.makedirs("in")
+    os.symlink("../out_train_000000.bin", "in/link.txt")
+    for name in ("out_train_000000.bin", "out_train_000003.bin", "out_val_000001.bin.partial"):
+        for given in (name, f"./in/../{name}", "-", "in", "list"):
+            clean()
+            write(name, "some text ")
+            write("list", name)
+            args = ("--files-from", "list") if given == "list" else (given,)
+            with open(name, "rb") as file:
+                done = subprocess.run([TOKENIZE[0], *BYTES, "--shard-tokens", "2", "--force", *args], stdin=file, capture_output=True)
+            check(done.returncode == (65 if given == "in" and name != os.readlink("in/link.txt")[3:] else 64), f"{name}, {given}: {done}")
+            check(open(name).read() == "some text ", f"{name}, given as {given}: it is lost")
+
+
+def test_two_at_once():
+    """Of two commands on one prefix one gives the right shards, and the other is refused."""
+    texts = [random_text(20000).encode() for _ in range(2)]
+    for i, text in enumerate(texts):
+        write(f"{i}.txt", text)
+    for i in range(25):
+        clean()
+        both = [subprocess.Popen([TOKENIZE[0], *BYTES, "--shard-tokens", "3000", f"{k}.txt"], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE) for k in (0, 1)]
+        said = [p.communicate()[1].decode() for p in both]
+        codes = [p.returncode for p in both]
+        check(sorted(codes) == [0, 64], f"exit codes {codes}: {said}")
+        check(read_bytes("out", "train") == texts[codes.index(0)] and not leftovers(), f"{codes}: other shards, {leftovers()}")
+
+
 def test_no_output_through_a_link():
     """What a link or a FIFO of an output's name leads to stays as it is."""
     write("a.txt", "a text")
@@ -851,7 +883,8 @@ def test_fault_at_every_call():
             if code or leftovers():
                 check(code == -9 or (action == "fail" and code in (0, 74)), f"{action} at {at}: exit code {code}")
                 again = run_with_fault(args)
-                check(again.returncode == 0, f"{action} at {at}: then {again}")
+                done = code == -9 and again.returncode == 64  # killed when all was done, before it removed its lock
+                check(done or again.returncode == 0, f"{action} at {at}: then {again}")
             check(contents(shards("out")) == want and not leftovers(), f"{action} at {at}: {shards('out')}")
             most = at if code == -9 else most
             if at > most:  # there was no such call
