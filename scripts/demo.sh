@@ -3,30 +3,29 @@
 # machine that can build it has: the first 8 MB in the order of their paths, of which training sees a quarter.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
 # The same command resumes a run that was stopped; a run on another text is moved aside. It writes under build/demo/ only.
-set -eu
+set -euo pipefail
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
 . "$(dirname "$0")/common.sh"
-cd "$root"
-mkdir -p build/demo
-cd build/demo
-rm -f corpus_*.bin* corpus.state
-
+mkdir -p "$root/build/demo"
+cd "$root/build/demo"
+exec {lock}> lock
+flock -n $lock || fail 64 "another demo is at work in $PWD" "Wait for it to end"
 if [ -n "$text" ]; then
     [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that exists"
-    kinds=(-name '*.txt' -o -name '*.md' -o -name '*.jsonl' -o -name '*.ndjson') # those that data/tokenize reads
-    [ ! -d "$text" ] || find "$text/" -type f \( "${kinds[@]}" \) | grep -q . ||
+    kinds=(-iname '*.txt' -o -iname '*.md' -o -iname '*.jsonl' -o -iname '*.ndjson') # those that data/tokenize reads
+    [ ! -d "$text" ] || [ -n "$(find "$text/" -type f \( "${kinds[@]}" \) -print -quit)" ] ||
         fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
             "Make one text of other files: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"
     echo "== the text: $text; its last tenth is for validation"
-    "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-fraction 0.1 "$text"
+    input=(--val-fraction 0.1 "$text")
 else
     echo "== the text: the C headers under /usr/include; one file in ten, by hash of its path, is for validation"
     find /usr/include -name '*.h' -type f | LC_ALL=C sort > headers.txt
     [ -s headers.txt ] || fail 65 "no headers under /usr/include" "Install libc6-dev, or use make demo TEXT=path"
-    "$root/data/tokenize" --tokenizer bytes --invalid bytes --out corpus --val-every-file 10 --max-bytes 8000000 \
-        --files-from headers.txt
+    input=(--val-every-file 10 --max-bytes 8000000 --files-from headers.txt)
 fi
+"$root/data/tokenize" --tokenizer bytes --invalid bytes --force --out next/corpus "${input[@]}"
 
 options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256
     --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000
@@ -34,12 +33,14 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
     --ramp gns --batch-min 16 --batch-max 64 --ramp-kappa 0.5 --ramp-lr-power 0.5 --gns-half-life 30000
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
 
-# Checks the text first: one that cannot be trained on moves no run aside.
-why=$("$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
+# Checks the text first: one that cannot be trained on replaces no other, and moves no run aside.
+why=$(cd next && "$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
     code=$?
     echo "error: ${text:+TEXT=$text: }${why#error: }" >&2
     exit $code
 }
+rm -f corpus_{train,val}_*.bin
+mv next/* .
 
 # A run resumes on its own text only, and no run is deleted. An older run may not say what its text was.
 text_sum=$(cksum corpus_*.bin)
@@ -58,9 +59,11 @@ echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient nois
 
 # gzip on the same validation text: after the shard's header of 1024 bytes, two bytes a token, of which the second is 0.
 for shard in corpus_val_*.bin; do tail -c +1025 "$shard" | tr -d '\000'; done > validation.txt
-awk -v bytes="$(wc -c < validation.txt)" -v packed="$(gzip -9 -c validation.txt | wc -c)" '
+packed=$(gzip -9 -c validation.txt | wc -c)
+awk -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" '
     { if (match($0, /"val_loss": [0-9.]+/)) loss = substr($0, RSTART + 12, RLENGTH - 12) }
-    END { printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
-' run/metrics.jsonl
+    END { if (!loss) exit 65
+          printf "\nbits a byte of the validation text: this model %.2f, gzip -9 %.2f\n", loss / log(2), 8 * packed / bytes }
+' run/metrics.jsonl || fail 65 "$PWD/run/metrics.jsonl has no validation loss" "Move the run aside: make demo makes another"
 echo "the run is in $PWD/run; sample it again with"
 printf "  ./train_gpt2 --sample-only --model %q --prompt '#define '\n" "$(newest_checkpoint "$PWD/run")"

@@ -60,13 +60,30 @@ the_text_has_changed() { # under the same name; also a run without its text's ch
     cd "$work" || return # from where a path may be relative
     demo 0 mine && grep -q 'not known to be of this text: it is moved to .*run.3$' "$work/log" && [ -d "$demo"/run.3/step_* ]
 }
-a_text_that_is_too_short() { # the existing run is kept in place
+kept() { find "$demo" -path '*/run*' | sort | cksum && cat "$demo"/corpus_* | cksum; }
+a_text_that_is_too_short() { # the existing run and its text are kept in place
     local before
-    before=$(find "$demo" -path '*/run*' | sort | cksum)
+    before=$(kept)
     head -c 300 "$work/text" > "$work/short"
     demo 65 "$work/short" && [ "$(grep -c '^error' "$work/log")" = 1 ] &&
         grep -q "^error: TEXT=$work/short: .*too few for one window" "$work/log" || { cat "$work/log"; return 1; }
-    [ "$before" = "$(find "$demo" -path '*/run*' | sort | cksum)" ] || { find "$demo" -maxdepth 1; return 1; }
+    [ "$before" = "$(kept)" ] || { find "$demo" -maxdepth 1; return 1; }
+}
+a_second_demo() { # while one is at work; it changes nothing, and the first goes on
+    local before first
+    touch "$work/stop"
+    TOKENS=1000000 bash "$work/tree/scripts/demo.sh" "$work/text" > "$work/first" 2>&1 &
+    first=$!
+    until grep -q '^== the text' "$work/first"; do sleep 0.01; done
+    demo 64 "$work/mine" && one_line "$work/log" && grep -q '^error: another demo is at work' "$work/log" || return 1
+    wait $first
+    [ $? = 75 ] && rm "$work/stop" || { cat "$work/first"; return 1; }
+    before=$(kept)
+    demo 65 "$work/none" && [ "$before" = "$(kept)" ]
+}
+no_loss_to_compare() { # an error, not "inf" and 0
+    demo 0 "$work/mine" && sed -i '/val_loss/d' "$demo/run/metrics.jsonl" && demo 65 "$work/mine" &&
+        grep -q '^error: .*no validation loss' "$work/log" || { cat "$work/log"; return 1; }
 }
 any_path() { # with blanks and quotes
     mkdir -p "$work/it's a \"text\"" "$work/source" "$work/make/scripts" && cp "$work/text" "$work/it's a \"text\"/b.md"
@@ -82,7 +99,7 @@ any_path() { # with blanks and quotes
 }
 no_such_text() { demo 65 "$work/none" && one_line "$work/log" && grep -q '^error: .*no such file' "$work/log"; }
 
-for test in resumes_after_a_stop another_text_starts_over the_text_has_changed a_text_that_is_too_short any_path no_such_text; do
+for test in resumes_after_a_stop another_text_starts_over the_text_has_changed a_text_that_is_too_short any_path no_such_text a_second_demo no_loss_to_compare; do
     try $test
 done
 exit $failed
