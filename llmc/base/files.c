@@ -295,6 +295,14 @@ int file_truncate(const char *path, int64_t bytes, Error *e) {
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
+// True for the small text that a clone without git-lfs holds in place of a large file.
+static bool is_lfs_pointer(int fd, uint64_t bytes) {
+    static const char begins[] = "version https://git-lfs.github.com/spec/";
+    char text[sizeof begins - 1];
+    return bytes < 1024 && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text &&
+           memcmp(text, begins, sizeof text) == 0;
+}
+
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a FIFO's writer
@@ -305,11 +313,23 @@ int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     }
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
         *bytes = (uint64_t)st.st_size;
-        return 0;
+        if (!is_lfs_pointer(*fd, *bytes)) return 0;
+        close(*fd);
+        *fd = -1;
+        return FAIL(e, ERR_INPUT, "fetch the file",
+                    "%s: a Git LFS pointer in place of the file, which git lfs pull fetches", path);
     }
     close(*fd);
     *fd = -1;
     return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+}
+
+int file_check_input(const char *path, Error *e) {
+    int fd;
+    uint64_t bytes;
+    TRY(file_open_input(path, &fd, &bytes, e));
+    close(fd);
+    return 0;
 }
 
 // Reads at least `bytes` and at most `room` bytes.

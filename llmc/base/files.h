@@ -73,6 +73,7 @@ int descriptor_sync(int fd, const char *path, Error *e);
 
 // Opens a regular file for reading and returns its size. ERR_INPUT for any other kind, at once even for a FIFO.
 int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
+int file_check_input(const char *path, Error *e); // the error of file_open_input
 
 // Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);

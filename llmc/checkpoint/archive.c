@@ -86,8 +86,9 @@ bool archive_has(const char *run_dir, int64_t step) {
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files of a checkpoint. The manifest, which lists them, is removed last.
-static const char *const own_files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "state.json",
-                                        "vocab.json",        "merges.txt",  "tokenizer_config.json", MANIFEST_NAME};
+static const char *const own_files[] = {
+    "model.safetensors", "config.json",           "optimizer.safetensors",  "state.json", "vocab.json",
+    "merges.txt",        "tokenizer_config.json", "generation_config.json", MANIFEST_NAME};
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...

@@ -40,23 +40,33 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields, and the only value of each that describes the model computed here. All may be missing.
+// Fields, and the only value of each that describes the model computed here: one of several words, or a number. All may
+// be missing. remedy: what is served.
 static const struct {
     const char *name, *must_be;
     double number;
+    const char *remedy;
 } config_fixed[] = {
-    {"model_type", "gpt2", 0},
-    {"activation_function", "gelu_new", 0}, // the tanh form
-    {"layer_norm_epsilon", NULL, LAYERNORM_EPSILON},
-    {"scale_attn_weights", NULL, 1},
-    {"scale_attn_by_inverse_layer_idx", NULL, 0},
-    {"add_cross_attention", NULL, 0},
-    {"tie_word_embeddings", NULL, 1},
+    {"model_type", "gpt2", 0, "only GPT-2 as published is trained here"},
+    {"activation_function", "gelu_new gelu_pytorch_tanh gelu_fast gelu_accurate", 0,
+     "only GELU's tanh form is served; the exact GELU differs by up to 5e-4: write gelu_new to go on with the tanh "
+     "form"},
+    {"layer_norm_epsilon", NULL, LAYERNORM_EPSILON, "only 1e-5 is served"},
+    {"scale_attn_weights", NULL, 1, "only true is served"},
+    {"scale_attn_by_inverse_layer_idx", NULL, 0, "only false is served"},
+    {"add_cross_attention", NULL, 0, "only false is served"},
+    {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
+
+static bool has_word(const char *words, const char *word) {
+    const char *at = strstr(words, word);
+    size_t length = strlen(word);
+    return at && length && (at == words || at[-1] == ' ') && (at[length] == ' ' || !at[length]);
+}
 
 static bool config_field_fits(const cJSON *item, const char *text, double number) {
     if (!item || cJSON_IsNull(item)) return true; // transformers' default is the value that we need
-    if (text) return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
+    if (text) return cJSON_IsString(item) && has_word(text, item->valuestring);
     double value = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item) ? 1 : cJSON_IsFalse(item) ? 0 : -1;
     return value > number * (1 - 1e-6) - 1e-12 && value < number * (1 + 1e-6) + 1e-12;
 }
@@ -69,7 +79,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = json_get(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
-            return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here",
+            return FAIL(e, ERR_INPUT, config_fixed[i].remedy,
                         "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
                         json_offset(json, item));
     }
@@ -132,10 +142,14 @@ static int write_config(const char *directory, const ModelConfig *c, TextTokens 
         "  \"n_head\": %d,\n  \"n_embd\": %d,\n  \"vocab_size\": %d,\n  \"n_positions\": %d,\n  \"n_ctx\": %d,\n"
         "  \"activation_function\": \"gelu_new\",\n  \"layer_norm_epsilon\": %g,\n  \"initializer_range\": 0.02,\n"
         "  \"resid_pdrop\": %s,\n  \"embd_pdrop\": %s,\n  \"attn_pdrop\": %s,\n  \"tie_word_embeddings\": true,\n"
-        "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"torch_dtype\": \"float32\"\n}\n",
+        "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"dtype\": \"float32\",\n  \"torch_dtype\": "
+        "\"float32\"\n}\n",
         c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, drop, drop, drop, bos,
         eos);
-    return manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e);
+    TRY(manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e));
+    bytes = snprintf(text, sizeof text, "{\"_from_model_config\": true, \"bos_token_id\": %s, \"eos_token_id\": %s}\n",
+                     bos, eos);
+    return manifest_save(manifest, directory, "generation_config.json", text, (size_t)bytes, e);
 }
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
@@ -205,16 +219,37 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
     return files_add(files, directory, MODEL_FILE, e);
 }
 
-// NULL where none of the files has the tensor. Hub files name tensors with and without "transformer." in front.
+static void files_close(ModelFiles *files) {
+    for (int i = 0; i < files->count; i++) safetensors_close(&files->reader[i]);
+    memory_free(files->reader);
+}
+
+// What may precede a tensor's name: of torch.compile, of DistributedDataParallel, and of GPT2LMHeadModel.
+static const char *const prefixes[] = {
+    "transformer.",        "",        "_orig_mod.transformer.",        "_orig_mod.",
+    "module.transformer.", "module.", "module._orig_mod.transformer.", "module._orig_mod.",
+};
+enum { PREFIXES = sizeof prefixes / sizeof *prefixes };
+
+// NULL where none of the files has the tensor.
 static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *name) {
-    char long_name[64];
+    char long_name[96];
     const SafetensorsEntry *entry = NULL;
-    snprintf(long_name, sizeof long_name, "transformer.%s", name);
-    for (int i = 0; i < files->count && !entry; i++) {
-        entry = safetensors_find(&files->reader[i], long_name);
-        if (!entry) entry = safetensors_find(&files->reader[i], name);
+    for (int i = 0; i < files->count * PREFIXES && !entry; i++) {
+        snprintf(long_name, sizeof long_name, "%s%s", prefixes[i % PREFIXES], name);
+        entry = safetensors_find(&files->reader[i / PREFIXES], long_name);
     }
     return entry;
+}
+
+// True for a tensor of the model, and for what GPT-2's files hold besides: masks, and the tied head.
+static bool is_known(const Model *model, const char *name) {
+    for (int p = 0; p < PREFIXES; p++) {
+        size_t n = strlen(prefixes[p]);
+        for (int i = 0; i < model->tensor_count && strncmp(name, prefixes[p], n) == 0; i++)
+            if (strcmp(model->tensors[i].name, name + n) == 0) return true;
+    }
+    return path_ends(name, ".attn.bias") || path_ends(name, ".attn.masked_bias") || path_ends(name, "_head.weight");
 }
 
 // Where in the file a tensor's data begins.
@@ -322,6 +357,25 @@ int checkpoint_verify_model(const char *path, Error *e) {
     return error_hint(e, "use another one; where the change is meant, remove %s", file);
 }
 
+int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e) {
+    const int most = 3; // names in the line
+    ModelFiles files;
+    int unknown = 0;
+    if (llmc_bin_is(path)) return 0;
+    int code = files_open(&files, path, e);
+    for (int i = 0; !code && i < files.count; i++)
+        for (int k = 0; k < files.reader[i].count; k++) {
+            const char *name = files.reader[i].entries[k].name;
+            if (is_known(model, name) || unknown++ >= most) continue;
+            fprintf(notes, "%s %.100s",
+                    unknown > 1 ? "," : "note: GPT-2 has no such tensors, which are not read:", name);
+        }
+    if (unknown > most) fprintf(notes, " and %d more", unknown - most);
+    if (unknown) fprintf(notes, " (%s)\n", path);
+    files_close(&files);
+    return code;
+}
+
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
     ModelFiles files;
     float *buffer = NULL;
@@ -334,8 +388,7 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
         code = load_range(find_tensor(&files, t->name), t->offset, tensor_range(t), buffer, load, context, e);
     }
     memory_free(buffer);
-    for (int i = 0; i < files.count; i++) safetensors_close(&files.reader[i]);
-    memory_free(files.reader);
+    files_close(&files);
     return code;
 }
 

@@ -47,6 +47,9 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
 // first value is handed over.
 int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
 
+// One line to `notes` for tensors in the files that the model does not have.
+int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
+
 // Writes both files into an existing directory, durably, and adds them to the manifest, which may be NULL. dropout: the
 // probability of training, for programs that train further.
 int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, double dropout, RangeReader store,

@@ -97,7 +97,7 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
     TRY(checkpoint_save_model(directory, model, s->config.text, s->config.dropout, read_param, s, manifest, e));
     TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
     TRY(manifest_save(manifest, directory, STATE_NAME, s->state, s->state_bytes, e));
-    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, directory, manifest, e) : 0;
+    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, model->config.context, directory, manifest, e) : 0;
 }
 
 static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {

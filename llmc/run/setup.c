@@ -49,6 +49,7 @@ static int hint_presets(const char *model, Error *e) {
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
+        if (file_exists(o->model) && !directory_exists(o->model)) TRY(file_check_input(o->model, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
@@ -209,8 +210,24 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
+// Values of a file must be finite: training, and a sample, would only find that something is not.
+static int check_finite(const Run *r, StateKind kind, Range range, const float *values, Error *e) {
+    const Model *model = &r->setup.model;
+    for (size_t i = 0; i < range_length(range); i++) {
+        if (isfinite(values[i])) continue;
+        size_t at = range.begin + i;
+        const Tensor *t = model->tensors;
+        while (t < model->tensors + model->tensor_count - 1 && t[1].offset <= at) t++;
+        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite in row %zu, column %zu",
+                    r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
+                    t->name, (at - t->offset) / t->columns, (at - t->offset) % t->columns);
+    }
+    return 0;
+}
+
 static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
     Progress *p = &r->output.progress;
+    TRY(check_finite(r, kind, range, values, e));
     progress_next(p, p->now.done + (int64_t)(range.end - range.begin), 0);
     return engine_load(r->setup.engine, kind, range, values, e);
 }
@@ -305,7 +322,9 @@ static int load_state(Run *r, Error *e) {
     }
     if (!s->source[0]) return init_parameters(r, e);
     if (s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, e)); // once on each machine
-    return checkpoint_load_model(s->source, &s->model, load_weights, r, e);
+    TRY(checkpoint_load_model(s->source, &s->model, load_weights, r, e));
+    progress_break(&r->output.progress);
+    return is_first(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;
 }
 
 int setup_engine(Run *r, Error *e) {

@@ -40,8 +40,9 @@ const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
-// tokenizer_load. The byte tokenizer becomes a BPE without merges. manifest: for the digests of the files, may be NULL.
-int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e);
+// tokenizer_load. The byte tokenizer becomes a BPE without merges. context: the model's, in tokens; 0: unknown. manifest:
+// for the digests of the files, may be NULL.
+int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e);
 
 // For bulk work: an encoder caches the tokens of words. Each thread has its own.
 typedef struct Encoder Encoder;

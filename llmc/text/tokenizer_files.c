@@ -410,7 +410,8 @@ static bool is_added(const Tokenizer *t, int token) {
     return i < t->added_count;
 }
 
-static void put_vocab(const Tokenizer *t, FILE *f) {
+static void put_vocab(const Tokenizer *t, int context, FILE *f) {
+    (void)context;
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
         if (t->lacks_some && is_added(t, token)) continue; // a character could be read as another one's byte
@@ -422,7 +423,8 @@ static void put_vocab(const Tokenizer *t, FILE *f) {
     fputs("}\n", f);
 }
 
-static void put_merges(const Tokenizer *t, FILE *f) {
+static void put_merges(const Tokenizer *t, int context, FILE *f) {
+    (void)context;
     fputs("#version: 0.2\n", f);
     for (int rank = 0; rank < t->merge_count; rank++) {
         put_token(t, t->merges[rank].left, false, f);
@@ -432,13 +434,14 @@ static void put_merges(const Tokenizer *t, FILE *f) {
     }
 }
 
-static void put_config(const Tokenizer *t, FILE *f) {
+static void put_config(const Tokenizer *t, int context, FILE *f) {
     static const char *const bools[] = {"false", "true"};
     const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
     fprintf(f,
             "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
             "\"eos_token\": %s, \"unk_token\": %s",
             eot, eot, eot);
+    if (context) fprintf(f, ", \"model_max_length\": %d", context);
     for (int i = 0; i < t->added_count; i++) {
         const AddedToken *added = &t->added[i];
         fprintf(f, ", %s\"%d\": {\"content\": \"", i ? "" : "\"added_tokens_decoder\": {", added->token);
@@ -451,21 +454,21 @@ static void put_config(const Tokenizer *t, FILE *f) {
     fputs(t->added_count ? "}}\n" : "}\n", f);
 }
 
-typedef void (*PutFile)(const Tokenizer *, FILE *);
+typedef void (*PutFile)(const Tokenizer *, int context, FILE *);
 
-static int save_file(const Tokenizer *t, const char *directory, const char *name, PutFile put, Manifest *manifest,
-                     Error *e) {
+static int save_file(const Tokenizer *t, int context, const char *directory, const char *name, PutFile put,
+                     Manifest *manifest, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
-    put(t, text.f);
+    put(t, context, text.f);
     TRY(text_end(&text, e));
     int code = manifest_save(manifest, directory, name, text.text, text.bytes, e);
     text_free(&text);
     return code;
 }
 
-int tokenizer_save(const Tokenizer *t, const char *directory, Manifest *manifest, Error *e) {
-    TRY(save_file(t, directory, "vocab.json", put_vocab, manifest, e));
-    TRY(save_file(t, directory, "merges.txt", put_merges, manifest, e));
-    return save_file(t, directory, "tokenizer_config.json", put_config, manifest, e);
+int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e) {
+    TRY(save_file(t, context, directory, "vocab.json", put_vocab, manifest, e));
+    TRY(save_file(t, context, directory, "merges.txt", put_merges, manifest, e));
+    return save_file(t, context, directory, "tokenizer_config.json", put_config, manifest, e);
 }

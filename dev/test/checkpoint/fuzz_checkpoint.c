@@ -237,7 +237,7 @@ static void make_tokenizers(void) {
     CHECK_OK(directory_create("words", &e), &e);
     CHECK_OK(directory_create("word", &e), &e);
     CHECK_OK(tokenizer_create_bytes(&bytes, &e), &e);
-    CHECK_OK(tokenizer_save(bytes, "words", NULL, &e), &e);
+    CHECK_OK(tokenizer_save(bytes, 0, "words", NULL, &e), &e);
     tokenizer_destroy(bytes);
     char *vocab = read_text("words/vocab.json", &length), *end = vocab ? strrchr(vocab, '}') : NULL;
     CHECK(end != NULL, "no vocab.json");

@@ -142,6 +142,33 @@ static void write_index(const char *path, int parts, const char *prefix, const c
     fclose(f);
 }
 
+static void check_note(const char *path, const char *want) {
+    Error e = {0};
+    Text note;
+    CHECK_OK(text_begin(&note, &e), &e);
+    CHECK_OK(checkpoint_note_unknown(path, &model, note.f, &e), &e);
+    CHECK_OK(text_end(&note, &e), &e);
+    CHECK(strcmp(note.text, want) == 0, "'%s', not '%s'", note.text, want);
+    text_free(&note);
+}
+
+// Masks and a tied head are GPT-2's; other tensors get a note.
+static void test_unknown_tensors(void) {
+    static const char *const names[] = {"h.0.attn.bias",     "transformer.h.2.attn.masked_bias",
+                                        "h.0.attn.bias2",    "score.weight",
+                                        "wte.weight.lora_A", "lm_head.weight"};
+    SafetensorsWriter *writer;
+    Error e = {0};
+    const uint64_t none = 0;
+    CHECK_OK(directory_create("more", &e), &e);
+    CHECK_OK(safetensors_create(&writer, IN_PATH, "more/model.safetensors", &e), &e);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        safetensors_add(writer, names[i], SAFETENSORS_F32, 1, &none);
+    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+    check_note("more", "note: GPT-2 has no such tensors, which are not read: h.0.attn.bias2, score.weight, "
+                       "wte.weight.lora_A (more)\n");
+}
+
 static void test_one_file(void) {
     static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     Error e = {0};
@@ -154,6 +181,12 @@ static void test_one_file(void) {
         make_values(2 + (uint64_t)i);
         write_part("one/model.safetensors", types[i], 0, 1, i ? "" : "transformer.");
         check_received("one");
+    }
+    static const char *const wrapped[] = {"_orig_mod.", "module.transformer.", "module._orig_mod.transformer."};
+    for (int i = 0; i < 3; i++) {
+        write_part("one/model.safetensors", SAFETENSORS_F32, 0, 1, wrapped[i]);
+        check_received("one");
+        check_note("one", "");
     }
 }
 
@@ -191,6 +224,7 @@ static void test_text_tokens(void) {
 static void test_other_models(void) {
     static const char *const fields[] = {"\"model_type\": \"gpt_neo\"",
                                          "\"activation_function\": \"gelu\"",
+                                         "\"activation_function\": \"gelu_\"",
                                          "\"layer_norm_epsilon\": 1e-6",
                                          "\"scale_attn_weights\": false",
                                          "\"scale_attn_by_inverse_layer_idx\": true",
@@ -226,6 +260,15 @@ static void test_other_models(void) {
         }
         CHECK(code == ERR_INPUT, "%s: exit code %d", fields[i], code);
     }
+    for (int i = 0; i < 2; i++) {
+        ModelConfig config;
+        int length =
+            sprintf(changed, "{\"activation_function\": \"gelu_%s\", %s", i ? "new" : "pytorch_tanh", text + 1);
+        CHECK_OK(file_save("other/config.json", changed, (size_t)length, &e), &e);
+        CHECK_OK(checkpoint_read_config("other", &config, &e), &e);
+    }
+    CHECK(strstr(text, "\"dtype\": \"float32\"") && strstr(text, "\"torch_dtype\": \"float32\""), "%s", text);
+    CHECK(file_exists("other/generation_config.json"), "no generation_config.json");
     free(changed);
     memory_free(text);
 }
@@ -483,6 +526,7 @@ int main(void) {
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     RUN(test_one_file);
+    RUN(test_unknown_tensors);
     RUN(test_beyond_a_chunk);
     RUN(test_text_tokens);
     RUN(test_other_models);

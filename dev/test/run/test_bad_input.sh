@@ -102,8 +102,17 @@ damaged wrong_type && sed -i '0,/"F32"/s//"I32"/' wrong_type/model.safetensors
 damaged fifo_config && rm fifo_config/config.json && mkfifo fifo_config/config.json
 damaged fifo_words && rm fifo_words/vocab.json && mkfifo fifo_words/vocab.json
 cp -r model fifo_manifest && rm fifo_manifest/MANIFEST.json && mkfifo fifo_manifest/MANIFEST.json
-damaged nan_weights && head -c 4096 /dev/zero | tr '\0' '\377' |
-    dd of=nan_weights/model.safetensors bs=1 seek=$((size - 4096)) conv=notrunc status=none
+overwrite() { # NAME OCTAL: the last 4096 bytes of the weights
+    damaged "$1" && head -c 4096 /dev/zero | tr '\0' "\\$2" |
+        dd of="$1/model.safetensors" bs=1 seek=$((size - 4096)) conv=notrunc status=none
+}
+overwrite nan_weights 377
+overwrite huge_weights 177 # 3.4e38
+damaged nul_name && sed -i 's/transformer\.wpe\.weight/wpe.weight\\u0000xxxxxx/' nul_name/model.safetensors
+damaged exact_gelu && sed -i 's/gelu_new/gelu/' exact_gelu/config.json
+damaged untied && sed -i 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' untied/config.json
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 500000000\n' 0 > lfs.bin
+damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
 
@@ -308,8 +317,15 @@ bad config_json_fifo      $input fifo_config/config.json "${model[@]}" fifo_conf
 bad manifest_fifo         $input fifo_manifest/MANIFEST.json "${model[@]}" fifo_manifest
 bad tokenizer_fifo        $input fifo_words/vocab.json "${model[@]}" model --tokenizer fifo_words
 bad tokenizer_too_small   $input "the tokenizer bytes has 256 tokens, the model's vocabulary 50257" --sample-only --model of_words --tokenizer bytes
-bad sample_not_finite     76 "--model nan_weights: the logits after token 1 are not finite" --sample-only --model nan_weights --prompt a
-bad eval_not_finite       76 "the loss of --model nan_weights" --eval-only --model nan_weights --val good.bin --seq-len 16
+bad sample_not_finite     76 "--model huge_weights: the logits after token 1 are not finite" --sample-only --model huge_weights --prompt a
+bad eval_not_finite       76 "the loss of --model huge_weights" --eval-only --model huge_weights --val good.bin --seq-len 16
+bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite in row 3, column 0. use another" "${model[@]}" nan_weights
+bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON at byte" "${model[@]}" nul_name
+bad weights_lfs           $input "lfs/model.safetensors: a Git LFS pointer" "${model[@]}" lfs
+bad weights_lfs_bin       $input "lfs.bin: a Git LFS pointer" "${model[@]}" lfs.bin
+bad shards_lfs            $input "lfs.bin: a Git LFS pointer" "${run[@]}" --train lfs.bin
+bad config_exact_gelu     $input "write gelu_new to go on with the tanh form" "${model[@]}" exact_gelu
+bad config_untied         $input "an output layer of its own (untied)" "${model[@]}" untied
 bad check_deep            $input "deep/config.json: bytes 0 to" --check deep
 bad weights_empty         $input empty_weights      "${model[@]}" empty_weights
 bad weights_short         $input short_weights      "${model[@]}" short_weights

@@ -136,6 +136,8 @@ a_tokenizer_for_a_model_from_scratch() { # is saved in the checkpoint, and read 
     grep -q '^error: questions.jsonl: no tokenizer for the text in it. give --tokenizer' unknown.log || { cat unknown.log; return 1; }
     small=$scratch run words --tokenizer vocabulary --val 'words_val_*.bin' --hellaswag questions.jsonl --hellaswag-every 2 --sample-every 3 || return 1
     [ "$(grep -c '^  "[be]os_token_id": 299,$' "$(newest_checkpoint words)/config.json")" = 2 ] || { cat words/step_*/config.json; return 1; }
+    grep -q '"model_max_length": 32' "$(newest_checkpoint words)/tokenizer_config.json" &&
+        grep -q '"eos_token_id": 299' "$(newest_checkpoint words)/generation_config.json" || return 1
     "$train" --sample-only --model "$(newest_checkpoint words)" --prompt 'static int' --sample-tokens 5 > sample &&
         grep -q '^static int' sample || { cat sample; return 1; }
     "$train" --eval-only --model "$(newest_checkpoint words)" --val 'words_val_*.bin' --hellaswag questions.jsonl > e7 || return 1
@@ -196,7 +198,7 @@ refusals() {
     refuse 65 "data/hellaswag/hellaswag_val.jsonl" --train 'code_train_*.bin' --vocab-size 256 --steps 2 -h 1 || return 1
     cp -r "$model" nan && rm nan/MANIFEST.json # which would speak first
     step=$(stat -c %s nan/model.safetensors)
-    head -c 400 /dev/zero | tr '\0' '\377' | dd of=nan/model.safetensors bs=1 seek=$((step - 400)) conv=notrunc status=none
+    head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((step - 400)) conv=notrunc status=none
     refuse_after_setup 76 "not finite" --eval-only --model nan --val 'code_val_*.bin' || return 1
     refuse_after_setup 76 "questions.jsonl is not finite" --eval-only --model nan --hellaswag questions.jsonl
 }

@@ -261,7 +261,7 @@ static void test_bytes(void) {
     CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
     CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
     check_round_trips(t, 500);
-    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
     CHECK(tokenizer_exists(directory), "saved, but not there");
     Tokenizer *saved = load();
     CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
@@ -296,7 +296,7 @@ static void test_forms(void) {
     write_vocabulary(merges, count);
     Tokenizer *first = load();
     check_round_trips(first, 500);
-    CHECK_OK(tokenizer_save(first, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(first, 0, directory, NULL, &e), &e);
     check_loads(first);
     rename_file("vocab.json", "encoder.json");
     rename_file("merges.txt", "vocab.bpe");
@@ -407,7 +407,7 @@ static void test_added(void) {
     if (!t) return;
     CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
     check_added(t, plain, first);
-    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
     Tokenizer *saved = load();
     check_added(saved, plain, first);
     for (int i = 0; i < ADDED_COUNT; i++)
@@ -642,7 +642,7 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
                 "no token for '\xc3\xa8', byte 0xc3");
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
-    CHECK_OK(tokenizer_save(t, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
     tokenizer_destroy(t);
     char vocab[200] = "";
     FILE *f = fopen(path_of("vocab.json"), "rb");
