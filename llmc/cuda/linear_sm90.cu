@@ -344,7 +344,7 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
     char *slot = s.slot[group][warp];
     real *bias = s.bias[group][warp];
     uint64_t *own_full = &s.own_full[group][warp];
-    float c[HALVES][COLUMNS / 2];
+    float c[HALVES][COLUMNS / 2] = {}; // without this ptxas up to 12.8 serialises every wgmma (C7515)
     unsigned own_parity = 0;
     for (int turn = group;; turn += GROUPS) {
         const int tile = tile_of<true>(s, turn);
