@@ -4,7 +4,6 @@
 // block by block gives the same tokens as encoding the whole: the shards do not depend on the blocks.
 #pragma once
 
-#include "base/files.h"
 #include "text/tokenizer.h"
 #include "inputs.h"
 
@@ -15,7 +14,6 @@ typedef struct {
     uint64_t taken;                  // bytes of input before this place
     bool inside;                     // a document that began earlier continues here
     bool skip_newline;               // a separator ends here
-    FileDigest piped;                // of what was read from pipes before this place
 } Place;
 
 typedef struct { // a document, or a part of one
@@ -27,7 +25,7 @@ typedef struct { // a document, or a part of one
 
 typedef struct {
     const Input *input;
-    Place start, end;
+    Place start;
     char *text;
     size_t bytes, text_capacity;
     uint16_t *tokens;  // (text_capacity): no token is shorter than a byte

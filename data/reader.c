@@ -133,46 +133,10 @@ static void reader_close(Reader *r) {
 static void reader_advance(Reader *r) {
     reader_close(r);
     uint64_t taken = r->place.taken + r->have;
-    r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken, .piped = r->place.piped};
+    r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken};
     r->have = 0;
     r->invalid = false;
     if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
-}
-
-// ---- After an interruption ------------------------------------------------------------------------------------------
-
-// Skips this many bytes of a pipe, or all of it.
-static int reader_skip(Reader *r, uint64_t bytes, Error *e) {
-    char skipped[1 << 16];
-    for (size_t got = 1; got && bytes > 0 && reader_wait(r); bytes -= got) {
-        TRY(reader_read(r, skipped, size_min(sizeof skipped, bytes), &got, e));
-        digester_add(r->piped, skipped, got);
-    }
-    return 0;
-}
-
-// Reads every pipe up to the interruption, and compares the digest with that of the interrupted run. (Files are
-// compared by size and time: state_fingerprint.)
-static int reader_catch_up(Reader *r, Error *e) {
-    const Place place = r->place;
-    const char *name = NULL;
-    for (int i = 0; i <= place.file; i++) {
-        const Input *input = &r->inputs->all[i];
-        if (!input->pipe) continue;
-        name = name ? "the pipes" : input_name(input);
-        r->place.file = i;
-        TRY(reader_open(r, e));
-        TRY(reader_skip(r, i < place.file ? UINT64_MAX : place.offset, e));
-        if (i < place.file) reader_close(r);
-    }
-    r->place = place;
-    if (r->stopped) return 0;
-    FileDigest piped = digester_read(r->piped);
-    if (!digest_equal(&piped, &place.piped))
-        return FAIL(e, ERR_INPUT, HINT_SAME_INPUT, "%s: not the input that was interrupted: %s", name,
-                    piped.bytes < place.piped.bytes ? "it ends too early" : "its text is another");
-    r->resumed = false;
-    return 0;
 }
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
@@ -239,18 +203,12 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     r->place.offset += bytes;
     r->place.taken += bytes;
     r->place.line += count_lines(b->text, bytes);
-    if (b->input->pipe) {
-        digester_add(r->piped, b->text, bytes);
-        r->place.piped = digester_read(r->piped);
-    }
     if (b->start.offset < r->tail && r->place.offset >= r->tail) r->place.inside = false;
-    b->end = r->place;
     return 0;
 }
 
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     *got = false;
-    if (r->resumed) TRY(reader_catch_up(r, e));
     while (r->place.file < r->inputs->count && !reader_stopped(r)) {
         const Input *input = reader_input(r);
         size_t bytes = 0;
@@ -271,15 +229,8 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     return 0;
 }
 
-int reader_init(Reader *r, Error *e) {
-    TRY(digester_create(&r->piped, e));
-    r->place = (Place){.line = 1, .piped = digester_read(r->piped)};
-    return 0;
-}
-
 void reader_free(Reader *r) {
     reader_close(r);
-    digester_destroy(r->piped);
     free(r->buffer);
 }
 

@@ -7,15 +7,12 @@
 
 enum { BLOCK_BYTES = 1 << 20 };
 
-#define HINT_SAME_INPUT "give the same input again, or --force to start over"
-
 typedef struct {
     const TokenizeOptions *o;
     const Tokenizer *tokenizer;
     Inputs *inputs;
     atomic_bool *refused; // some input is refused: nothing more is written, and pipes are not waited for
     bool stopped;         // by a signal
-    bool resumed;         // at `place`; the pipes have not been read up to it yet
     Place place;          // of buffer[0]
     int fd;               // of inputs->all[place.file], or -1
     uint64_t tail;        // where validation begins in this file; UINT64_MAX: documents are not divided
@@ -23,16 +20,13 @@ typedef struct {
     bool invalid;         // a pipe brought text that is not UTF-8: the buffer ends with it
     char *buffer;
     size_t have, capacity;
-    Digester *piped; // the digest so far of place.piped
 } Reader;
 
-// Sets `place` to the beginning of the inputs. The caller has set o, tokenizer, inputs, refused, and fd to -1.
-int reader_init(Reader *r, Error *e);
-void reader_free(Reader *r);
+void reader_free(Reader *r); // the caller has set o, tokenizer, inputs, refused, place.line to 1 and fd to -1
 bool reader_stopped(Reader *r); // asks for signals
 
 // Fills *b with the next block; *got is false at the end of the input and after a signal. ERR_INPUT where the input
-// cannot be read or, resumed, differs from the interrupted one.
+// cannot be read.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
 // --invalid skip: leaves out the text files that are not UTF-8 throughout, and those that check_text_kind refuses. Call

@@ -35,9 +35,8 @@ recipe_options() {
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
     UNFINISHED=$OUT/$NAME.unfinished # of a recipe of several steps: exists until all are done
-    # Shards are complete if neither this nor a state file is next to them.
-    if [ -z "$FORCE" ] && [ ! -e "$OUT/$NAME.state" ] && [ ! -e "$UNFINISHED" ] &&
-        compgen -G "$OUT/${NAME}_train_*.bin" > /dev/null; then
+    # The first training shard gets its name last (data/shards.h).
+    if [ -z "$FORCE" ] && [ ! -e "$UNFINISHED" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
         echo "$OUT has shards already (--force makes them again)"
         exit 0
     fi

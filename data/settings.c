@@ -48,7 +48,7 @@ void settings_print_help(void) {
     printf("Turns text into token shards.\n\n  data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...\n\n"
            "INPUT is a text file, a .jsonl file, a directory (its .txt, .md, .jsonl and .ndjson files) or - for\n"
            "standard input. Every document begins with <|endoftext|>; bytes have no such token, and a newline\n"
-           "separates documents. After an interruption, the same command resumes.\n\n");
+           "separates documents. \n\n");
     for (int i = 0; i < FLAG_COUNT; i++) printf("  %-16s %-16s  %s\n", FLAGS[i].name, FLAGS[i].unit, FLAGS[i].help);
 }
 

@@ -4,7 +4,7 @@
 //
 // One thread reads the inputs in blocks and writes tokens in the order of the blocks; encoding a block is an OpenMP
 // task, which the other threads run in any order, and this one while it waits. Where a block ends depends on the input
-// alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks. Resuming: shards.h.
+// alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
 #include "reader.h"
 #include "shards.h"
 #include "base/process.h"
@@ -22,7 +22,6 @@
 
 enum {
     BLOCKS_PER_THREAD = 3, // one in work, one waiting, one to be written
-    SAVE_SECONDS = 20,     // between two saves of the state
     LISTED_MAX = 20        // files that are named
 };
 
@@ -37,8 +36,8 @@ typedef struct {
     uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
     atomic_bool refused;                   // some input is refused: no block is encoded or written from here on
-    double start, shown, saved;            // seconds: of the run, the last line of progress, the last save of the state
-    uint64_t start_bytes, total_bytes;     // of input; total 0: unknown
+    double start, shown;                   // seconds: of the run, the last line of progress
+    uint64_t total_bytes;                  // of input; 0: unknown
     int bad_files, last_bad;               // inputs that are refused, and the number of the last of them
     Error first_bad;                       // what is wrong with the first
     int marked;                            // text files that begin with a byte order mark
@@ -63,14 +62,14 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
 static void show_progress(Run *run, uint64_t bytes, bool last) {
     static const char done[] = "####################", to_do[] = "....................";
     enum { WIDTH = sizeof done - 1 };
-    const struct SplitState *splits = run->writer.state.split;
+    const struct SplitState *splits = run->writer.split;
     bool terminal = isatty(STDERR_FILENO);
     double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
     Line line = {0};
     char text[200];
     if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
     run->shown = now;
-    double rate = (double)(bytes - run->start_bytes) / (now - run->start + 1e-9);
+    double rate = (double)bytes / (now - run->start + 1e-9);
     if (run->total_bytes) {
         double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
         double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
@@ -128,34 +127,25 @@ static int run_write_oldest(Run *run, Error *e) {
     }
     if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes) && !run->marked++)
         run->first_marked = b->input;
-    bool refused = atomic_load(&run->refused);
-    if (!refused) TRY(writer_block(&run->writer, b, e));
+    if (!atomic_load(&run->refused)) TRY(writer_block(&run->writer, b, e));
     run->written++;
-    show_progress(run, b->end.taken, false);
-    if (refused || clock_seconds() - run->saved < SAVE_SECONDS) return 0;
-    run->saved = clock_seconds();
-    return state_save(&run->writer, e);
+    show_progress(run, b->start.taken + b->bytes, false);
+    return 0;
 }
 
 // Keeps the ring full and writes from its other end. An error is reported after everything before it has been written,
 // so of several errors it is always the first in the input. After an input is refused the other files are checked as
-// well, but not its own rest, and not pipes, which may take any time. After a signal it writes what it has read, for a
-// second at most.
+// well, but not its own rest, and not pipes, which may take any time. Ends at a signal.
 static int run_blocks(Run *run, Error *e) {
     Error reader_error;
     int reader_code = 0;
-    double deadline = INFINITY; // after a signal
-    for (bool more = true; (more || run->written < run->filled) && clock_seconds() < deadline;) {
-        if (isinf(deadline) && reader_stopped(&run->reader)) deadline = clock_seconds() + 1;
+    for (bool more = true; (more || run->written < run->filled) && !reader_stopped(&run->reader);) {
         if (!more || run->filled - run->written == run->block_count) {
             TRY(run_write_oldest(run, e));
             continue;
         }
         TextBlock *b = &run->blocks[run->filled % run->block_count];
         reader_code = reader_next(&run->reader, b, &more, &reader_error);
-        if (!reader_code && more && run->writer.state.publishing)
-            reader_code = FAIL(&reader_error, ERR_INPUT, HINT_SAME_INPUT, "%s: longer than when this was interrupted",
-                               input_name(b->input));
         more = more && !reader_code;
         if (!more) continue;
         run->filled++;
@@ -170,7 +160,7 @@ static int run_blocks(Run *run, Error *e) {
 
 static void print_left_out(const Run *run) {
     const Inputs *in = &run->inputs;
-    uint64_t files = 0, lines = run->writer.state.left_out;
+    uint64_t files = 0, lines = run->writer.left_out;
     for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
     if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
     for (int i = 0, listed = 0; i < in->count && listed < LISTED_MAX; i++)
@@ -189,11 +179,8 @@ static bool fills_split(const TokenizeOptions *o, int split) {
 
 static int run_finish(Run *run, Error *e) {
     const TokenizeOptions *o = &run->options;
-    const struct SplitState *splits = run->writer.state.split;
-    if (run->reader.stopped) {
-        TRY(state_save(&run->writer, e));
-        return writer_stopped(e);
-    }
+    const struct SplitState *splits = run->writer.split;
+    if (run->reader.stopped) return FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
     for (int i = 0; i < SPLITS; i++)
@@ -201,7 +188,7 @@ static int run_finish(Run *run, Error *e) {
             return FAIL(e, ERR_INPUT, "give more documents, or another share for validation",
                         "no text fell into the %s split of %s", SPLIT_NAMES[i], o->out);
     TRY(writer_publish(&run->writer, e));
-    show_progress(run, run->writer.state.place.taken, true);
+    show_progress(run, run->reader.place.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
             print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
@@ -211,11 +198,10 @@ static int run_finish(Run *run, Error *e) {
     return 0;
 }
 
-static int run_prepare_input(Run *run, Error *e) {
+static int run_prepare(Run *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     bool known = true;
     run->reader.tokenizer = run->tokenizer;
-    TRY(reader_init(&run->reader, e));
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
     run->start = run->shown = clock_seconds();
     for (int i = 0; i < run->inputs.count; i++) {
@@ -225,64 +211,24 @@ static int run_prepare_input(Run *run, Error *e) {
     }
     if (o->max_bytes && (!known || o->max_bytes < run->total_bytes)) run->total_bytes = o->max_bytes;
     else if (!known) run->total_bytes = 0;
-    return 0;
-}
-
-static int run_prepare_output(Run *run, Error *e) {
-    const TokenizeOptions *o = &run->options;
-    Reader *r = &run->reader;
-    Writer *w = &run->writer;
-    const char *unfit = NULL;
-    char directory[PATH_MAX];
-    *w = writer_create(o, run->tokenizer, &run->inputs);
-    w->state.place = r->place;
-    path_parent(o->out, directory, sizeof directory);
-    TRY(directory_create(directory, e));
-    TRY(writer_lock(w, e));
-    TRY(writer_check_inputs(w, &run->inputs, e));
-    if (!o->force) TRY(state_read(w, &r->resumed, &unfit, e));
-    if (!w->state.publishing) TRY(writer_check_free(w, e));
-    if (r->resumed) {
-        r->place = w->state.place;
-        TRY(writer_resume(w, e));
-        fprintf(stderr, "resuming after %.1f MB\n", (double)r->place.taken / 1e6);
-    } else {
-        if (unfit) fprintf(stderr, "%s.state %s: starting over\n", o->out, unfit);
-        state_remove(w); // first: a state without its shards would mislead
-        writer_remove_partial(w);
-    }
-    run->start_bytes = r->place.taken;
-    run->saved = clock_seconds();
-    run->thread_count = o->threads + 1; // and this one, which may wait for a pipe
-    run->block_count = BLOCKS_PER_THREAD * o->threads;
+    TRY(writer_open(&run->writer, o, run->tokenizer, &run->inputs, e));
+    run->thread_count = (uint64_t)o->threads + 1; // and this one, which may wait for a pipe
+    run->block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
     TRY(memory_alloc_zero((void **)&run->blocks, run->block_count * sizeof *run->blocks, "blocks", e));
     return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
-}
-
-// Removes the state after success, and all files after bad input, unless a resumed run got another input than before.
-// After anything else (a signal, a full disk) the same command resumes, if a state was saved.
-static void run_clean_up(const Run *run, int code) {
-    const Writer *w = &run->writer;
-    bool bad_input = code == ERR_INPUT && !run->reader.resumed && !w->state.publishing;
-    if (code && !bad_input && w->saved) return;
-    state_remove(w);
-    if (code) writer_remove_partial(w);
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
     Run run = {.writer.lock = -1};
     int inputs, code;
-    bool started = false;
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
     if (run.options.help) return settings_print_help(), 0;
-    run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .fd = -1};
+    run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
     TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
     signals_block();
     thread_start_team((int)run.options.threads + 1);
-    TRY_GOTO(run_prepare_input(&run, e));
-    TRY_GOTO(run_prepare_output(&run, e));
-    started = true;
+    TRY_GOTO(run_prepare(&run, e));
 #pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single
     code = run_blocks(&run, e);
@@ -290,8 +236,6 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY_GOTO(run_finish(&run, e));
 done:
     writer_close(&run.writer);
-    if (started) run_clean_up(&run, code);
-    writer_unlock(&run.writer);
     for (uint64_t i = 0; run.blocks && i < run.block_count; i++) block_free(&run.blocks[i]);
     for (uint64_t i = 0; run.encoders && i < run.thread_count; i++) encoder_destroy(run.encoders[i]);
     memory_free(run.blocks);

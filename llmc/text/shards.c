@@ -332,30 +332,19 @@ static int write_failed(const ShardWriter *w, Error *e) {
     return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot write: %s", w->path, strerror(errno));
 }
 
-int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error *e) {
-    const off_t bytes = (off_t)(SHARD_HEADER_BYTES + 2 * count);
-    ShardWriter *w;
-    int fd, code;
-    struct stat st;
+int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
+    int fd;
     *out = NULL;
     if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
+    ShardWriter *w;
     TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
     partial_path(w->path, path);
-    w->count = count;
-    TRY_GOTO(file_open_output(IN_PATH, w->path, O_RDWR | (count ? 0 : O_TRUNC), &fd, e));
-    code = file_own(w->path, &fd, e);
-    bool whole = count == 0 || (fstat(fd, &st) == 0 && st.st_size >= bytes && ftruncate(fd, bytes) == 0);
-    if (code) goto close;
-    if (whole && lseek(fd, bytes, SEEK_SET) >= 0) w->file = fdopen(fd, "wb");
-    *out = w->file ? w : NULL;
-    if (w->file) return 0;
-    code = whole ? write_failed(w, e)
-                 : FAIL(e, ERR_INPUT, "start over with --force", "%s: shorter than it was, or unreadable", w->path);
-close:
-    close(fd);
-done:
-    memory_free(w);
-    return code;
+    int code = file_open_output(IN_PATH, w->path, O_WRONLY | O_TRUNC, &fd, e);
+    if (!code && !(w->file = fdopen(fd, "wb"))) code = write_failed(w, e), close(fd);
+    if (code) return memory_free(w), code;
+    fseeko(w->file, SHARD_HEADER_BYTES, SEEK_SET); // shard_writer_close writes the header
+    *out = w;
+    return 0;
 }
 
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e) {
@@ -369,17 +358,16 @@ int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error
 
 uint64_t shard_writer_count(const ShardWriter *w) { return w->count; }
 
-int shard_writer_sync(ShardWriter *w, Error *e) {
+int shard_writer_close(ShardWriter **writer, Error *e) {
+    ShardWriter *w = *writer;
+    if (!w) return 0;
     const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)w->count};
     bool written = fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, w->file) == 1 &&
-                   fseeko(w->file, 0, SEEK_END) == 0 && fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
-    return written ? 0 : write_failed(w, e);
-}
-
-int shard_writer_suspend(ShardWriter *w, Error *e) {
-    int code = shard_writer_sync(w, e);
+                   fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
+    int code = written ? 0 : write_failed(w, e);
     if (fclose(w->file) != 0 && !code) code = write_failed(w, e);
     memory_free(w);
+    *writer = NULL;
     return code;
 }
 

@@ -79,10 +79,10 @@ int dataset_check(const Dataset *data, Error *e);
 // A shard is written as PATH.partial and renamed to PATH (shard_publish) when it is complete and on the disk.
 typedef struct ShardWriter ShardWriter;
 
-// Begins PATH.partial, or keeps its first `count` tokens where count is not 0.
-int shard_writer_open(ShardWriter **out, const char *path, uint64_t count, Error *e);
+int shard_writer_open(ShardWriter **out, const char *path, Error *e); // begins PATH.partial
 int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e);
-uint64_t shard_writer_count(const ShardWriter *w);  // tokens put
-int shard_writer_sync(ShardWriter *w, Error *e);    // every token put is on disk, and the header counts it
-int shard_writer_suspend(ShardWriter *w, Error *e); // syncs, closes and keeps PATH.partial. Frees w in any case
-int shard_publish(const char *path, Error *e);      // PATH.partial becomes PATH
+uint64_t shard_writer_count(const ShardWriter *w); // tokens put
+
+// Syncs, closes and keeps PATH.partial. Frees *w in any case and sets it to NULL, which is fine.
+int shard_writer_close(ShardWriter **w, Error *e);
+int shard_publish(const char *path, Error *e); // PATH.partial becomes PATH

@@ -45,12 +45,12 @@ def shards(prefix):
 
 
 def leftovers():
-    return [f for f in os.listdir(".") if f.endswith((".partial", ".state"))]
+    return [f for f in os.listdir(".") if f.endswith(".partial")]
 
 
 def clean():
     for f in os.listdir("."):
-        if f.endswith((".bin", ".partial", ".state", ".lock")):
+        if f.endswith((".bin", ".partial", ".lock")):
             os.unlink(f)
 
 
@@ -427,18 +427,6 @@ def test_invalid_skip():
     refuse("not one of 8 files", *BYTES, "--invalid", "skip", "texts")
 
 
-def test_invalid_skip_resumed():
-    """What was left out before an interruption is counted with the rest."""
-    write("bad.txt", b"\xff")
-    lines = b"".join(b'{"text": "caf\xe9"}\n' if i % 1000 == 0 else b'{"text": "some text"}\n' for i in range(100000))
-    args = (*BYTES, "--invalid", "skip", "--format", "jsonl", "-")
-    interrupt(args, lines)
-    check(leftovers() != [], "no state to resume from")
-    said = summary(*args, input=lines)
-    check("left out: 100 lines of jsonl" in said, said)
-    check(read_bytes("out", "train") == b"\n".join([b"some text"] * 99900), "another text")
-
-
 def test_other_kinds():
     """Errors name gzip, zstd and UTF-16; a byte order mark is text, except in jsonl."""
     for raw, text, hint in ((b"\x1f\x8b\x08 \n", "gzip, not text", "zcat a.txt | "), (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat a.txt | "),
@@ -652,7 +640,7 @@ def test_no_output_through_a_link():
     """What a link or a FIFO of an output's name leads to stays as it is."""
     write("a.txt", "a text")
     write("victim", "precious")
-    for name in ("out_train_000000.bin.partial", "out.state.partial", "out_train_000000.bin"):
+    for name in ("out_train_000000.bin.partial", "out.lock", "out_train_000000.bin"):
         for put in (lambda: os.symlink("victim", name), lambda: os.mkfifo(name)):
             clean()
             put()
@@ -665,52 +653,6 @@ def contents(files):
     return {f: open(f, "rb").read() for f in files}
 
 
-def interrupt(args, text, fifo=None, into_fifo=b""):
-    """Starts on a pipe, writes part of the text, and sends SIGTERM. With a fifo, stdin gets all of its text, and the fifo
-    breaks off."""
-    p = subprocess.Popen([TOKENIZE[0], *map(str, args)], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    p.stdin.write(text)  # more than a pipe holds: it is being read when this returns
-    p.stdin.flush()
-    if fifo:
-        p.stdin.close()
-        fifo = open(fifo, "wb", buffering=0)
-        fifo.write(into_fifo)
-    time.sleep(0.2)
-    p.terminate()
-    try:
-        code = p.wait(60)
-    except subprocess.TimeoutExpired:
-        p.kill()
-        code = "none in 60 s"
-    check(code == 75, f"interrupted: exit code {code}")
-    check(b"run the same command again" in p.stderr.read(), "no hint how to resume")
-    check(not shards("out"), "a shard has its name before all is done")
-    (fifo or p.stdin).close()
-
-
-def test_resume():
-    text = random_text(6000000).encode()
-    args = [*BYTES, "--shard-tokens", 1000003, "--separator", ".,", "--val-fraction", 0.3, "--format", "text", "-"]
-    write("whole.txt", text)
-    run(*args, stdin=text)
-    want = {f: open(f, "rb").read() for f in shards("out")}
-    for parts in (1, 3):
-        clean()
-        for part in range(1, parts + 1):
-            interrupt(args, text[: len(text) * part // (parts + 1)])
-        for split in ("train", "val"):  # what a crash may have written after the last save
-            partial = sorted(f for f in leftovers() if split in f and f.endswith(".partial"))
-            open(partial[-1], "ab").write(b"garbage")
-        error = run(*args, stdin=text)
-        check("resuming after" in error, "began from nothing")
-        check({f: open(f, "rb").read() for f in shards("out")} == want, f"{parts} interruptions show in the output")
-        check(not leftovers(), f"left {leftovers()}")
-    clean()
-    interrupt(args, text[:3000000])
-    error = run(*args, "--field", "other", stdin=text)
-    check("starting over" in error and {f: open(f, "rb").read() for f in shards("out")} == want, "another command")
-
-
 def until(condition, what):
     end = time.monotonic() + 30
     while not condition() and time.monotonic() < end:
@@ -719,7 +661,7 @@ def until(condition, what):
 
 
 def test_tiny_shards():
-    """A signal is answered before a block has become a million shards, and while they get their names."""
+    """A signal is answered before a block has become a million shards; nothing stays."""
     text = random_text(800).encode()
     args = [*BYTES, "--shard-tokens", "1", "--threads", "1", "-"]
     p = subprocess.Popen([TOKENIZE[0], *args], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -727,100 +669,10 @@ def test_tiny_shards():
     p.stdin.flush()
     until(leftovers, "no shard before the end of the pipe")
     p.terminate()
-    check(p.wait(60) == 75, f"exit code {p.returncode}")
+    check(p.wait(60) == 75 and not leftovers(), f"exit code {p.returncode}, left {leftovers()}")
     p.stdin.close()
-    compile_fault()
-    done = run_with_fault(args, text, name="out_train_000400.bin", at=1, action="ask")
-    check(done.returncode == 75 and 400 < len(shards("out")) < 800, f"exit code {done.returncode}, {len(shards('out'))} names")
     run(*args, stdin=text)
-    check(read_bytes("out", "train") == text and not leftovers(), "the interruptions show in the shards")
-
-
-def changed_at(text, place):
-    return text[:place] + bytes([text[place] ^ 1]) + text[place + 1:]
-
-
-def test_other_input():
-    """After an interruption, a pipe with other text is refused, and no file changes."""
-    text = b"".join(b"%d bottles of beer\n" % i for i in range(250000))  # 5.6 MB
-    args = [*BYTES, "--shard-tokens", 1000003, "-"]
-    write("whole.txt", text)
-    run(*args, stdin=text)
-    want = contents(shards("out"))
-    clean()
-    interrupt(args, text[:4000000])
-    before = contents(leftovers())
-    taken = sum(len(raw) - 1024 for f, raw in before.items() if f.endswith(".partial")) // 2
-    check(taken >= 2000000, f"only {taken} bytes were taken")
-    for other in (changed_at(text, 0), changed_at(text, taken // 2), changed_at(text, taken - 1), text[: taken - 1], b""):
-        error = run(*args, stdin=other, expect=65)
-        check("standard input: " in error and "give the same input again" in error, f"says {error}")
-        check(contents(leftovers()) == before and not shards("out"), "another input changed what there is")
-    interrupt(args, text[:100000])  # stopped before it reaches the old place
-    check(contents(leftovers()) == before, "a stop on the way changed what there is")
-    with open("whole.txt", "rb") as whole:  # a file as standard input is read like a pipe
-        done = subprocess.run([TOKENIZE[0], *map(str, args)], stdin=whole, capture_output=True)
-    check(done.returncode == 0 and b"resuming after" in done.stderr, f"the same input: {done.stderr}")
-    check(contents(shards("out")) == want and not leftovers(), "a refused input shows in the output")
-
-
-def test_other_first_pipe():
-    """The first of two pipes was read to its end; now its text is different, longer or shorter."""
-    first, second = random_text(100000).encode(), random_text(2000000).encode()
-    args = [*BYTES, "--format", "text", "-", "fifo"]
-    os.mkfifo("fifo")
-
-    def resume(stdin, expect):
-        def feed():
-            try:
-                with open("fifo", "wb", buffering=0) as fifo:
-                    fifo.write(second)
-            except BrokenPipeError:
-                pass
-        threading.Thread(target=feed, daemon=True).start()
-        return run(*args, stdin=stdin, expect=expect)
-
-    interrupt(args, first, "fifo", second[:1900000])
-    before = contents(leftovers())
-    for other in (changed_at(first, 5), first + b"x", first[:-1], b""):
-        error = resume(other, 65)
-        check("give the same input again" in error and contents(leftovers()) == before, f"says {error}")
-    resume(first, 0)
-    check(read_bytes("out", "train") == join([first, second]) and not leftovers(), "two pipes")
-
-
-def test_unfit_state():
-    """A state that is damaged, or that another command left, is not used: the run starts over and says why."""
-    compile_fault()
-    text = random_text(3500).encode()
-    write("a.txt", text)
-    args = [*BYTES, "--shard-tokens", 1000, "a.txt"]
-    run_with_fault(args, name="out_train_000000.bin", at=1)
-    whole = open("out.state", "rb").read()
-    os.rename("out.state", "aside")
-    os.symlink("elsewhere/out.state", "out.state")  # on a disk that is not there: unreadable, not damaged
-    before = leftovers()
-    check("error: out.state: cannot open" in run(*args, expect=65), "not said")
-    check(leftovers() == before and os.path.islink("out.state"), f"{leftovers()} are left of {before}")
-    os.rename("aside", "out.state")
-    check("resuming after 0.0 MB" in run(*args) and read_bytes("out", "train") == text, "a good state")
-    for state, why in ((b"", "is damaged"), (b"x", "is damaged"), (whole[:-1], "is damaged"), (whole + b"x", "is damaged"),
-                       (changed_at(whole, 0), "is of another command or other inputs")):
-        clean()
-        write("out.state", state)
-        check(f"out.state {why}" in run(*args), f"{len(state)} bytes: not said that it {why}")
-        check(read_bytes("out", "train") == text and not leftovers(), f"{len(state)} bytes: not the text")
-    for other in (("--field", "body"), ("--separator", "x"), ("--shard-tokens", 999), ("--val-fraction", 0.5), ("--max-bytes", 3400),
-                  ("--invalid", "skip"), ("--split", "train"), ("--tokenizer", make_bpe()), ("--format", "text")):
-        changed = {**dict(zip(args[:-1:2], args[1::2])), other[0]: other[1]}
-        changed = [*[word for option in changed.items() for word in option], "a.txt"]
-        clean()
-        run(*changed)
-        want = contents(shards("out"))
-        clean()
-        run_with_fault(args, name="out_train_000000.bin", at=1)
-        check("out.state is of another command" in run(*changed), f"{other}: not said")
-        check(contents(shards("out")) == want and not leftovers(), f"{other}: the state of another command was used")
+    check(read_bytes("out", "train") == text and not leftovers(), "the interruption shows in the shards")
 
 
 def compile_fault():
@@ -831,37 +683,6 @@ def run_with_fault(args, stdin=None, **fault):
     environment = dict(os.environ, LD_PRELOAD=os.path.abspath("fault.so"), ASAN_OPTIONS="verify_asan_link_order=0")
     environment.update({f"FAULT_{name.upper()}": str(value) for name, value in fault.items()})
     return subprocess.run([TOKENIZE[0], *map(str, args)], input=stdin, capture_output=True, env=environment)
-
-
-def test_unfinished_publishing():
-    """Not all renames succeed: the same command does the rest, and refuses another input."""
-    compile_fault()
-    text = random_text(30000).encode()
-    args = [*BYTES, "--shard-tokens", 2001, "--val-fraction", 0.3, "--separator", ".,", "--format", "text", "-"]
-    say = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True).stdout
-    want = contents(shards("out"))
-    check(len(shards("out_train")) >= 2 and len(shards("out_val")) >= 2, f"{shards('out')} are too few")
-    for action, code in (("fail", 74), ("kill", -9)):
-        clean()
-        done = run_with_fault(args, text, name="out_val_000001.bin", at=1, action=action)
-        error = done.stderr.decode().strip()
-        check(done.returncode == code, f"{action}: exit code {done.returncode}: {error}")
-        check(action == "kill" or ("out_val_000001.bin" in error and "same command" in error), f"says {error}")
-        before = contents(leftovers() + shards("out"))
-        for other in (changed_at(text, 7), text + b"more", text[:-1]):
-            error = run(*args, stdin=other, expect=65)
-            check("standard input: " in error and "same input" in error, f"says {error}")
-            check(contents(leftovers() + shards("out")) == before, "another input changed what there is")
-        done = subprocess.run([TOKENIZE[0], *map(str, args)], input=text, capture_output=True)
-        check(done.returncode == 0 and done.stdout == say, f"the same command: {done}")
-        check(contents(shards("out")) == want and not leftovers(), f"{action}: {shards('out')}, {leftovers()}")
-    clean()
-    run_with_fault(args, text, name="out_val_000001.bin", at=1)
-    os.unlink("out_train_000000.bin")
-    error = run(*args, stdin=text, expect=65)
-    check("out_train_000000.bin: missing" in error and "--force" in error, f"says {error}")
-    run(*args, "--force", stdin=text)
-    check(contents(shards("out")) == want and not leftovers(), "--force does not start over")
 
 
 def test_fault_at_every_call():

@@ -1,6 +1,5 @@
 // file_fault: a library to preload (LD_PRELOAD) into data/tokenize. It counts calls of rename, unlink and fsync; call number
-// FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program; with FAULT_ACTION=ask it sends SIGTERM and
-// succeeds. FAULT_NAME counts only calls whose path, or new name, contains this text (fsync has none). All other calls of
+// FAULT_AT, from 1, fails with EIO; with FAULT_ACTION=kill it kills the program. FAULT_NAME counts only calls whose path, or new name, contains this text (fsync has none). All other calls of
 // fsync return at once: the program fails in these tests, not the machine. For test_tokenize.py and test_recipes.sh.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,7 +16,6 @@ static int strikes(const char *path) {
     const char *at = getenv("FAULT_AT"), *action = getenv("FAULT_ACTION"), *name = getenv("FAULT_NAME");
     if (!at || (name && !strstr(path, name)) || ++calls != atoi(at)) return 0;
     if (action && strcmp(action, "kill") == 0) kill(getpid(), SIGKILL);
-    if (action && strcmp(action, "ask") == 0) return kill(getpid(), SIGTERM);
     errno = EIO;
     return 1;
 }
