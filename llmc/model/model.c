@@ -31,7 +31,6 @@ static const struct {
     {"d84", 84, 54, 3456},
 };
 
-const char *const model_preset_help = "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M, or dN (N layers)";
 
 bool model_preset(ModelConfig *config, const char *name) {
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {

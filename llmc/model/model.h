@@ -103,7 +103,7 @@ typedef struct {
 // Fills *config, but for vocab and context, from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False if no
 // preset has that name.
 bool model_preset(ModelConfig *config, const char *name);
-extern const char *const model_preset_help; // the names, for messages
+#define MODEL_PRESET_HELP "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M, or dN (N layers)" // for messages
 
 // The largest model. The option table says the same; test_options compares.
 enum {

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+enum { LIST_BYTES = 1024 }; // of the options that a note names
+
 typedef struct {
     bool met;
     const char *text, *remedy; // the condition; what to do if it is not met
@@ -19,29 +21,27 @@ static Condition condition_of(const Options *o, Need need) {
     return conditions[need];
 }
 
-bool option_is_zero(const Options *o, OptionId id) {
-    static const char zeros[sizeof(double)];
-    const OptionRow *row = &option_rows[id];
-    return memcmp((const char *)o + row->offset, zeros, size_min(row->bytes, sizeof zeros)) == 0;
-}
-
 static bool is_off(const Options *o, OptionId id) { return option_rows[id].off_at_0 && option_is_zero(o, id); }
 
-// True for an option on the command line, under its own name. Others are not refused: runs share config files, and llm.c's scripts
-// set llm.c's flags.
-static bool typed(const Options *o, OptionId id) {
-    return (o->given[id] & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_ALIAS)) == OPTION_GIVEN_COMMAND_LINE;
+// Adds ", --name" and more to a list that a note will show.
+static void list_add(char list[LIST_BYTES], OptionId id, const char *more, const char *text) {
+    char flag[FLAG_BYTES];
+    size_t used = strlen(list);
+    option_flag(flag, id);
+    snprintf(list + used, LIST_BYTES - used, "%s%s%s%s", used ? ", " : "", flag, more, text);
 }
 
-// Refuses the option or adds a note. Options of training are harmless if nothing is trained; options of planning
-// without --dry-run are a mistake.
-static int check_need(Options *o, OptionId id, Need need, bool refuse, Error *e) {
+// Refuses an option of the command line, under its own name, or adds a note: llm.c's scripts set llm.c's flags, and runs
+// share files, whose idle options go into one list. Options of training are harmless if nothing is trained; options of
+// planning without --dry-run are a mistake.
+static int check_need(Options *o, OptionId id, Need need, bool refuse, char idle[LIST_BYTES], Error *e) {
     Condition condition = condition_of(o, need);
     char flag[FLAG_BYTES];
     if (condition.met) return 0;
+    if (!(o->given[id] & OPTION_GIVEN_COMMAND_LINE)) return list_add(idle, id, " without ", condition.text), 0;
     option_flag(flag, id);
-    refuse = refuse && typed(o, id);
-    if (refuse && (options_train(o) || option_is_of_planning(id))) {
+    refuse = refuse && !(o->given[id] & OPTION_GIVEN_ALIAS);
+    if (refuse && (options_train(o) || (option_is_of_planning(id) && !o->print_options))) {
         FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag, condition.text);
         return error_hint(e, "%s, or leave %s out", condition.remedy, flag);
     }
@@ -50,18 +50,14 @@ static int check_need(Options *o, OptionId id, Need need, bool refuse, Error *e)
     return 0;
 }
 
-// Adds one note that names the options of the command line that this mode ignores. Those of the config file are fine.
+// Adds one note that names the options of the command line that this mode ignores. Those of config files are fine.
 static void note_unused(Options *o, OptionId mode, int by) {
-    char list[1024] = "", flag[FLAG_BYTES], mode_flag[FLAG_BYTES];
-    size_t used = 0;
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        if (!(o->given[id] & OPTION_GIVEN_COMMAND_LINE) || option_rows[id].used_by & by) continue;
-        option_flag(flag, (OptionId)id);
-        if (used + sizeof flag + 2 > sizeof list) break;
-        used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", used ? ", " : "", flag);
-    }
+    char list[LIST_BYTES] = "", mode_flag[FLAG_BYTES];
+    for (int id = 0; id < OPTION_COUNT; id++)
+        if (o->given[id] & OPTION_GIVEN_COMMAND_LINE && !(option_rows[id].used_by & by))
+            list_add(list, (OptionId)id, "", "");
     option_flag(mode_flag, mode);
-    if (used) option_note(o, "%s ignores %s", mode_flag, list);
+    if (*list) option_note(o, "%s ignores %s", mode_flag, list);
 }
 
 static int check_pair(Options *o, OptionId first, OptionId second, Error *e) {
@@ -80,7 +76,7 @@ static int check_pair(Options *o, OptionId first, OptionId second, Error *e) {
 int options_check_groups(Options *o, Error *e) {
     for (int first = 0; first < OPTION_COUNT; first++)
         for (int second = first + 1; second < OPTION_COUNT; second++) {
-            OptionGroup group = option_rows[first].group;
+            int group = option_rows[first].group;
             if (!group || option_rows[second].group != group) continue;
             if (!option_is_zero(o, (OptionId)first) && !option_is_zero(o, (OptionId)second))
                 TRY(check_pair(o, (OptionId)first, (OptionId)second, e));
@@ -91,6 +87,7 @@ int options_check_groups(Options *o, Error *e) {
 int options_check_needs(Options *o, Error *e) {
     OptionId mode = OPTION_COUNT; // training, or a plan of it: every option counts
     int by = 0;
+    char idle[LIST_BYTES] = "";
     if (*o->check) mode = OPTION_check, by = BY_CHECK;
     else if (o->sample_only && !o->dry_run) mode = OPTION_sample_only, by = BY_SAMPLE;
     else if (o->eval_only && !o->dry_run) mode = OPTION_eval_only, by = BY_EVAL;
@@ -99,9 +96,10 @@ int options_check_needs(Options *o, Error *e) {
         const OptionRow *row = &option_rows[id];
         bool counts = mode == OPTION_COUNT || option_is_of_planning(id) || row->used_by & by;
         if (!counts || !o->given[id] || is_off(o, id)) continue;
-        for (int k = 0; k < 2; k++) TRY(check_need(o, id, row->needs[k], true, e));
-        TRY(check_need(o, id, row->prefers, false, e));
+        for (int k = 0; k < 2; k++) TRY(check_need(o, id, (Need)row->needs[k], true, idle, e));
+        TRY(check_need(o, id, (Need)row->prefers, false, idle, e));
     }
+    if (*idle) option_note(o, "no effect, as --config has them: %s", idle);
     if (mode != OPTION_COUNT) note_unused(o, mode, by);
     return 0;
 }

@@ -1,16 +1,11 @@
-// options: what the user asks for. table.def is THE OPTION TABLE; options_parse reads the command line and the file of
-// --config, options_resolve works out what the options mean together.
-//
-// An option is given as `--name value` or `--name=value`, at most once; or as `name = value` in the file of --config,
-// at most once. The command line wins, also over a line of the file that excludes it (--steps and --train-tokens).
-// llm.c's short flags are accepted as aliases, with llm.c's meaning.
+// options: what the user asks for. table.def is THE OPTION TABLE; options_parse reads the command line and the files of
+// --config (parser.h), options_resolve works out what the options mean together. llm.c's short flags are accepted as
+// aliases, with llm.c's meaning.
 #pragma once
 
 #include "gns/ramp.h"
-#include "base/common.h"
 #include "model/modes.h"
-
-enum { OPTION_TEXT = 4096 }; // bytes of a TEXT value, with its NUL
+#include "options/rows.h"
 
 #define OPTION(type, field, ...) OPTION_##field,
 typedef enum {
@@ -47,19 +42,12 @@ typedef struct {
     } run;
 
     uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
+    const char *help_about;      // the option that --help NAME asks for; NULL: all
     char notes[2048];            // whole lines for stderr: options that were given and have no effect
 } Options;
 
-enum {
-    OPTION_GIVEN_CONFIG = 1,
-    OPTION_GIVEN_COMMAND_LINE = 2,
-    OPTION_GIVEN_ALIAS = 4,  // on the command line, as llm.c's flag
-    OPTION_IN_ALIAS_UNIT = 8 // options_resolve has to convert the value from llm.c's unit
-};
-
-// Defaults, then the config file, then the command line. Nothing after --help or --version counts.
-// Usage errors are ERR_USAGE; a config file that cannot be read is ERR_INPUT. alone: this is the only rank, so that the
-// config file may be a pipe.
+// Nothing after --help or --version counts, but the option's name after --help. Usage errors are ERR_USAGE; a config file
+// that cannot be read is ERR_INPUT. alone: this is the only rank, so that the config file may be a pipe.
 int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
@@ -79,14 +67,18 @@ static inline bool ramp_follows_total(const Options *o) {
 
 // True if the command trains a model; false: an option such as --check or --dry-run says what it does.
 static inline bool options_train(const Options *o) {
-    return !(o->help || o->version || o->dry_run || o->sample_only || o->eval_only || *o->check);
+    return !(o->help || o->version || o->print_options || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
 
 // Steps from one possible checkpoint of --keep-best to the next; 0: none.
 static inline int64_t best_every(const Options *o) { return o->keep_best && *o->val ? o->val_every : 0; }
 
-// --help, at most 100 columns wide.
-void options_print_help(FILE *f, const char *program);
+// --help, of o->help_about or of all options.
+void options_print_help(FILE *f, const Options *o, const char *program);
+
+// --print-options, after options_resolve: a file for --config with the options that were given. Those that have their
+// defaults stand in comments.
+int options_print(FILE *f, const Options *o, Error *e);
 
 // One JSON object: every option but those of planning under its field's name, and "resolved". Lines after the first are
 // indented by `indent` spaces. No newline at the end.

@@ -16,7 +16,6 @@ static void config_yields(Options *o) {
 }
 
 static int resolve_model(const Options *o, Error *e) {
-    if (!*o->model) return FAIL(e, ERR_USAGE, model_preset_help, "--model is empty");
     ModelConfig ignored;
     if ((o->sample_only || o->eval_only) && model_preset(&ignored, o->model))
         return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
@@ -120,7 +119,6 @@ static int resolve_gns(Options *o, Error *e) {
 }
 
 static int resolve_evaluation(const Options *o, Error *e) {
-    if (o->hellaswag_every && !*o->hellaswag) return FAIL(e, ERR_USAGE, "name a file", "--hellaswag is empty");
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
         return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
     return 0;
@@ -144,8 +142,6 @@ int options_resolve(Options *o, Error *e) {
     strip_trailing_slashes(o->model);
     config_yields(o);
     TRY(options_check_groups(o, e));
-    if (o->given[OPTION_check] && !*o->check)
-        return FAIL(e, ERR_USAGE, "name a checkpoint, a run, a model or token shards", "--check is empty");
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_micro_batch(o, e));
@@ -160,7 +156,6 @@ int options_resolve(Options *o, Error *e) {
         return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: a single checkpoint may be damaged");
     if (!*o->train && options_train(o))
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
-    if (!*o->out) return FAIL(e, ERR_USAGE, "name a directory", "--out is empty");
     return 0;
 }
 

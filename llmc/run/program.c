@@ -118,11 +118,11 @@ static int setup_options(Setup *setup, Error *e) {
     if (setup->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
         return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
                     *o->check ? "--check" : "--sample-only", setup->comm->ranks);
-    if (is_first(setup)) fputs(o->notes, stderr);
+    if (is_first(setup) && !o->print_options) fputs(o->notes, stderr);
     return 0;
 }
 
-static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->dry_run || *o->check); }
+static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check); }
 
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;
@@ -136,12 +136,13 @@ static int run_program(Run *r, Error *e) {
     else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
+    if (o->print_options) return is_first(&r->setup) ? options_print(stdout, o, e) : 0;
     TRY(comm_agree(r->setup.comm, start_progress(r, e), e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
     if (!is_first(&r->setup)) return 0;
-    if (o->help) options_print_help(stdout, r->setup.argv[0]);
+    if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
     else if (o->version) printf("%s\n", version_text());
     else if (*o->check) return inspect(o->check, stdout, e);
     else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);

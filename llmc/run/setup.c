@@ -43,7 +43,7 @@ static int hint_presets(const char *model, Error *e) {
     return error_hint(e,
                       "presets, which start from scratch: %s; for OpenAI's weights: hf download %s%s config.json "
                       "model.safetensors vocab.json merges.txt --local-dir models/%s, then --model models/%s",
-                      model_preset_help, owner, wanted, wanted, wanted);
+                      MODEL_PRESET_HELP, owner, wanted, wanted, wanted);
 }
 
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {

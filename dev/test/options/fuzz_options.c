@@ -23,6 +23,8 @@ static size_t random_below(Random *r, size_t n) { return (size_t)(random_next(r)
 static const char *const seeds[] = {
     "# run\nlr = 3e-4\nprompt = \"a # b\" # c\ndry-run = true\nval-tokens = 1e5\r\nmodel=d4\nseq-len = 64\nsteps = 9\n",
     "train = 'x_*.bin'\nramp = gns\nbatch-min = 2\nbatch-max = 64\ntrain-tokens = 1e6\ngns = exact\n",
+    "{\"parts\": [{\"options\": {\"lr\": 1, \"steps\": 9, \"out\": \"x\", \"dry_run\": true}}], \"options\": {\"lr\": "
+    "0.5}}",
     "steps = 99999999999999999999\nlr = nan\nbeta1 = 1\n= =\n==\n\"\n#\nramp = replay:\n",
     "--train a --steps 5 --lr=0.1 -u 7 -m 3 -b 2 -t 32 -d 64 --gns-exact-every 3 --prompt=x --dry-run",
     "-i a -j b -e gpt2:d12 -x -1 -ge 2 -h 1 -pi mpi -sl 3 -pi tcp --ramp linear --batch-min 1 --batch-max 9 --help",

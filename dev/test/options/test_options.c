@@ -178,10 +178,21 @@ static void test_command_line_errors(void) {
     CHECK_ERROR(parse(&o, "--batch-sise 4", &e), &e, ERR_USAGE, "unknown option");
     CHECK_ERROR(parse(&o, "--frobnicate", &e), &e, ERR_USAGE, "unknown option");
     CHECK(strstr(e.hint, "--help"), "%s", e.hint);
-    CHECK_ERROR(parse(&o, "--gpus 8", &e), &e, ERR_USAGE, "--gpus");
-    CHECK(strstr(e.hint, "--ranks"), "%s", e.hint);
-    CHECK_ERROR(parse(&o, "--batch-size 8", &e), &e, ERR_USAGE, "--batch-size");
-    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    static const struct {
+        const char *words, *hint;
+    } foreign[] = {
+        {"--gpus 8", "--ranks"},
+        {"--batch_size=8", "--micro-batch"},
+        {"--learning_rate 1", "the option here is --lr"},
+        {"--n-layer 4", "--layers"},
+        {"--warmup_steps 4", "--warmup-tokens: times the tokens of a step"},
+        {"--gradient_accumulation_steps 4", "--batch-tokens: times rows"},
+        {"--resume_from_checkpoint x", "the same command again"},
+    };
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
+        CHECK_ERROR(parse(&o, foreign[i].words, &e), &e, ERR_USAGE, "unknown option");
+        CHECK(strstr(e.hint, foreign[i].hint), "%s: %s", foreign[i].words, e.hint);
+    }
     CHECK_ERROR(parse(&o, "--foos 8", &e), &e, ERR_USAGE, "--foos");
     CHECK(!strstr(e.hint, "did you mean"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "--", &e), &e, ERR_USAGE, "unknown option");
@@ -202,7 +213,9 @@ static void test_command_line_errors(void) {
     CHECK(strstr(e.hint, "off|ln|exact"), "%s", e.hint);
     CHECK_ERROR(parse(&o, "--gns off|ln", &e), &e, ERR_USAGE, "no such choice");
     CHECK_ERROR(parse(&o, "--gns=", &e), &e, ERR_USAGE, "no such choice");
-    CHECK_ERROR(parse(&o, "--micro_batch 4", &e), &e, ERR_USAGE, "unknown option");
+    CHECK_OK(parse(&o, "--micro_batch 4 --lr_schedule=linear", &e), &e);
+    CHECK(o.micro_batch == 4 && o.lr_schedule == SCHEDULE_LINEAR, "_ is -");
+    CHECK_ERROR(parse(&o, "--micro_batch 4 --micro-batch 4", &e), &e, ERR_USAGE, "twice");
 
     char words[OPTION_TEXT + 16] = "--out=";
     memset(words + 6, 'x', OPTION_TEXT);
@@ -215,6 +228,9 @@ static void test_command_line_errors(void) {
     CHECK(strcmp(o.prompt, "--lr") == 0 && strcmp(o.train, "a=b") == 0, "%s %s", o.prompt, o.train);
     CHECK_OK(parse(&o, "--help --lr wrong", &e), &e);
     CHECK(o.help && !o.version, "help");
+    CHECK_OK(parse(&o, "--help ramp_kappa", &e), &e);
+    CHECK(o.help && strcmp(o.help_about, "ramp_kappa") == 0, "--help NAME");
+    CHECK_ERROR(parse(&o, "--help learning_rate", &e), &e, ERR_USAGE, "learning_rate");
     CHECK_OK(parse(&o, "--lr 1 --version --frobnicate", &e), &e);
     CHECK(o.version, "version");
 }
@@ -346,29 +362,80 @@ static void test_config_lines(void) {
     CHECK_ERROR(options_parse_config(&o, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
 }
 
+// Writes a file of options.
+static void file_of(const char *name, const char *text) {
+    FILE *f = fopen(name, "w");
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "%s", name);
+}
+
 static void test_config_precedence(void) {
     Options o;
     Error e;
-    char path[] = "test_options_XXXXXX", words[128];
-    int fd = mkstemp(path);
-    CHECK(fd >= 0, "mkstemp");
-    const char *text = "lr = 0.5\nbeta1 = 0.5\nwarmup-tokens = 5\nfresh = true\n";
-    CHECK(write(fd, text, strlen(text)) == (ssize_t)strlen(text), "write");
-    snprintf(words, sizeof words, "--lr 0.25 --config %s -u 3", path);
-    CHECK_OK(parse(&o, words, &e), &e);
+    char directory[] = "/tmp/test_options_XXXXXX", here[4096];
+    CHECK(getcwd(here, sizeof here) && mkdtemp(directory) && chdir(directory) == 0, "%s", directory);
+    file_of("a", "lr = 0.5\nbeta1 = 0.5\nwarmup_tokens = 5\nfresh = true\nsteps = 7\n");
+    CHECK_OK(parse(&o, "--lr 0.25 --config a -u 3", &e), &e);
     CHECK(o.lr == 0.25 && o.beta1 == 0.5 && o.warmup_tokens == 3 && o.fresh, "lr %g beta1 %g", o.lr, o.beta1);
     CHECK(o.given[OPTION_beta1] && !o.given[OPTION_beta2], "given");
-
-    snprintf(words, sizeof words, "-y 1 --config %s", path);
-    CHECK_OK(parse(&o, words, &e), &e);
+    CHECK_OK(parse(&o, "-y 1 --config a", &e), &e);
     CHECK(!o.fresh, "llm.c's -y 1 resumes, whatever the file says");
 
-    // What the file says must be right even where the command line overrules it.
-    CHECK(write(fd, "eps = wrong\n", 12) == 12, "write");
-    snprintf(words, sizeof words, "--config=%s --eps 1e-9", path);
-    CHECK_ERROR(parse(&o, words, &e), &e, ERR_USAGE, "line 5: eps");
-    CHECK(close(fd) == 0 && remove(path) == 0, "remove");
-    CHECK_ERROR(parse(&o, words, &e), &e, ERR_INPUT, path);
+    // A later file overrules an earlier one, also where its line excludes one there.
+    file_of("b", "train-tokens = 4096\nlr = 0.75\nfresh = false\n");
+    CHECK_OK(resolve(&o, "--train x --config a --beta1 0.25 --config=b", &e), &e);
+    CHECK(o.lr == 0.75 && o.beta1 == 0.25 && !o.fresh && o.steps == 0 && o.run.horizon_tokens == 4096, "a, then b");
+    CHECK(strcmp(o.config, "a b") == 0, "%s", o.config);
+    CHECK_OK(resolve(&o, "--train x --config b --config a", &e), &e);
+    CHECK(o.lr == 0.5 && o.fresh && o.steps == 7 && o.train_tokens == 0, "b, then a");
+    CHECK_ERROR(parse(&o, "--config a --fresh --fresh", &e), &e, ERR_USAGE, "--fresh is given twice");
+
+    // What a file says must be right even where it is overruled.
+    file_of("wrong", "\neps = wrong\n");
+    CHECK_ERROR(parse(&o, "--eps 1e-9 --config=wrong", &e), &e, ERR_USAGE, "wrong line 2: eps");
+    CHECK_ERROR(parse(&o, "--config=none", &e), &e, ERR_INPUT, "none");
+
+    // Idle options of files are one note; those of the command line are refused.
+    file_of("idle", "final-lr-frac = 0.2\nlr-schedule = constant\nval-every = 5\n");
+    CHECK_OK(resolve(&o, "--train x --steps 5 --config idle", &e), &e);
+    CHECK(strcmp(o.notes, "note: no effect, as --config has them: --final-lr-frac without --lr-schedule linear, cosine "
+                          "or wsd, --val-every without --val\n") == 0,
+          "%s", o.notes);
+
+    // run.json: what the run's parts were given, as it is in the end, without --out and --fresh.
+    file_of("run.json", "{\"parts\": [{\"options\": {\"lr\": 1, \"out\": \"old\", \"fresh\": true, \"steps\": 9, "
+                        "\"document_mask\": true}}, {\"options\": {\"lr\": 0.5, \"steps\": 0}}], \"options\": {\"lr\": "
+                        "0.5, \"eps\": 1, \"out\": \"old\", \"steps\": 0, \"document_mask\": true}}");
+    CHECK_OK(parse(&o, "--config run.json", &e), &e);
+    CHECK(o.lr == 0.5 && o.document_mask && !o.given[OPTION_steps] && o.eps == 1e-8, "lr %g", o.lr);
+    CHECK(strcmp(o.out, "runs/gpt2") == 0 && !o.fresh, "%s", o.out);
+    file_of("run.json", "{\"parts\": [{\"options\": {\"seed\": 9007199254740993}}], \"options\": {}}");
+    CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "run.json: seed: a number above 2^53");
+    file_of("run.json", "{\"options\": 1}");
+    CHECK_ERROR(parse(&o, "--config run.json", &e), &e, ERR_USAGE, "not of a run");
+
+    // --print-options writes a file that says the same.
+    static Options again;
+    const char *words = "--train a:0.7 b:0.3 --steps 5 --prompt=#1 --sample_every 2 --lr 0.1 -u 3 --config b --zero 2 "
+                        "--document-mask --print-options";
+    CHECK_OK(resolve(&o, words, &e), &e);
+    FILE *f = fopen("printed", "w");
+    CHECK_OK(options_print(f, &o, &e), &e);
+    fclose(f);
+    CHECK_OK(resolve(&again, "--config printed", &e), &e);
+    for (int id = 0; id < OPTION_COUNT; id++) {
+        const OptionRow *row = &option_rows[id];
+        if (id == OPTION_config || id == OPTION_print_options) continue;
+        bool same = !o.given[id] == !again.given[id] &&
+                    (row->type == TYPE_TEXT
+                         ? strcmp(option_field(&o, (OptionId)id), option_field(&again, (OptionId)id))
+                         : memcmp(option_field(&o, (OptionId)id), option_field(&again, (OptionId)id), row->bytes)) == 0;
+        CHECK(same, "%s", row->field);
+    }
+    strcpy(o.prompt, "two\nlines");
+    CHECK_ERROR(options_print(stdout, &o, &e), &e, ERR_USAGE, "--prompt");
+    for (const char **name = (const char *[]){"a", "b", "wrong", "idle", "run.json", "printed", NULL}; *name; name++)
+        CHECK(remove(*name) == 0, "%s", *name);
+    CHECK(chdir(here) == 0 && rmdir(directory) == 0, "%s", directory);
 }
 
 // The help of an option is a phrase of its own, which does not continue the name of the value.
@@ -382,10 +449,12 @@ static void test_help_is_phrases(void) {
 }
 
 static void test_help(void) {
+    Options o;
     char *text = NULL;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_print_help(f, "./build/train_gpt2");
+    options_defaults(&o);
+    options_print_help(f, &o, "./build/train_gpt2");
     fclose(f);
     CHECK(strstr(text, "usage: train_gpt2 "), "program name");
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -441,8 +510,8 @@ static void test_json(void) {
         const OptionRow *row = &option_rows[i];
         const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, row->field);
         static const OptionId planning[] = {
-            OPTION_dry_run,       OPTION_device, OPTION_device_flops, OPTION_device_bandwidth,
-            OPTION_device_memory, OPTION_ranks,  OPTION_price,        OPTION_link};
+            OPTION_dry_run,       OPTION_print_options, OPTION_device, OPTION_device_flops, OPTION_device_bandwidth,
+            OPTION_device_memory, OPTION_ranks,         OPTION_price,  OPTION_link};
         bool plans = false;
         for (size_t k = 0; k < sizeof planning / sizeof *planning; k++) plans = plans || planning[k] == (OptionId)i;
         if (plans) {

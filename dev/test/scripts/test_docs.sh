@@ -38,6 +38,19 @@ tables() {
     ' dev/docs/coming-from.md
 }
 
+# The trainer answers the other trainers' names as the tables do.
+foreign() {
+    local name ours said
+    sed -n '/^## From nanoGPT/,/^A GPT-2 of your own/p' dev/docs/coming-from.md | grep -E '^[|] `[^|]*[|] `--' | while IFS='|' read -r _ name ours _; do
+        ours=$(grep -oE -- '--[a-z0-9-]+' <<< "$ours" | head -n 1)
+        for name in $(grep -oE '`(--)?[a-z0-9_]+[` ]' <<< "${name%% (*}" | tr -d '` ' | tr _ -); do
+            [ "--${name#--}" != "$ours" ] && [ "$name" != get-batch ] || continue
+            said=$("$train" "--${name#--}" 1 2>&1)
+            [ $? = 64 ] && [[ $said == *"the option here is $ours"* ]] || echo "$name, $ours: $said"
+        done
+    done
+}
+
 # What the recipes' launcher takes llm.c's flags for is what the trainer does.
 aliases() {
     local pair pairs
@@ -184,7 +197,7 @@ size() {
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
 }
 
-for test in tables aliases passed_over options files tree evening decided timed readme size; do
+for test in tables foreign aliases passed_over options files tree evening decided timed readme size; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]

@@ -1,0 +1,251 @@
+#include "options/rows.h"
+
+#include "base/text.h"
+
+#include <assert.h>
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+void row_flag(char out[FLAG_BYTES], const OptionRow *row) {
+    snprintf(out, FLAG_BYTES, "--%s", row->field);
+    for (char *c = out; *c; c++)
+        if (*c == '_') *c = '-';
+}
+
+int row_find(const OptionTable *t, const char *name) {
+    int id = 0;
+    for (; id < t->count; id++) {
+        const char *field = t->rows[id].field, *n = name;
+        while (*field && (*n == *field || (*n == '-' && *field == '_'))) n++, field++;
+        if (!*field && (!*n || *n == '=')) break;
+    }
+    return id;
+}
+
+// ---- Values ---------------------------------------------------------------------------------------------------------
+
+bool option_range_contains(const OptionRow *row, double x) {
+    char open = 0, close = 0;
+    double low = 0, high = 0;
+    int read = sscanf(row->range, "%c%lf, %lf%c", &open, &low, &high, &close);
+    assert(read == 4), (void)read;
+    return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
+}
+
+// Decimal numbers only: no hexadecimal, no "nan", no "inf", nothing after the number.
+static bool parse_real(const char *text, double *out) {
+    if (!*text || text[strspn(text, "0123456789+-.eE")]) return false;
+    char *end;
+    *out = strtod(text, &end);
+    return *end == 0;
+}
+
+// Whole numbers: digits, read exactly, or a form like 10e9. Clamped to the range of int64_t.
+static bool parse_int(const char *text, int64_t *out) {
+    double real;
+    if (!parse_real(text, &real) || real != floor(real)) return false;
+    char *end;
+    *out = strtoll(text, &end, 10);
+    if (*end == 0) return true;
+    const double limit = 9223372036854775808.0; // 2^63
+    *out = real >= limit ? INT64_MAX : real < -limit ? INT64_MIN : (int64_t)real;
+    return true;
+}
+
+// Index of text among "first|second|third", or -1.
+static int choice_find(const char *names, const char *text) {
+    size_t length = strlen(text);
+    for (int index = 0;; index++) {
+        size_t width = strcspn(names, "|");
+        if (width == length && strncmp(names, text, length) == 0) return index;
+        if (!names[width]) return -1;
+        names += width + 1;
+    }
+}
+
+static int value_refuse(const OptionRow *row, const char *said, const char *text, const char *why, Error *e) {
+    FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
+    if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
+    if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
+    if (row->cut) return error_hint(e, "%s", row->cut);
+    if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
+    return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", row->unit ? " of " : "",
+                      row->unit ? row->unit : "", row->range);
+}
+
+// Into *out, which has the row's type.
+static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
+    int64_t whole;
+    double real;
+    int choice;
+    switch (row->type) {
+    case TYPE_INT:
+        if (!parse_int(text, &whole)) return value_refuse(row, said, text, "not a whole number", e);
+        if (!option_range_contains(row, (double)whole)) return value_refuse(row, said, text, "out of range", e);
+        *(int64_t *)out = whole;
+        return 0;
+    case TYPE_REAL:
+        if (!parse_real(text, &real)) return value_refuse(row, said, text, "not a number", e);
+        if (!option_range_contains(row, real)) return value_refuse(row, said, text, "out of range", e);
+        *(double *)out = real + 0.0; // -0 becomes 0
+        return 0;
+    case TYPE_TEXT:
+        if (row->empty && !*text) return FAIL(e, ERR_USAGE, row->empty, SAID " is empty", said);
+        if (strlen(text) >= row->bytes) return value_refuse(row, said, text, "too long", e);
+        strcpy(out, text);
+        return 0;
+    case TYPE_CHOICE:
+        if ((choice = choice_find(row->names, text)) < 0) return value_refuse(row, said, text, "no such choice", e);
+        *(int *)out = choice;
+        return 0;
+    case TYPE_FLAG:
+        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+            return value_refuse(row, said, text, "neither true nor false", e);
+        *(bool *)out = *text == 't';
+        return 0;
+    }
+    assert(0);
+    return ERR_INTERNAL;
+}
+
+static void *row_field(const OptionTable *t, int id) { return (char *)t->values + t->rows[id].offset; }
+
+bool row_is_zero(const OptionTable *t, int id) {
+    static const char zeros[sizeof(double)];
+    return memcmp(row_field(t, id), zeros, size_min(t->rows[id].bytes, sizeof zeros)) == 0;
+}
+
+void row_reset(const OptionTable *t, int id) {
+    const OptionRow *row = &t->rows[id];
+    Error e;
+    memset(row_field(t, id), 0, row->bytes);
+    int code = row->init ? value_parse(row, row->field, row->init, row_field(t, id), &e) : 0;
+    assert(code == 0), (void)code;
+    t->given[id] = 0;
+}
+
+// A later file replaces what earlier ones say about the row's group: `steps` there, `train-tokens` here.
+static void overrule_group(const OptionTable *t, int id) {
+    for (int other = 0; other < t->count && t->rows[id].group && !row_is_zero(t, id); other++)
+        if (other != id && t->rows[other].group == t->rows[id].group && t->given[other] == OPTION_GIVEN_CONFIG)
+            row_reset(t, other);
+}
+
+int row_set(const OptionTable *t, int id, const char *said, const char *text, int place, Error *e) {
+    const OptionRow *row = &t->rows[id];
+    _Alignas(double) char overruled[OPTION_TEXT];
+    assert(row->bytes <= sizeof overruled);
+    if (t->given[id] & place & (OPTION_GIVEN_COMMAND_LINE | OPTION_GIVEN_THIS_FILE))
+        return FAIL(e, ERR_USAGE, "give it once", SAID " is given twice", said);
+    bool wins = place & OPTION_GIVEN_COMMAND_LINE || !(t->given[id] & OPTION_GIVEN_COMMAND_LINE);
+    TRY(value_parse(row, said, text, wins ? row_field(t, id) : overruled, e));
+    t->given[id] |= (uint8_t)place;
+    if (wins && place & OPTION_GIVEN_THIS_FILE) overrule_group(t, id);
+    return 0;
+}
+
+// ---- Values as text -------------------------------------------------------------------------------------------------
+
+// The fewest digits that read back as the same number.
+static void write_real(FILE *f, double x) {
+    char text[40];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, x);
+        if (strtod(text, NULL) == x) break;
+    }
+    fputs(text, f);
+}
+
+static void write_choice(FILE *f, const char *names, int index) {
+    while (index-- > 0) names += strcspn(names, "|") + 1;
+    fprintf(f, "%.*s", (int)strcspn(names, "|"), names);
+}
+
+void row_write_json(FILE *f, OptionType type, const char *names, const void *field) {
+    switch (type) {
+    case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
+    case TYPE_REAL: write_real(f, *(const double *)field); break;
+    case TYPE_TEXT: text_write_json(f, field); break;
+    case TYPE_FLAG: fputs(*(const bool *)field ? "true" : "false", f); break;
+    case TYPE_CHOICE:
+        fputc('"', f);
+        write_choice(f, names, *(const int *)field);
+        fputc('"', f);
+    }
+}
+
+int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e) {
+    char flag[FLAG_BYTES];
+    const char *text = field, *quote = "";
+    row_flag(flag, row);
+    fprintf(f, "%s = ", flag + 2);
+    if (row->type == TYPE_CHOICE) write_choice(f, row->names, *(const int *)field);
+    else if (row->type != TYPE_TEXT) row_write_json(f, row->type, NULL, field);
+    else {
+        bool blank_at_end = *text && isspace((unsigned char)text[strlen(text) - 1]);
+        if (isspace((unsigned char)*text) || blank_at_end || *text == '"' || strchr(text, '#')) quote = "\"";
+        if (strchr(text, '\n') || (*quote && strchr(text, '"')))
+            return FAIL(e, ERR_USAGE, row->cut ? row->cut : "choose another value",
+                        "%s: no line of a --config file can hold this text", flag);
+        fprintf(f, "%s%s%s", quote, text, quote);
+    }
+    fputc('\n', f);
+    return 0;
+}
+
+// ---- --help ---------------------------------------------------------------------------------------------------------
+
+enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
+
+// Prints a word, or words that stay together, on this line or the next. *column: the cursor's.
+static void print_word(FILE *f, int *column, const char *word, int width) {
+    if (*column > HELP_COLUMN && *column + 1 + width > HELP_WIDTH)
+        *column = HELP_COLUMN, fprintf(f, "\n%*s", HELP_COLUMN, "");
+    if (*column > HELP_COLUMN) ++*column, fputc(' ', f);
+    fprintf(f, "%.*s", width, word);
+    *column += width;
+}
+
+static void print_words(FILE *f, int *column, const char *text) {
+    while (*text) {
+        int width = (int)strcspn(text, " ");
+        print_word(f, column, text, width);
+        text += width + strspn(text + width, " ");
+    }
+}
+
+// Writes "--micro-batch ROWS" and returns its width. The unit names the value, in capitals unless it has some (GB/s).
+static int print_flag(FILE *f, const OptionRow *row) {
+    static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
+    char flag[FLAG_BYTES], value[FLAG_BYTES];
+    snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
+    bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
+    for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
+    row_flag(flag, row);
+    return fprintf(f, "  %s%s%s", flag, *value ? " " : "", value);
+}
+
+// "[default 4; llm.c -b]", or nothing.
+static void default_and_alias(char *out, size_t bytes, const OptionRow *row) {
+    static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
+    char fallback[80] = "", alias[80] = "";
+    if (row->init) snprintf(fallback, sizeof fallback, "default %s", row->init);
+    if (row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);
+    *out = 0;
+    if (*fallback || *alias) snprintf(out, bytes, "[%s%s%s]", fallback, *fallback && *alias ? "; " : "", alias);
+}
+
+void row_print_help(FILE *f, const OptionRow *row) {
+    char suffix[200], names[200] = "";
+    if (row->names) snprintf(names, sizeof names, "%s:", row->names);
+    default_and_alias(suffix, sizeof suffix, row);
+    int column = HELP_COLUMN, width = print_flag(f, row);
+    if (width >= HELP_COLUMN) width = 0, fputc('\n', f);
+    fprintf(f, "%*s", HELP_COLUMN - width, "");
+    print_words(f, &column, names);
+    print_words(f, &column, row->help);
+    if (*suffix) print_word(f, &column, suffix, (int)strlen(suffix));
+    fputc('\n', f);
+}
