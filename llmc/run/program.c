@@ -17,6 +17,15 @@
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     char counted[100] = "";
+    if (reached_loss(r)) {
+        print_folded(
+            stdout, 4,
+            "this run is complete: %lld steps, %lld tokens are done, and its validation loss of %.4f is not above "
+            "--stop-at-loss %g. The model is in %s. Without that option the run resumes\n",
+            (long long)r->position.at.step, (long long)r->position.at.tokens, r->position.at.val_loss, o->stop_at_loss,
+            r->saving.saved);
+        return;
+    }
     if (r->position.at.tokens < o->run.horizon_tokens) {
         print_folded(stdout, 4,
                      "this run is complete: %lld steps, %lld tokens are done, and --patience %lld ended it after step "
@@ -71,7 +80,7 @@ static int run_training(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
-    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || out_of_patience(r))) {
+    if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || ends_early(r))) {
         if (is_first(&r->setup)) print_complete(r);
         return 0;
     }
@@ -187,6 +196,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->setup.comm = &comm;
         r->setup.argc = argc;
         r->setup.argv = argv;
+        r->position.begun = clock_seconds();
         r->position.at.val_loss = NAN;
         r->position.at.best.loss = INFINITY;
         r->position.compared_step = -1;

@@ -19,6 +19,7 @@
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 // Prints notes at the end: until then the terminal's line belongs to the progress.
@@ -111,13 +112,48 @@ static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
                 "--model %s: a run without %s checkpoint", path, checkpoints ? "an undamaged" : "a");
 }
 
+// A run's checkpoint by its step, instead of its newest.
+static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
+    char name[40];
+    archive_name(name, sizeof name, step);
+    TRY(path_join(newest->directory, sizeof newest->directory, run, name, e));
+    newest->found = directory_exists(newest->directory);
+    newest->step = step;
+    if (newest->found) return 0;
+    return FAIL(e, ERR_INPUT, "name another step, or the run for its newest", "%s: no such checkpoint",
+                newest->directory);
+}
+
+// RUN:STEP, RUN:best (the lowest validation loss of --keep-best), or RUN: the newest, and without training the best where
+// there is one. Without training a line says which.
+static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
+    char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
+    RunSummary s = {0};
+    snprintf(run, sizeof run, "%s", model);
+    which = directory_exists(run) ? NULL : strrchr(run, ':');
+    if (which) *which++ = 0;
+    int64_t step = which && *which ? strtoll(which, &end, 10) : 0;
+    bool best = which && strcmp(which, "best") == 0, trains = options_train(&r->setup.options);
+    if (which && !best && (step < 1 || *end)) return 0;
+    TRY(step ? find_step(run, step, newest, e) : find_in_run(r, run, newest, e));
+    if (!newest->found) return 0;
+    if (best || (!trains && !step)) TRY(run_state_summary(&s, newest->directory, e));
+    if (best && !s.at.best.step)
+        return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
+                    model);
+    if (s.at.best.step) TRY(find_step(run, s.at.best.step, newest, e));
+    if (s.at.best.step) snprintf(loss, sizeof loss, ", the lowest validation loss: %.4f", s.at.best.loss);
+    if (!trains) fprintf(stderr, "note: --model %s is %s%s\n", model, newest->directory, loss);
+    return 0;
+}
+
 // On rank 0: the checkpoint to read where --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
     Options *o = &r->setup.options;
     if (checkpoint_is_model(o->model)) return 0;
     if (options_train(o)) TRY(find_own_of_model(r, newest, e));
     if (newest->found) return 0;
-    TRY(find_in_run(r, o->model, newest, e));
+    TRY(find_named(r, o->model, newest, e));
     if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
     return 0;
 }

@@ -69,6 +69,7 @@ typedef struct {
     bool save;             // rank 0 wants a save because lines of its log wait in memory; all ranks know
     bool uneven;           // some step's shares differed, and a note said so
     double val_bytes;      // of the last validation's text, a token; 0: unknown
+    double begun;          // seconds of the clock, the time of earlier parts subtracted
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;
 
@@ -108,6 +109,13 @@ typedef struct Run {
 static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
+
+// True if --stop-at-loss ends the run, or --patience; all ranks know.
+static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
+static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
+
+// Seconds of training and set-up, the parts before a resume included.
+static inline double run_seconds(const Run *r) { return clock_seconds() - r->position.begun; }
 
 static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
 

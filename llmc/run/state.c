@@ -210,6 +210,7 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "examples", &at->examples, e));
     TRY(io_int(io, "batch", &at->batch, e));
     TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
+    if (io->writing || get(io, "seconds")) TRY(io_real(io, "seconds", &at->seconds, e));
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
     TRY(io_real(io, "best_loss", &at->best.loss, e));
@@ -449,8 +450,10 @@ static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Erro
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.object = cJSON_CreateObject(), .writing = true, .path = STATE_NAME};
     int64_t format = STATE_FORMAT;
+    Position position = r->position;
+    position.at.seconds = run_seconds(r);
     int code = io.object ? io_int(&io, "format", &format, e) : out_of_memory(e);
-    if (!code) code = io_position(&io, (Position *)&r->position, e); // which writing does not change
+    if (!code) code = io_position(&io, &position, e);
     if (!code) code = io_fixed(&io, &r->setup, &r->data, e);
     if (!code) code = write_record(&io, &r->setup, e);
     *text = code ? NULL : cJSON_Print(io.object);
@@ -489,6 +492,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     int code = io_fixed(&io, &r->setup, &r->data, e);
     if (!code) code = io_position(&io, &r->position, e);
     if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
+    r->position.begun -= r->position.at.seconds;
     if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);

@@ -35,6 +35,7 @@ typedef struct {
     int64_t step, tokens, examples; // done
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // of metrics.jsonl after this step
+    double seconds;                 // of the run, up to the save
     double val_loss;                // the latest; NaN before the first
     BestPoint best;
     Outliers loss_window, grad_window;

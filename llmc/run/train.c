@@ -30,7 +30,7 @@ static int train_loop(Run *r, Error *e) {
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, &m, e));
-        last = last || out_of_patience(r);
+        last = last || ends_early(r);
         if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, &m, e));
         if (compares) TRY(compare_ranks(&r->setup, &r->position, e));
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
@@ -99,7 +99,11 @@ static int stop_and_save(Run *r, Error *e) {
 static void print_end(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
+    if (reached_loss(r))
+        print_folded(stdout, 4,
+                     "validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
+                     at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
+    else if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
         print_folded(stdout, 4,
                      "ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
                      (long long)at->step, (long long)at->best.stale, (long long)o->patience);

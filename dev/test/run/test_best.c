@@ -12,6 +12,7 @@
 
 // With a learning rate that is much too high the loss goes up and down.
 #define RUN_COMMAND SMALL_COMMAND "--lr 0.3 --seed %d "
+#define EVALUATE    "train_gpt2 --eval-only --val val.bin --val-tokens 128 --threads 1 --model "
 #define COMMAND     RUN_COMMAND "--train-tokens %d --checkpoint-every 5 --keep 2 "
 enum { TOKENS = 880, PARTS = 5 }; // 55 steps of 2 rows of 8 tokens
 
@@ -77,7 +78,20 @@ static void test_the_best_stays(void) {
     CHECK(code == 0 && log_mentions(path_of("lowest validation loss %.4f after step %ld", lowest.loss, lowest.step)),
           "%s", log_tail());
 
+    const char *best = path_of("part/step_%08ld, the lowest validation loss: %.4f\n", lowest.step, lowest.loss);
+    CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is %s", best));
+    CHECK_RUN(trainer_run(EVALUATE "part:best"), 0, path_of("note: --model part:best is %s", best));
+    CHECK_RUN(
+        trainer_run("train_gpt2 --sample-only --tokenizer bytes --vocab-size 256 --sample-tokens 2 --model part:best"),
+        0, path_of("note: --model part:best is %s", best));
+    CHECK_RUN(trainer_run(EVALUATE "part:%ld", newest_step("part")), 0,
+              path_of("is part/step_%08ld\n", newest_step("part")));
+    CHECK_RUN(trainer_run(EVALUATE "part:1"), 65, "part/step_00000001: no such checkpoint. name another step");
+    CHECK_RUN(trainer_run(EVALUATE "part:worst"), 64, "--model part:worst: no preset, and no such file");
+
     CHECK(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS) == 0, "%s", log_tail());
+    CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, "--model part:best: the run has no --keep-best. name a step");
+    CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is part/step_%08ld\n", newest_step("part")));
     CHECK(count_checkpoints() == 2, "not asked for, and %d are kept", count_checkpoints());
     CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
     remove_tree("part.1");
@@ -174,6 +188,27 @@ static void test_patience(void) {
     remove_tree("part.1");
 }
 
+// ---- --stop-at-loss --------------------------------------------------------------------------------------------------
+
+// Ends at the first validation that is low enough; the same command has nothing to do, and without the option it goes on.
+static void test_stop_at_loss(void) {
+    const char *early = RUN_COMMAND "--train-tokens %d --checkpoint-every 2 --val-every 3 --stop-at-loss %.17g";
+    CHECK(trainer_run(PATIENT, seed, TOKENS) == 0, "%s", log_tail());
+    Lowest lowest = lowest_of("part/metrics.jsonl");
+    CHECK(trainer_run(path_of("%s --fresh", early), seed, TOKENS, lowest.loss) == 0, "%s", log_tail());
+    CHECK(newest_step("part") == lowest.step && lowest.step < lowest.last, "%ld, not %ld: %s", newest_step("part"),
+          lowest.step, log_tail());
+    CHECK(log_mentions(path_of("validation loss %.4f, at most --stop-at-loss %g, after %ld steps, %ld tokens, ",
+                               lowest.loss, lowest.loss, lowest.step, lowest.step * 16)),
+          "%s", log_tail());
+    CHECK_RUN(trainer_run(early, seed, TOKENS, lowest.loss), 0, "this run is complete", "is not above --stop-at-loss");
+    CHECK(trainer_run(early, seed, TOKENS, 1e-3) == 0, "%s", log_tail());
+    CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
+    CHECK_RUN(trainer_run(RUN_COMMAND "--train-tokens 96 --val-every 0 --stop-at-loss 1", seed), 64, "--val-every");
+    remove_tree("part");
+    remove_tree("part.1");
+}
+
 // ---- On a disk that is too small for --keep -------------------------------------------------------------------------
 
 // Every validation is the best so far; the previous best is then the oldest checkpoint.
@@ -258,6 +293,7 @@ int main(void) {
     RUN(test_across_stops);
     RUN(test_alone);
     RUN(test_patience);
+    RUN(test_stop_at_loss);
     RUN(test_little_room);
     RUN(test_the_best_is_not_saved);
     return trainer_end();
