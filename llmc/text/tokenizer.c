@@ -78,13 +78,58 @@ static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     return 0;
 }
 
-// Whether an added token crosses text[at], or would with the right text after text[0..bytes).
-static bool added_across(const Tokenizer *t, const char *text, size_t bytes, size_t at) {
+// ---- Added tokens ---------------------------------------------------------------------------------------------------
+
+// The slot of the added token with this text, or the empty one for it. hash: hash_bytes of the text.
+static uint32_t *added_slot(const Tokenizer *t, uint64_t hash, const void *text, size_t bytes) {
+    for (uint64_t i = hash_finish(hash);; i++) {
+        uint32_t *slot = &t->added_slots[i & t->added_mask];
+        size_t length;
+        const char *name = *slot ? tokenizer_decode(t, t->added[*slot - 1].token, &length) : NULL;
+        if (!name || (length == bytes && memcmp(name, text, bytes) == 0)) return slot;
+    }
+}
+
+int tokenizer_index_added(Tokenizer *t, Error *e) {
+    size_t slots = 2;
+    while (slots < 2 * (size_t)t->added_count) slots *= 2;
+    TRY(memory_alloc_zero((void **)&t->added_slots, slots * sizeof *t->added_slots, "added tokens", e));
+    t->added_mask = (uint32_t)slots - 1;
     for (int i = 0; i < t->added_count; i++) {
         size_t length;
         const char *name = tokenizer_decode(t, t->added[i].token, &length);
-        for (size_t from = at > length ? at - length + 1 : 0; from < at; from++)
-            if (at - from < length && memcmp(text + from, name, size_min(length, bytes - from)) == 0) return true;
+        uint32_t *longest = &t->added_longest[t->added[i].normalized][(uint8_t)*name];
+        *longest = (uint32_t)size_max(*longest, length);
+        *added_slot(t, hash_bytes(HASH_START, name, length), name, length) = (uint32_t)i + 1;
+    }
+    return 0;
+}
+
+// The longest added token of a pass at the beginning of s..end, and its length; NULL if there is none.
+static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
+                                    size_t *longest) {
+    const AddedToken *found = NULL;
+    size_t most = size_min(t->added_longest[pass][*s], (size_t)(end - s));
+    uint64_t hash = HASH_START;
+    *longest = 0;
+    for (size_t bytes = 1; bytes <= most; bytes++) {
+        hash = hash_bytes(hash, s + bytes - 1, 1);
+        uint32_t slot = *added_slot(t, hash, s, bytes);
+        if (slot && t->added[slot - 1].normalized == pass) found = &t->added[slot - 1], *longest = bytes;
+    }
+    return found;
+}
+
+// False if surely no added token crosses s[at], whatever follows s[0..bytes).
+static bool added_across(const Tokenizer *t, const uint8_t *s, size_t bytes, size_t at) {
+    for (int pass = 0; pass < ADDED_PASSES; pass++) {
+        size_t reach = 0, length;
+        for (int b = 0; b < BYTE_VALUES; b++) reach = size_max(reach, t->added_longest[pass][b]);
+        for (size_t from = at > reach ? at - reach : 0; from < at; from++) {
+            if (t->added_longest[pass][s[from]] <= at - from) continue;
+            if (t->added_longest[pass][s[from]] > bytes - from) return true;
+            if (added_here(t, pass, s + from, s + bytes, &length) && length > at - from) return true;
+        }
     }
     return false;
 }
@@ -92,7 +137,7 @@ static bool added_across(const Tokenizer *t, const char *text, size_t bytes, siz
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     if (t->is_bytes) return utf8_boundary(text, bytes);
     size_t cut = cut_words(t, text, bytes);
-    while (cut > 0 && added_across(t, text, bytes, cut)) cut = cut_words(t, text, cut);
+    while (cut > 0 && added_across(t, (const uint8_t *)text, bytes, cut)) cut = cut_words(t, text, cut);
     return cut;
 }
 
@@ -318,22 +363,6 @@ static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, 
     return 0;
 }
 
-// The longest added token of a pass at the beginning of s..end, and its length; NULL if there is none.
-static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
-                                    size_t *longest) {
-    const AddedToken *found = NULL;
-    *longest = 0;
-    for (int i = 0; i < t->added_count; i++) {
-        size_t length;
-        const char *name = tokenizer_decode(t, t->added[i].token, &length);
-        if (t->added[i].normalized != pass || length <= *longest || length > (size_t)(end - s)) continue;
-        if (memcmp(s, name, length) != 0) continue;
-        found = &t->added[i];
-        *longest = length;
-    }
-    return found;
-}
-
 // Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
 // the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
@@ -342,7 +371,7 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
     const uint8_t *text = s;
     while (s < end) {
         size_t length;
-        const AddedToken *added = t->added_begins[pass][*s] ? added_here(t, pass, s, end, &length) : NULL;
+        const AddedToken *added = t->added_longest[pass][*s] ? added_here(t, pass, s, end, &length) : NULL;
         if (!added) {
             s++;
             continue;
@@ -427,6 +456,7 @@ void tokenizer_destroy(Tokenizer *t) {
     memory_free(t->start);
     memory_free(t->literal);
     memory_free(t->added);
+    memory_free(t->added_slots);
     memory_free(t->merges);
     memory_free(t->pairs);
     memory_free(t);

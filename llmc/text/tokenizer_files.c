@@ -126,19 +126,68 @@ static Entry *entry_of_number(Reader *r, const char *path, const char *name, dou
     return &r->entries[(int)number];
 }
 
-// Refuses a tokenizer.json with a feature that this tokenizer lacks.
+// The name of the first member of an object that is neither off (null, false, 0 or empty) nor among `known`, names with
+// blanks around them; NULL: none.
+static const char *member_on(const cJSON *object, const char *known) {
+    char name[64];
+    const cJSON *item;
+    cJSON_ArrayForEach(item, object) {
+        bool off = cJSON_IsNull(item) || cJSON_IsFalse(item) || is_text(item, "") ||
+                   (cJSON_IsNumber(item) && item->valuedouble == 0) || ((cJSON_IsObject(item) || cJSON_IsArray(item)) && !item->child);
+        snprintf(name, sizeof name, " %s ", item->string);
+        if (!off && !strstr(known, name)) return item->string;
+    }
+    return NULL;
+}
+
+// The only element of a Sequence, or a sequence that is none.
+static const cJSON *only_part(const cJSON *part, const char *list) {
+    const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
+    return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
+}
+
+// True for Split by GPT-2's pattern, in one of its spellings.
+static bool splits_as_gpt2(const cJSON *split) {
+    static const char rest[] = "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    const char *regex = cJSON_GetStringValue(json_get(json_get(split, "pattern"), "Regex"));
+    const char *end = regex ? strstr(regex, rest) : NULL;
+    size_t length = end && !end[sizeof rest - 1] ? (size_t)(end - regex) : 0;
+    static const char *const begins[] = {"'s|'t|'re|'ve|'m|'ll|'d", "'(?:[sdmt]|ll|ve|re)"};
+    for (int i = 0; i < 2; i++)
+        if (length == strlen(begins[i]) && memcmp(regex, begins[i], length) == 0)
+            return is_text(json_get(split, "type"), "Split") && is_text(json_get(split, "behavior"), "Isolated") &&
+                   !member_on(split, " type pattern behavior ");
+    return false;
+}
+
+// True for what splits text into words as GPT-2 does: ByteLevel, after Split if it does not split itself.
+static bool words_as_gpt2(const cJSON *words) {
+    words = only_part(words, "pretokenizers");
+    const cJSON *parts = is_text(json_get(words, "type"), "Sequence") ? json_get(words, "pretokenizers") : NULL;
+    bool two = parts && cJSON_GetArraySize(parts) == 2 && splits_as_gpt2(parts->child);
+    const cJSON *bytes = two ? parts->child->next : words;
+    return is_text(json_get(bytes, "type"), "ByteLevel") && cJSON_IsFalse(json_get(bytes, "use_regex")) == two &&
+           !member_on(bytes, " type trim_offsets use_regex ");
+}
+
+// Refuses a tokenizer.json that gives other tokens than GPT-2's kind.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
-    const cJSON *model = json_get(root, "model"), *type = json_get(model, "type"),
-                *normalizer = json_get(root, "normalizer");
-    const cJSON *words = json_get(root, "pre_tokenizer");
-    const char *why = type && !is_text(type, "BPE")                       ? "its model is not BPE"
-                      : normalizer && !cJSON_IsNull(normalizer)           ? "it has a normalizer"
-                      : !is_text(json_get(words, "type"), "ByteLevel")    ? "its pre_tokenizer is not ByteLevel"
-                      : cJSON_IsTrue(json_get(words, "add_prefix_space")) ? "it adds a prefix space"
-                      : cJSON_IsFalse(json_get(words, "use_regex"))       ? "it does not split by GPT-2's pattern"
-                      : cJSON_IsTrue(json_get(model, "ignore_merges"))    ? "it ignores merges"
-                                                                          : NULL;
-    return why ? FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s", path, why) : 0;
+    const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
+    const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
+    bool none = cJSON_IsNull(normalizer) || (is_text(json_get(normalizer, "type"), "Sequence") &&
+                                             cJSON_GetArraySize(json_get(normalizer, "normalizers")) == 0);
+    const char *why = type && !is_text(type, "BPE") ? "its model is not BPE"
+                      : normalizer && !none         ? "it has a normalizer"
+                      : words_as_gpt2(json_get(root, "pre_tokenizer"))
+                          ? NULL
+                          : "its pre_tokenizer does not split text as GPT-2's ByteLevel does";
+    const char *field = member_on(model, " type vocab merges unk_token fuse_unk ");
+    if (!field)
+        field = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model "
+                                "normalizer ");
+    if (!why && !field) return 0;
+    return FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s%s", path, why ? why : "it has ",
+                why ? "" : field);
 }
 
 static int read_vocab(Reader *r, Error *e) {
@@ -174,7 +223,6 @@ static int add_added(Reader *r, const char *path, const char *name, double numbe
                     number);
     if (entry->listed) return 0;
     r->name_bytes += strlen(name);
-    r->t->added_count += strcmp(name, EOT_NAME) != 0;
     entry->name = name;
     entry->listed = true;
     entry->normalized = !cJSON_IsFalse(json_get(item, "normalized"));
@@ -204,11 +252,24 @@ static int read_added(Reader *r, int file, Error *e) {
     return 0;
 }
 
+// The token that ends documents: the one that tokenizer_config.json declares, else <|endoftext|>. -1: neither exists.
+static int find_eot(const Reader *r) {
+    const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].json.root, "eos_token");
+    const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
+    const char *const names[] = {declared ? declared : EOT_NAME, EOT_NAME};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < r->t->vocab_size; i++)
+            if (r->entries[i].name && strcmp(r->entries[i].name, names[k]) == 0) return i;
+    return -1;
+}
+
 // Fills text, start, literal and added from the entries.
 static int spell_tokens(Reader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;
     TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
+    t->eot = find_eot(r);
+    for (size_t i = 0; i < count; i++) t->added_count += r->entries[i].listed && (int)i != t->eot;
     TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
     AddedToken *added = t->added;
     for (size_t i = 0; i < count; i++) {
@@ -221,11 +282,10 @@ static int spell_tokens(Reader *r, Error *e) {
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
         at += bytes < 0 ? length : (size_t)bytes;
         t->start[i + 1] = (uint32_t)at;
-        if (!entry->listed || strcmp(entry->name, EOT_NAME) == 0) continue;
-        *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
-        t->added_begins[entry->normalized][(uint8_t)*entry->name] = true;
+        if (entry->listed && (int)i != t->eot)
+            *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
     }
-    return 0;
+    return tokenizer_index_added(t, e);
 }
 
 // The slot of the token with these bytes, or the empty one for it.
@@ -255,7 +315,6 @@ static int index_names(Reader *r, Error *e) {
         r->t->lacks[b] = token < 0;
         if (token >= 0) r->t->byte_token[b] = (uint16_t)token;
     }
-    r->t->eot = find_token(r, EOT_NAME, strlen(EOT_NAME));
     return 0;
 }
 
@@ -404,17 +463,13 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     }
 }
 
-static bool is_added(const Tokenizer *t, int token) {
-    int i = 0;
-    while (i < t->added_count && t->added[i].token != token) i++;
-    return i < t->added_count;
-}
-
 static void put_vocab(const Tokenizer *t, int context, FILE *f) {
     (void)context;
     const char *before = "{\"";
-    for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && is_added(t, token)) continue; // a character could be read as another one's byte
+    for (int token = 0, next = 0; token < t->vocab_size; token++) {
+        bool added = next < t->added_count && t->added[next].token == token;
+        next += added;
+        if (t->lacks_some && added) continue; // a character could be read as another one's byte
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);
@@ -436,11 +491,12 @@ static void put_merges(const Tokenizer *t, int context, FILE *f) {
 
 static void put_config(const Tokenizer *t, int context, FILE *f) {
     static const char *const bools[] = {"false", "true"};
-    const char *eot = t->eot >= 0 ? "\"" EOT_NAME "\"" : "null";
-    fprintf(f,
-            "{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false, \"bos_token\": %s, "
-            "\"eos_token\": %s, \"unk_token\": %s",
-            eot, eot, eot);
+    static const char *const names[] = {"bos_token", "eos_token", "unk_token"};
+    fputs("{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false", f);
+    for (int i = 0; i < 3; i++) {
+        fprintf(f, ", \"%s\": %s", names[i], t->eot >= 0 ? "\"" : "null");
+        if (t->eot >= 0) put_token(t, t->eot, true, f), fputc('"', f);
+    }
     if (context) fprintf(f, ", \"model_max_length\": %d", context);
     for (int i = 0; i < t->added_count; i++) {
         const AddedToken *added = &t->added[i];

@@ -39,10 +39,12 @@ struct Tokenizer {
     uint16_t byte_token[BYTE_VALUES];
     bool lacks[BYTE_VALUES]; // bytes without a token, in a vocabulary of characters
     bool lacks_some;
-    AddedToken *added; // (added_count)
+    AddedToken *added; // (added_count) by number
     int added_count;
-    bool added_begins[ADDED_PASSES][BYTE_VALUES]; // whether an added token of that pass begins with the byte
-    Merge *merges;                                // (merge_count) by rank
+    uint32_t *added_slots; // (added_mask + 1) a hash table of their texts: an index of `added` + 1, or 0
+    uint32_t added_mask;
+    uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of that pass's longest one that begins with this byte
+    Merge *merges;                                     // (merge_count) by rank
     int merge_count;
     uint64_t *pairs; // (pair_mask + 1) the hash table
     uint32_t pair_mask;
@@ -56,5 +58,6 @@ int tokenizer_new(Tokenizer **out, Error *e);
 int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
 // The length of the first word of text[0..bytes), bytes > 0, as GPT-2's pattern splits it.
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
-// Builds the hash table of merges.
+// Build the hash tables of merges and of added tokens.
 int tokenizer_index_merges(Tokenizer *t, Error *e);
+int tokenizer_index_added(Tokenizer *t, Error *e);

@@ -288,6 +288,24 @@ static void check_loads(const Tokenizer *want) {
     tokenizer_destroy(t);
 }
 
+// Ways of tokenizer.json to say what GPT-2's does.
+#define BYTE_LEVEL(more) "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true" more "}"
+#define SPLIT(regex)                                                                                                   \
+    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex "| ?\\\\p{L}+| ?\\\\p{N}+| "                                  \
+    "?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+\"}, \"behavior\": \"Isolated\", \"invert\": false}"
+#define SEQUENCE(name, parts) "{\"type\": \"Sequence\", \"" name "\": [" parts "]}"
+static const char *const same_kinds[] = {
+    "\"normalizer\": null, \"pre_tokenizer\": " BYTE_LEVEL(""),
+    "\"normalizer\": " SEQUENCE("normalizers", "") ", \"pre_tokenizer\": " BYTE_LEVEL(", \"use_regex\": true"),
+    "\"normalizer\": " SEQUENCE("normalizers", SEQUENCE("normalizers", "")) ", \"pre_tokenizer\": " SEQUENCE(
+        "pretokenizers", SEQUENCE("pretokenizers", BYTE_LEVEL(""))),
+    "\"pre_tokenizer\": " SEQUENCE("pretokenizers",
+                                   SPLIT("'s|'t|'re|'ve|'m|'ll|'d") ", " BYTE_LEVEL(", \"use_regex\": false")),
+    "\"pre_tokenizer\": " SEQUENCE("pretokenizers",
+                                   SPLIT("'(?:[sdmt]|ll|ve|re)") ", " BYTE_LEVEL(", \"use_regex\": false")),
+};
+enum { KINDS = sizeof same_kinds / sizeof *same_kinds };
+
 // vocab.json + merges.txt, encoder.json + vocab.bpe, tokenizer.json with both forms of merges, and tokenizer_save's
 // files.
 static void test_forms(void) {
@@ -302,17 +320,17 @@ static void test_forms(void) {
     rename_file("merges.txt", "vocab.bpe");
     check_loads(first);
     remove_files();
-    for (int pairs = 0; pairs < 2; pairs++) {
+    for (int pairs = 0; pairs < 2 * KINDS; pairs++) {
         FILE *f = create("tokenizer.json");
         fprintf(f,
-                "{\"version\": \"1.0\", \"normalizer\": null, \"added_tokens\": [{\"id\": %d, \"content\": "
-                "\"<|endoftext|>\","
-                " \"special\": true}], \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},\n"
-                "\"model\": {\"type\": \"BPE\", \"vocab\": ",
-                256 + count);
+                "{\"version\": \"1.0\", \"added_tokens\": [{\"id\": %d, \"content\": \"<|endoftext|>\","
+                " \"special\": true}], %s, \"model\": {\"type\": \"BPE\", \"unk_token\": \"?\", \"dropout\": null,"
+                " \"end_of_word_suffix\": \"\", \"vocab\": ",
+                256 + count, same_kinds[pairs / 2]);
         put_vocab(f, merges, count);
         fputs(",\n\"merges\": [", f);
-        put_merges(f, merges, count, pairs ? "[\"" : "\"", pairs ? "\", \"" : " ", pairs ? "\"]" : "\"", ", ");
+        put_merges(f, merges, count, pairs % 2 ? "[\"" : "\"", pairs % 2 ? "\", \"" : " ",
+                   pairs % 2 ? "\"]" : "\"", ", ");
         fputs("]}}", f);
         fclose(f);
         check_loads(first);
@@ -535,13 +553,26 @@ static void test_bad_files(void) {
         {"merges.txt", "c a\n", "merges.txt line 1: 'c' merges to a token that the vocabulary lacks"},
     };
     static const BadFile alone[] = {
-        {ALL, "{}", "pre_tokenizer is not ByteLevel"},
+#define WORDS "its pre_tokenizer does not split text as GPT-2's"
+#define BYTES "'pre_tokenizer': {'type': 'ByteLevel'}"
+        {ALL, "{}", WORDS},
         {ALL, "{'model': {'type': 'WordPiece'}}", "its model is not BPE"},
         {ALL, "{'normalizer': {'type': 'NFC'}}", "it has a normalizer"},
-        {ALL, "{'pre_tokenizer': {'type': 'Split'}}", "pre_tokenizer is not ByteLevel"},
-        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': true}}", "adds a prefix space"},
-        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}}", "split by GPT-2's pattern"},
-        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'ignore_merges': true}}", "ignores merges"},
+        {ALL, "{'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'NFC'}]}}", "it has a normalizer"},
+        {ALL, "{'pre_tokenizer': {'type': 'Split'}}", WORDS},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': true}}", WORDS},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}}", WORDS},
+        {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'new': 1}}", WORDS},
+        {ALL,
+         "{'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': [{'type': 'Split', 'pattern': {'Regex': ' '}, "
+         "'behavior': 'Isolated'}, {'type': 'ByteLevel', 'use_regex': false}]}}",
+         WORDS},
+        {ALL, "{" BYTES ", 'model': {'ignore_merges': true}}", "it has ignore_merges"},
+        {ALL, "{" BYTES ", 'model': {'end_of_word_suffix': '</w>'}}", "it has end_of_word_suffix"},
+        {ALL, "{" BYTES ", 'model': {'continuing_subword_prefix': '##'}}", "it has continuing_subword_prefix"},
+        {ALL, "{" BYTES ", 'model': {'dropout': 0.1}}", "it has dropout"},
+        {ALL, "{" BYTES ", 'model': {'byte_fallback': true}}", "it has byte_fallback"},
+        {ALL, "{" BYTES ", 'another': 1}", "it has another"},
         {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}}", "no model.vocab"},
         {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}, 'model': {'vocab': {}}, 'added_tokens': [{'id': 1}]}",
          "lacks its content"},
