@@ -131,8 +131,8 @@ enum { HASH_BITS = 53 }; // what a double holds
 
 int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document) {
     // By path: a file keeps its split when files are added or removed.
-    if (o->val_every_file)
-        return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % o->val_every_file == 0;
+    uint64_t every = (uint64_t)o->val_every_file;
+    if (every) return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % every == 0;
     if (o->split != SPLITS) return o->split;
     // By number: the same files in the same order give the same split wherever they are.
     uint64_t key[2] = {(uint64_t)file, document};

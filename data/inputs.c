@@ -97,9 +97,9 @@ static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
 }
 
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e) {
-    int standard_inputs = o->files_from && strcmp(o->files_from, "-") == 0;
+    int standard_inputs = *o->files_from && strcmp(o->files_from, "-") == 0;
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
-    if (o->files_from) TRY(inputs_add_list(in, o->files_from, e));
+    if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
         return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl and .ndjson files", "no text in %s",
                     pipe_name(count ? names[0] : o->files_from));
@@ -124,5 +124,5 @@ void inputs_free(Inputs *in) {
 const char *input_name(const Input *input) { return pipe_name(input->path); }
 
 bool input_has_tail(const TokenizeOptions *o, const Input *input) {
-    return o->val_fraction > 0 && !o->separator && !input->jsonl;
+    return o->val_fraction > 0 && !*o->separator && !input->jsonl;
 }

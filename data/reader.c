@@ -17,7 +17,7 @@ static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.fi
 // Bytes to read for a block. Signals are checked between blocks, so with tiny shards a block fills at most 256 of them.
 static size_t reader_block_bytes(const Reader *r) {
     const uint64_t shards = 256;
-    return size_min(BLOCK_BYTES, shards * r->o->shard_tokens);
+    return size_min(BLOCK_BYTES, shards * (uint64_t)r->o->shard_tokens);
 }
 
 bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_pending(); }
@@ -65,13 +65,12 @@ static void reader_drop(Reader *r, size_t bytes) { // from the beginning of the 
 
 // Of bytes wanted, how many --max-bytes allows after the first `taken`.
 static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
-    uint64_t left = r->o->max_bytes - taken;
-    return r->o->max_bytes && left < bytes ? left : bytes;
+    return size_min((uint64_t)r->o->max_bytes - taken, bytes);
 }
 
 // True if text is checked as it arrives: that of pipes, so that invalid UTF-8 is reported before a block is full.
 static bool reader_checks(const TokenizeOptions *o, const Input *input) {
-    const char *separator = o->separator ? o->separator : "";
+    const char *separator = o->separator;
     bool plain = utf8_invalid_at(separator, strlen(separator)) == strlen(separator);
     return input->pipe && !input->jsonl && plain && o->invalid == INVALID_ERROR;
 }
@@ -136,7 +135,7 @@ static void reader_advance(Reader *r) {
     r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken};
     r->have = 0;
     r->invalid = false;
-    if (r->o->max_bytes && taken >= r->o->max_bytes) r->place.file = r->inputs->count;
+    if (taken >= (uint64_t)r->o->max_bytes) r->place.file = r->inputs->count;
 }
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ static size_t reader_keep_separator(const Reader *r, size_t cut) {
 // How many bytes of the buffer make the next block; 0: the buffer needs more to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
     if (r->invalid) return r->have;
-    bool limited = r->o->max_bytes && r->place.taken + r->have >= r->o->max_bytes;
+    bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
     if (jsonl) {
         if (r->ended && !limited) return r->have;
         const char *newline = memrchr(r->buffer, '\n', r->have);
@@ -160,7 +159,7 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     bool before_tail = r->tail != UINT64_MAX && r->tail > r->place.offset;
     if (before_tail && r->tail - r->place.offset <= r->have) return r->tail - r->place.offset;
     if (r->ended) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
-    size_t hold = r->o->separator ? strlen(r->o->separator) : 0;
+    size_t hold = strlen(r->o->separator);
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
     return hold && cut ? reader_keep_separator(r, cut) : cut;
@@ -169,14 +168,14 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
 // The documents of a block of text: all of it, or what separators delimit.
 static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     const char *separator = r->o->separator;
-    size_t length = separator ? strlen(separator) : 0;
+    size_t length = strlen(separator);
     for (size_t at = 0;;) {
         Place *p = &r->place;
         if (p->skip_newline && at < b->bytes) {
             at += b->text[at] == '\n';
             p->skip_newline = false;
         }
-        const char *found = separator ? memmem(b->text + at, b->bytes - at, separator, length) : NULL;
+        const char *found = length ? memmem(b->text + at, b->bytes - at, separator, length) : NULL;
         size_t stop = found ? (size_t)(found - b->text) : b->bytes;
         size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
         int split = r->tail != UINT64_MAX ? p->offset >= r->tail : split_of(r->o, b->input, p->file, p->document);

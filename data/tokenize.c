@@ -209,8 +209,8 @@ static int run_prepare(Run *run, Error *e) {
         if (!input->left_out) run->total_bytes += input->bytes;
         known = known && !input->pipe;
     }
-    if (o->max_bytes && (!known || o->max_bytes < run->total_bytes)) run->total_bytes = o->max_bytes;
-    else if (!known) run->total_bytes = 0;
+    if (!known) run->total_bytes = o->max_bytes < INT64_MAX ? (uint64_t)o->max_bytes : 0;
+    run->total_bytes = size_min(run->total_bytes, (uint64_t)o->max_bytes);
     TRY(writer_open(&run->writer, o, run->tokenizer, &run->inputs, e));
     run->thread_count = (uint64_t)o->threads + 1; // and this one, which may wait for a pipe
     run->block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
@@ -222,7 +222,8 @@ static int tokenize(int argc, char **argv, Error *e) {
     Run run = {.writer.lock = -1};
     int inputs, code;
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
-    if (run.options.help) return settings_print_help(), 0;
+    if (run.options.help) return settings_print_help(&run.options), 0;
+    if (run.options.version) return printf("%s\n", version_text()), 0;
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
     TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends

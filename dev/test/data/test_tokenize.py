@@ -576,20 +576,21 @@ def test_bad_input():
         refuse(f"--out {out}: ", "--tokenizer", "bytes", "--out", out, "a.txt", code=64)
         check(not os.path.exists("new") and not [f for f in os.listdir(".") + os.listdir("void") if f.startswith(("._", "_"))], out)
     for text, args in (("--tokenizer and --out are missing", ("a.txt",)), ("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
-                       ("no INPUT", BYTES), ("--what: unknown", (*BYTES, "--what", "a.txt")),
-                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("needs a value", (*BYTES, "a.txt", "--field")),
-                       ("--threads 0", (*BYTES, "--threads", "0", "a.txt")), ("--threads x", (*BYTES, "--threads", "x", "a.txt")),
-                       ("--max-bytes -5", (*BYTES, "--max-bytes", "-5", "a.txt")),
-                       ("--shard-tokens 3000000000", (*BYTES, "--shard-tokens", "3000000000", "a.txt")),
-                       ("--val-fraction 1", (*BYTES, "--val-fraction", "1", "a.txt")),
-                       ("--val-fraction nan", (*BYTES, "--val-fraction", "nan", "a.txt")),
-                       ("--format xml", (*BYTES, "--format", "xml", "a.txt")),
-                       ("--split test", (*BYTES, "--split", "test", "a.txt")),
+                       ("no INPUT", BYTES), ("unknown option --what", (*BYTES, "--what", "a.txt")),
+                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("--field has no value", (*BYTES, "a.txt", "--field")),
+                       ("--threads '0': ", (*BYTES, "--threads", "0", "a.txt")), ("--threads 'x': ", (*BYTES, "--threads", "x", "a.txt")),
+                       ("--max-bytes '-5': ", (*BYTES, "--max-bytes", "-5", "a.txt")),
+                       ("--shard-tokens '3000000000': ", (*BYTES, "--shard-tokens", "3000000000", "a.txt")),
+                       ("--val-fraction '1': ", (*BYTES, "--val-fraction", "1", "a.txt")),
+                       ("--val-fraction 'nan': ", (*BYTES, "--val-fraction", "nan", "a.txt")),
+                       ("--format 'xml': ", (*BYTES, "--format", "xml", "a.txt")),
+                       ("--split 'test': ", (*BYTES, "--split", "test", "a.txt")),
                        ("contradict", (*BYTES, "--split", "val", "--val-fraction", "0.1", "a.txt")),
-                       ("--invalid maybe", (*BYTES, "--invalid", "maybe", "a.txt")),
+                       ("--invalid 'maybe': ", (*BYTES, "--invalid", "maybe", "a.txt")),
                        ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
                        ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
-                       ("--separator: empty", (*BYTES, "--separator", "", "a.txt")),
+                       ("--separator is empty", (*BYTES, "--separator", "", "a.txt")),
+                       ("did you mean --val-fraction?", (*BYTES, "--val-fractoin=0.1", "a.txt")), ("unknown option -v", (*BYTES, "-v")),
                        ("twice", (*BYTES, "-", "-")), ("is unknown", (*BYTES, "--val-fraction", "0.1", "-"))):
         refuse(text, *args, code=64)
 
@@ -603,6 +604,16 @@ def test_existing_output():
     check("exists" in error and {f: open(f, "rb").read() for f in shards("out")} == before, "an old shard was touched")
     run(*BYTES, "--force", "b.txt")
     check(shards("out") == ["out_train_000000.bin"] and read_bytes("out", "train") == b"new", f"left {shards('out')}")
+
+
+def test_options():
+    """The trainer's parser: --name=value, names with "_", --version, --help of one option; after -- all words are inputs."""
+    write("--force", "text")
+    run("--tokenizer=bytes", "--out=out", "--shard_tokens=4e0", "--", "--force")
+    check(read_bytes("out", "train") == b"text", "inputs after --")
+    for args, said in ((("--version",), b"gns.c "), (("--help", "field"), b"--field NAME"), (("-h",), b"--separator STRING"), (("--help",), b"--help")):
+        done = subprocess.run([TOKENIZE[0], *args], capture_output=True)
+        check(done.returncode == 0 and said in done.stdout and (b"--out" in done.stdout) == (args[0] != "--version" and "field" not in args), f"{args}: {done}")
 
 
 def test_own_input():
