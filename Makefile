@@ -85,12 +85,15 @@ all: train_gpt2 data/tokenize ## both of these
 # "tokenize" is too general a name for a program in PATH: it is installed as gns_tokenize.
 PREFIX ?= /usr/local
 BIN = $(DESTDIR)$(PREFIX)/bin
+COMPLETIONS = $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 install: all ## copies the programs to PREFIX/bin, train_gpt2cu too if it is built; data/tokenize becomes gns_tokenize
 	@install -d '$(BIN)' && install train_gpt2 $(wildcard train_gpt2cu) '$(BIN)' && install data/tokenize '$(BIN)/gns_tokenize'
+	@install -d '$(COMPLETIONS)' && cd '$(BIN)' && for p in train_gpt2 $(wildcard train_gpt2cu) gns_tokenize; do '$(CURDIR)/dev/make/completion.sh' "./$$p" $$p > '$(COMPLETIONS)'/$$p || true; done
 	@echo "installed in $(BIN): train_gpt2$(if $(wildcard train_gpt2cu), train_gpt2cu) gns_tokenize$(if $(filter 0,$(NATIVE)),, (for this machine; NATIVE=0 for any))"
 
 uninstall: ## removes them from PREFIX/bin
-	rm -f '$(BIN)/train_gpt2' '$(BIN)/train_gpt2cu' '$(BIN)/gns_tokenize'
+	cd '$(BIN)' && rm -f train_gpt2 train_gpt2cu gns_tokenize
+	cd '$(COMPLETIONS)' && rm -f train_gpt2 train_gpt2cu gns_tokenize
 
 # The library: plain C, compiled once, linked to either trainer. The mains are not in it.
 OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(filter-out llmc/run/main_% $(if $(MPI_LIBS),,%/transport_mpi.c),$(wildcard llmc/*/*.c)))

@@ -30,11 +30,11 @@ hides() { ! drawings | grep -E -- "$1"; }                                       
 tokenizing() { # COLUMNS
     on_terminal "$1" "$tokenize" --tokenizer bytes --val-fraction 0.1 --out "t$1" text.txt && fits "$1" && shows '100\.0%  ETA 0:00:00'
 }
-training() { # COLUMNS: the line, validations, a save, the curve
+training() { # COLUMNS: the line, validations, a save
     on_terminal "$1" "$train" --train "t$1_train_*.bin" --val "t$1_val_*.bin" "${model[@]}" --steps 300 --val-every 100 \
         --out "run$1" && fits "$1" || return 1
     shows '^step  +[0-9]+ +[0-9]+%  ETA [0-9]+:[0-9]{2}  loss [0-9.]+' && shows '^step +300 100%  ETA 0:00' &&
-        shows '^step +200  val loss' && shows '^ +[0-9.]+ \|\*' && hides 'unknown|val -|GNS (-|off|> 0)|NaN'
+        shows '^step +200  val loss' && hides 'unknown|val -|GNS (-|off|> 0)|NaN'
 }
 evaluating() { # COLUMNS: on standard error, so that the result can be read by a program
     on_terminal "$1" bash -c "'$train' --eval-only --threads 1 --model run$1 --val 't$1_train_*.bin' > result.txt" && fits "$1" &&

@@ -15,6 +15,11 @@ int terminal_columns(FILE *f) {
     return columns < LEAST || columns > MOST ? USUAL : columns;
 }
 
+bool terminal_redraws(FILE *f) {
+    const char *kind = getenv("TERM");
+    return isatty(fileno(f)) == 1 && !(kind && strcmp(kind, "dumb") == 0);
+}
+
 void line_add(Line *line, int priority, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -6,6 +6,9 @@
 // The columns of f's terminal; if f is none, $COLUMNS, or 80.
 int terminal_columns(FILE *f);
 
+// True if f is a terminal that can draw a line again: not TERM=dumb.
+bool terminal_redraws(FILE *f);
+
 // A line of parts, in the order of display, each with its leading blanks.
 typedef struct {
     int count;

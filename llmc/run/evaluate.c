@@ -27,15 +27,11 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens) {
-    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)dataset_describe(data->val).windows;
-    return rows < windows ? rows : windows;
-}
-
 int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
                   Error *e) {
-    int64_t T = setup->shape.seq_len, rows = evaluation_rows(setup, data, most_tokens);
+    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
+    int64_t windows = (int64_t)dataset_describe(data->val).windows;
+    if (rows > windows) rows = windows;
     double sums[2] = {0}; // of losses, of bytes
     Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
@@ -162,7 +158,7 @@ int evaluate_model(Run *r, Error *e) {
         printf("--model %s\n", r->setup.options.model);
         TRY(print_setup(r, e));
     }
-    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, 0, 0, 0, NULL);
+    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, 0, 0, 0);
     if (r->data.val) TRY(print_loss(&r->setup, &r->data, &r->output.progress, e));
     return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, &r->output.progress, e) : 0;
 }

@@ -135,20 +135,6 @@ static int end_reading(FILE *f, const char *path, Error *e) {
     return error ? cannot_read(path, error, e) : 0;
 }
 
-int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e) {
-    char *line = NULL;
-    size_t room = 0;
-    double tokens, loss;
-    FILE *f = fopen(m->steps.path, "re");
-    if (!f) return cannot_read(m->steps.path, errno, e);
-    while (getline(&line, &room, f) > 0)
-        if (sscanf(line, "{\"step\": %*d, \"tokens\": %lf, \"examples\": %*f, \"batch\": %*f, \"loss\": %lf", &tokens,
-                   &loss) == 2) // a line of metrics_step
-            each(context, tokens, loss);
-    free(line);
-    return end_reading(f, m->steps.path, e);
-}
-
 int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->steps.path, e); }
 
 int metrics_close(Metrics *m, Error *e) {

@@ -63,9 +63,6 @@ int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error
 // anything is written to them.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-// Calls `each` with the training loss of every step in metrics.jsonl.
-int metrics_losses(const Metrics *m, void (*each)(void *context, double tokens, double loss), void *context, Error *e);
-
 int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines that wait
 
 // Syncs metrics.jsonl to the disk. Another thread may write to it meanwhile.

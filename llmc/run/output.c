@@ -63,40 +63,6 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// What the run takes besides its steps. Guesses: a forward pass is a third of training; the disk takes 1 GB/s.
-static RunCosts run_costs(const Run *r) {
-    const Options *o = &r->setup.options;
-    const double disk = 1e9, forward = 1.0 / 3;
-    RunCosts costs = {.last_save = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) / disk};
-    if (r->data.val && o->val_every > 0) {
-        costs.every[STAGE_VALIDATE] = o->val_every;
-        costs.at_end[STAGE_VALIDATE] = true;
-        costs.guess[STAGE_VALIDATE] =
-            forward * (double)evaluation_rows(&r->setup, &r->data, o->val_tokens) * o->seq_len;
-    }
-    if (r->data.hellaswag) {
-        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
-        costs.every[STAGE_TEST] = o->hellaswag_every;
-        costs.at_end[STAGE_TEST] = true;
-        costs.guess[STAGE_TEST] = forward * info.rows * info.width;
-    }
-    costs.every[STAGE_SAMPLE] = o->sample_every;
-    costs.at_end[STAGE_SAMPLE] = o->sample_every > 0;
-    costs.every[STAGE_SAVE] = o->checkpoint_every;
-    return costs;
-}
-
-// The progress of a run that is set up, with the curve of its earlier parts.
-static int show_run(Run *r, Error *e) {
-    const RunPoint *at = &r->position.at;
-    Progress *p = &r->output.progress;
-    RunCosts costs = run_costs(r);
-    progress_run(p, r->setup.engine, r->setup.shape.seq_len, at->step, at->tokens, r->setup.options.run.horizon_tokens,
-                 &costs);
-    p->val_loss = at->val_loss;
-    return at->step > 0 ? metrics_losses(r->output.metrics, progress_past, p, e) : 0;
-}
-
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const bool in_background = saves_in_background(&r->setup, &r->position), shares = r->setup.shape.shard_weights;
@@ -113,5 +79,8 @@ int setup_output(Run *r, Error *e) {
                          text,   o->keep,         r->output.metrics, o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
-    return show_run(r, e);
+    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
+                 r->position.at.tokens, o->run.horizon_tokens);
+    r->output.progress.val_loss = r->position.at.val_loss;
+    return 0;
 }

@@ -83,51 +83,19 @@ static double share_done(Progress *p) {
     return p->now.reached;
 }
 
-// Seconds until the work ends, from its own speed, or from that of the same work before; NaN: unknown.
+// Seconds until the work ends, at its speed so far; NaN: unknown.
 static double work_left(Progress *p, double now) {
     const double enough = 0.02; // of the work, to tell its speed
-    double share = share_done(p), elapsed = now - p->now.begun;
-    int64_t times = p->past[p->now.stage].count;
-    if (share >= enough) return elapsed * (1 - share) / share;
-    if (times == 0) return NAN;
-    double each = p->past[p->now.stage].seconds / (double)times;
-    if (p->now.stage == STAGE_STEP) each *= (double)p->batch_tokens;
-    return fmax(0, each - elapsed);
-}
-
-// Of training: from the finished steps, or from the finished part of the first step; NaN: unknown.
-static double seconds_a_token(Progress *p, double now) {
-    const double enough = 0.002;
-    if (p->past[STAGE_STEP].count > 0) return p->past[STAGE_STEP].seconds / (double)p->past[STAGE_STEP].count;
-    double share = p->now.stage == STAGE_STEP ? share_done(p) : NAN;
-    return share >= enough ? (now - p->now.begun) / (share * (double)p->batch_tokens) : NAN;
-}
-
-// How often the run still stops for a stage, if `steps` steps are left.
-static double times_left(const Progress *p, Stage stage, int64_t steps) {
-    int64_t every = p->costs.every[stage], last = p->step + steps, times = 0;
-    if (every > 0) times = last / every - p->step / every;
-    if (every > 0 && !p->costs.at_end[stage] && last % every == 0) times--; // the end has its own
-    if (p->costs.at_end[stage] && (every == 0 || last % every != 0)) times++;
-    return (double)times;
-}
-
-static double stage_left(const Progress *p, Stage stage, int64_t steps, double a_token) {
-    int64_t count = p->past[stage].count;
-    double each = count ? p->past[stage].seconds / (double)count : p->costs.guess[stage] * a_token;
-    return steps > 0 ? fmax(0, times_left(p, stage, steps)) * each : 0;
+    double share = share_done(p);
+    return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
 }
 
 double progress_left(Progress *p, double now) {
-    double a_token = seconds_a_token(p, now), tokens = (double)(p->horizon - p->tokens);
-    int64_t steps = p->batch_tokens ? (p->horizon - p->tokens + p->batch_tokens - 1) / p->batch_tokens : 0;
+    const double enough = 0.002; // of the first step
     double begun = p->now.stage == STAGE_STEP ? share_done(p) * (double)p->batch_tokens : 0; // tokens
-    double left = a_token * fmax(0, tokens - begun);
-    if (p->now.stage == STAGE_STEP) // this step may be slower than those before
-        left = fmax(left, work_left(p, now) + a_token * fmax(0, tokens - (double)p->batch_tokens));
-    left += p->costs.last_save;
-    for (Stage s = STAGE_VALIDATE; s < STAGES; s++) left += stage_left(p, s, steps, a_token);
-    return p->horizon > 0 && p->tokens < p->horizon ? left : 0;
+    double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
+    if (p->tokens >= p->horizon) return 0;
+    return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
 }
 
 // ---- The line -------------------------------------------------------------------------------------------------------
@@ -214,8 +182,6 @@ void progress_end(Progress *p) {
     p->now.flight = 0;
     if (p->now.shown && !p->now.quiet && stage != STAGE_STEP) draw(p, true, now);
     if (!p->horizon) end_line(p);
-    p->past[stage].seconds += now - p->now.begun;
-    p->past[stage].count += stage == STAGE_STEP ? p->batch_tokens : 1;
     if (stage == STAGE_STEP) p->step++, p->tokens += p->batch_tokens;
     p->now.stage = STAGE_NONE;
     pthread_mutex_unlock(&p->watch.lock);
@@ -249,17 +215,15 @@ static void answer_signal(Progress *p, double now) {
 // Once, as soon as the first step shows the speed: warns if the run will take hours.
 static void warn_of_length(Progress *p, double now) {
     const double soon = 10, hour = 3600;
-    char about[40], share[40] = "";
-    bool told = p->past[STAGE_STEP].count > 0 || (p->now.stage == STAGE_STEP && now - p->now.begun >= soon);
-    double left = progress_left(p, now), steps = seconds_a_token(p, now) * (double)(p->horizon - p->tokens);
+    char about[40];
+    bool told = p->tokens > p->first_tokens || (p->now.stage == STAGE_STEP && now - p->now.begun >= soon);
+    double left = progress_left(p, now);
     if (p->warned || !told || !isfinite(left)) return;
     p->warned = true;
     if (left < hour) return;
     format_about(about, sizeof about, left);
-    if (steps < 0.99 * left) snprintf(share, sizeof share, ", of which the steps take %.0f%%", 100 * steps / left);
     end_line(p);
-    print_folded(p->out, 6, "note: the run takes %s at this speed%s. Ctrl-C saves; the same command resumes\n", about,
-                 share);
+    print_folded(p->out, 6, "note: the run takes %s at this speed. Ctrl-C saves; the same command resumes\n", about);
     fflush(p->out);
 }
 
@@ -301,7 +265,7 @@ int progress_watch(Progress *p, Error *e) {
 }
 
 void progress_create(Progress *p, FILE *out, bool plain) {
-    *p = (Progress){.out = out, .terminal = !plain && isatty(fileno(out)) == 1, .val_loss = NAN};
+    *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out), .val_loss = NAN};
     p->started = clock_seconds();
     pthread_condattr_t attributes;
     pthread_mutex_init(&p->watch.lock, NULL);
@@ -326,32 +290,20 @@ void progress_destroy(Progress *p) {
 // ---- The run --------------------------------------------------------------------------------------------------------
 
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
-                  int64_t horizon_tokens, const RunCosts *costs) {
+                  int64_t horizon_tokens) {
     if (!p->out) return;
     pthread_mutex_lock(&p->watch.lock);
     p->engine = engine;
     p->seq_len = seq_len;
     p->step = step;
-    p->tokens = done_tokens;
+    p->tokens = p->first_tokens = done_tokens;
     p->horizon = horizon_tokens;
-    if (costs) p->costs = *costs;
     p->started = clock_seconds();
-    memset(p->past, 0, sizeof p->past);
     pthread_mutex_unlock(&p->watch.lock);
-}
-
-void progress_past(void *progress, double tokens, double loss) {
-    Progress *p = progress;
-    int x = (int)(tokens / (double)p->horizon * CURVE_WIDTH);
-    if (x >= CURVE_WIDTH) x = CURVE_WIDTH - 1;
-    p->column[x].loss += loss;
-    p->column[x].steps++;
-    p->curve_tokens = tokens;
 }
 
 void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool force) {
     if (!p->out) return;
-    progress_past(p, (double)s->tokens, s->loss);
     pthread_mutex_lock(&p->watch.lock);
     double now = clock_seconds();
     double interval = p->terminal ? 0.2 : log_interval(now - p->started);
@@ -396,38 +348,4 @@ void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore 
                  score->correct, n, (double)score->correct / n, score->correct_norm, n,
                  (double)score->correct_norm / n);
     fflush(p->out);
-}
-
-// ---- The curve ------------------------------------------------------------------------------------------------------
-
-void progress_curve(const Progress *p) {
-    enum { MARGIN = 9, LABEL = 24 };                                  // "  2.350 |"
-    double loss[CURVE_WIDTH] = {0}, low = INFINITY, high = -INFINITY; // mean of each column; NaN without steps
-    int64_t steps[CURVE_WIDTH] = {0};
-    int room = terminal_columns(p->out) - MARGIN, width = room < CURVE_WIDTH ? room : CURVE_WIDTH;
-    if (width < 1) return;
-    for (int x = 0; x < CURVE_WIDTH; x++) {
-        loss[x * width / CURVE_WIDTH] += p->column[x].loss;
-        steps[x * width / CURVE_WIDTH] += p->column[x].steps;
-    }
-    for (int x = 0; x < width; x++) {
-        loss[x] /= (double)steps[x];
-        low = fmin(low, loss[x]);
-        high = fmax(high, loss[x]);
-    }
-    if (!(high > low)) return;
-    fprintf(p->out, "\ntraining loss (nats a token)\n");
-    for (int y = 0; y < CURVE_HEIGHT; y++) {
-        double level = high - (high - low) * y / (CURVE_HEIGHT - 1);
-        fprintf(p->out, "%7.3f |", level);
-        for (int x = 0; x < width; x++) {
-            bool here = isfinite(loss[x]) && (int)lround((high - loss[x]) / (high - low) * (CURVE_HEIGHT - 1)) == y;
-            fputc(here ? '*' : ' ', p->out);
-        }
-        fputc('\n', p->out);
-    }
-    fprintf(p->out, "        +");
-    for (int x = 0; x < width; x++) fputc('-', p->out);
-    fputc('\n', p->out);
-    if (width >= LABEL) fprintf(p->out, "%*s0%*.3g million tokens\n", MARGIN, "", width - 16, p->curve_tokens / 1e6);
 }

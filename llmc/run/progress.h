@@ -1,5 +1,4 @@
-// progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere, and at the
-// end the loss curve, drawn in characters.
+// progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere.
 //
 // The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
 // times a second: it shows work that takes longer than 1 s (10 s in a log), acknowledges a signal at once, and warns of
@@ -7,7 +6,7 @@
 //
 //   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
 //      thread calls progress_break before other output within that time.
-//   2. `lock` guards everything here but the curve, which is the main thread's.
+//   2. `lock` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
 #pragma once
@@ -16,8 +15,6 @@
 #include "base/thread.h"
 #include "model/engine.h"
 #include "run/metrics.h"
-
-enum { CURVE_WIDTH = 70, CURVE_HEIGHT = 12 }; // characters
 
 typedef enum {
     STAGE_NONE,
@@ -30,14 +27,6 @@ typedef enum {
     STAGES
 } Stage;
 
-// What the rest of a run takes, besides its steps.
-typedef struct {
-    int64_t every[STAGES]; // steps from one to the next; 0: never
-    bool at_end[STAGES];   // once more after the last step, which may be due anyway
-    double guess[STAGES];  // of one, in tokens of training, until one is measured
-    double last_save;      // seconds, a guess
-} RunCosts;
-
 typedef struct {
     FILE *out;
     bool terminal;         // redraw one line
@@ -45,9 +34,9 @@ typedef struct {
     const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
     double started;        // seconds of the clock: the run
     double shown, stepped; // likewise: the last line, the last one of a step (0: none)
-    RunCosts costs;
     int64_t horizon;      // tokens of the whole run; 0: there is none
     int64_t step, tokens; // done
+    int64_t first_tokens; // done when `started` was
     int64_t batch_tokens; // of the last step
     int seq_len;
     double val_loss; // the latest; NaN before the first
@@ -62,10 +51,6 @@ typedef struct {
         int64_t piece, pieces;
         bool quiet, shown; // by invariant 1; in a line
     } now;
-    struct {
-        double seconds;
-        int64_t count; // of times; of a step: tokens
-    } past[STAGES];
     Line last; // what the line says of the last step: first its number and the share of the run
     struct {
         pthread_t thread;
@@ -74,11 +59,6 @@ typedef struct {
         bool runs, stop;
         bool answered; // the signal
     } watch;
-    double curve_tokens; // after the last step of the curve
-    struct {
-        double loss; // sum over `steps`
-        int64_t steps;
-    } column[CURVE_WIDTH]; // of the curve
 } Progress;
 
 // plain: no terminal, whatever `out` is. progress_watch starts the thread, progress_destroy ends it.
@@ -86,18 +66,15 @@ void progress_create(Progress *p, FILE *out, bool plain);
 int progress_watch(Progress *p, Error *e);
 void progress_destroy(Progress *p);
 
-// Begins a run at `step`, and starts the clock of its ETA. costs: may be NULL.
+// Begins a run at `step`, and starts the clock of its ETA.
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
-                  int64_t horizon_tokens, const RunCosts *costs);
+                  int64_t horizon_tokens);
 
 // Begins work of `total` units (of a step: rows of all ranks) in `pieces` pieces; 0: unknown. what: its name in the
 // line; NULL for a step, which has a number, and for work that prints by itself.
 void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces);
 void progress_next(Progress *p, int64_t done, int64_t flight); // begins a piece: units [done, done + flight)
 void progress_end(Progress *p);                                // ends the work
-
-// Adds a step of an earlier part of the run to the curve.
-void progress_past(void *p, double tokens, double loss);
 
 // Adds a step. Shows a line, in a log as rarely as log_interval says, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
@@ -107,11 +84,8 @@ void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagSco
 // Ends the updating line, before other output.
 void progress_break(Progress *p);
 
-// Remaining seconds of the run, validations, tests, samples and saves included; NaN: unknown.
+// Remaining seconds of the run, by the time that its tokens took so far, with all that it stopped for; NaN: unknown.
 double progress_left(Progress *p, double now);
 
 // What the thread does ten times a second.
 void progress_tick(Progress *p, double now);
-
-// Draws the training loss against tokens.
-void progress_curve(const Progress *p);

@@ -172,7 +172,6 @@ typedef struct {
 
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
 // the whole set, because its beginning may be a single document.
-int64_t evaluation_rows(const Setup *setup, const RunData *data, int64_t most_tokens);
 int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
                   Error *e);
 int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);

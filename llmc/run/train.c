@@ -123,7 +123,6 @@ static void print_end(const Run *r) {
 static int finish(Run *r, Error *e) {
     Error sampling;
     progress_break(&r->output.progress);
-    if (is_first(&r->setup)) progress_curve(&r->output.progress);
     int code = r->setup.options.sample_every > 0 ? sample(r, &sampling) : 0;
     TRY(save_and_wait(r, e));
     if (code) *e = sampling;

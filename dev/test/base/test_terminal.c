@@ -76,6 +76,10 @@ static void test_columns(void) {
     setenv("COLUMNS", "rubbish", 1);
     CHECK(terminal_columns(file) == 80, "%d", terminal_columns(file));
     unsetenv("COLUMNS");
+    setenv("TERM", "xterm", 1);
+    CHECK(terminal_redraws(terminal) && !terminal_redraws(file), "a terminal redraws");
+    setenv("TERM", "dumb", 1);
+    CHECK(!terminal_redraws(terminal), "TERM=dumb");
     fclose(terminal);
     fclose(file);
     close(master);

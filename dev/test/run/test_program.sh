@@ -29,6 +29,15 @@ a_run_is_run_again() { # by its run.json, in the directory that the command name
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
 }
+bash_completes_its_options() {
+    "$root/dev/make/completion.sh" "$train" train_gpt2 > completion && . ./completion || return 1
+    completes() { # WANTED WORD...: the last is to be completed
+        COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2)) COMPREPLY=()
+        _gns_train_gpt2
+        [ "${COMPREPLY[*]}" = "$1" ] || { echo "${*:2}: ${COMPREPLY[*]}"; return 1; }
+    }
+    completes '--lr --lr-schedule' train_gpt2 --lr && completes 'ln' train_gpt2 --gns l && completes '' train_gpt2 --out run && completes 'lr lr-schedule' train_gpt2 --help lr
+}
 threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
 another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
 the_ramp_grew() {
@@ -412,7 +421,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
 
-for test in two_runs_are_identical a_run_is_run_again threads_do_not_matter another_seed_is_another_run the_ramp_grew \
+for test in two_runs_are_identical a_run_is_run_again bash_completes_its_options threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \

@@ -51,29 +51,6 @@ static void test_complete(void) {
     CHECK(newest_step("done.1") > step && newest_step("done") > step, "--fresh lost a run");
 }
 
-// The curve at the end of a log; from malloc.
-static char *curve_of_log(void) {
-    static const char begin[] = "training loss (nats a token)", end[] = "million tokens";
-    size_t bytes;
-    char *log = read_text("log", &bytes), *from = log ? strstr(log, begin) : NULL,
-         *to = from ? strstr(from, end) : NULL;
-    char *curve = to ? strndup(from, (size_t)(to - from)) : strdup("none");
-    memory_free(log);
-    return curve;
-}
-
-// A resumed run prints the loss curve of all its parts.
-static void test_curve(void) {
-    static const char *const command = "--train-tokens 900 --checkpoint-every 3 --keep 0 --out curve";
-    CHECK(trainer_run("%s", command) == 0, "%s", log_tail());
-    char *whole = curve_of_log();
-    for (long step; (step = newest_step("curve")) > 12;) remove_tree(path_of("curve/step_%08ld", step));
-    CHECK(trainer_run("%s", command) == 0 && log_mentions("resuming from curve/step_00000012"), "%s", log_tail());
-    char *parts = curve_of_log();
-    CHECK(strlen(whole) > 500 && strcmp(whole, parts) == 0, "%s\n%s", whole, parts);
-    free(whole), free(parts);
-}
-
 static double value_in(const char *line, const char *name) {
     const char *at = line ? strstr(line, name) : NULL;
     return at ? strtod(at + strlen(name), NULL) : NAN;
@@ -558,7 +535,6 @@ int main(void) {
     RUN(test_from_every_step);
     RUN(test_every_step_once);
     RUN(test_complete);
-    RUN(test_curve);
     RUN(test_what_may_change);
     RUN(test_another_micro_batch);
     RUN(test_places);

@@ -59,12 +59,13 @@ for where in "PREFIX=$PWD/here/usr" "PREFIX=/usr DESTDIR=$PWD/here"; do
     # shellcheck disable=SC2086
     returns 0 make install $where NO_MPI=1
     check "$where: $(ls here/usr/bin)" [ "$(ls here/usr/bin | xargs)" = "gns_tokenize train_gpt2 train_gpt2cu" ]
+    check "$where: completions" grep -q ' train_gpt2cu$' here/usr/share/bash-completion/completions/train_gpt2cu
     rm -rf build/cpu-nompi # copies, not links
     check "$where: they do not run" [ "$(here/usr/bin/train_gpt2)$(here/usr/bin/gns_tokenize)$(here/usr/bin/train_gpt2cu)" = "a programa programon a GPU" ]
     touch here/usr/bin/tokenize # somebody else's
     # shellcheck disable=SC2086
     returns 0 make uninstall $where NO_MPI=1
-    check "$where: $(ls here/usr/bin)" [ "$(ls here/usr/bin)" = tokenize ]
+    check "$where: $(find here/usr -type f)" [ "$(find here/usr -type f)" = here/usr/bin/tokenize ]
     rm -r here
 done
 returns 0 make help
