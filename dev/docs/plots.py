@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The figures of dev/docs/gns-study.md, from the runs of dev/bench/ramp_study.py: plots.py STUDY [--muon DIR] [-o DIR]
+"""The figures of README.md and dev/docs/gns-study.md: plots.py [STUDY] [--muon DIR] [-o DIR]
 
-Writes DIR/gns-{ramp,loss,layers,exact}.svg and prints the page's table; of the studies in --muon DIR, gns-muon.svg.
+Writes DIR/loss-time.svg, from loss-time.json beside this program. With the runs of dev/bench/ramp_study.py also
+DIR/gns-{ramp,loss,layers,exact}.svg, and prints their table; of the studies in --muon DIR, gns-muon.svg.
 Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the
 lowest mean loss. Curves are of the first seed.
 """
 
+import json
 import math
 import os
 import re
@@ -174,6 +176,22 @@ def draw_muon(plots, directory):
     return figure
 
 
+def draw_loss_time(plots):
+    """Validation loss against the seconds of training: a point is the end of one run."""
+    with open(os.path.join(here, "loss-time.json"), encoding="utf-8") as file:
+        series = json.load(file)["series"]
+    figure, axes = plots.plt.subplots(figsize=(7.5, 4.2))
+    for (name, points), colour in zip(series.items(), ("#666666", "#56b4e9", "#e69f00", "#d55e00")):
+        labels, seconds, losses = zip(*points)
+        axes.plot(seconds, losses, "o-" if "from" in name else "o", color=colour, label=name)
+        for label, x, y in points:
+            axes.annotate(label, (x, y), (6, 4), textcoords="offset points", fontsize=8, color=colour)
+    axes.set(xlabel="seconds on one H200", ylabel="validation loss (nats a token)", xlim=(40, 160), ylim=(1.0, 1.37),
+             title="GPT-2 124M on source code: a point is a run's end")
+    axes.legend(loc="lower left")
+    return figure
+
+
 def compact(svg):
     """A tenth of a point is fine enough, and half the size; so is one font's name. Then what a viewer does not need."""
     svg = re.sub(r'(?<= d=")[^"]*', lambda d: re.sub(r"(\.\d)\d+", r"\1", d.group()), svg)
@@ -194,16 +212,20 @@ def write_figure(plots, path, title, figure):
 
 def main():
     parser = Parser(description=__doc__.split("\n")[0])
-    parser.add_argument("study", metavar="STUDY", help="the OUT of dev/bench/ramp_study.py")
+    parser.add_argument("study", nargs="?", metavar="STUDY", help="the OUT of dev/bench/ramp_study.py")
     parser.add_argument("--muon", metavar="DIR", help="a directory of four studies: adamw, muon, adamw-short, muon-short")
     parser.add_argument("-o", "--out", default=os.path.dirname(os.path.abspath(__file__)), metavar="DIR",
                         help="where the figures go (default: beside this program)")
     args = parser.parse_args()
-    runs = load(args.study)
-    if not any(run.ramp for run in runs):
+    runs = load(args.study) if args.study else []
+    if args.study and not any(run.ramp for run in runs):
         raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.py in it")
     import report_plots as plots
 
+    write_figure(plots, os.path.join(args.out, "loss-time.svg"), "Validation loss against training time",
+                 draw_loss_time(plots))
+    if not runs:
+        return
     plots.POINTS = 180  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
     if not any(x > 0 for x in ramp.column("ramp_target")):

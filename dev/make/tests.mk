@@ -119,7 +119,10 @@ fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer,
 bench: $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_step bench_engine) ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
+results: ## measures this build as far as this machine can, and writes dev/RESULTS.md; PARTS="cpu gpu ranks draw"
+	@dev/bench/results.sh $(PARTS)
+
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-terminal test-arm test-arm-run fuzz-coverage bench bench-save
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-terminal test-arm test-arm-run fuzz-coverage bench bench-save results

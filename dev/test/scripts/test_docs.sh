@@ -97,31 +97,40 @@ files() {
     done
 }
 
-# The README's tree is llmc/floors.
-tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" README.md || echo "no line '$line'"; done; }
+# The tour's tree is llmc/floors.
+tree() { grep -v '^#' llmc/floors | while read -r line; do grep -qxF -- "$line" dev/docs/code.md || echo "no line '$line'"; done; }
 
-# The README's evening is as long as it says, within a tenth, and every function that it names is in the file of its row.
+# The tour's evening is as long as it says, within a tenth, and every function that it names is in the file of its row.
 evening() {
     local row file name lines=0 said
-    said=$(sed -nE 's/^### One evening: about ([0-9]+),([0-9]+) lines.*/\1\2/p' README.md)
+    said=$(sed -nE 's/^## One evening: about ([0-9]+),([0-9]+) lines.*/\1\2/p' dev/docs/code.md)
     while read -r row; do
         mapfile -t named < <(cut -d '|' -f 2 <<< "$row" | grep -oE '`[^`]+`' | tr -d '`')
         lines=$((lines + $(cat "${named[@]}" | wc -l)))
         for name in $(cut -d '|' -f 3 <<< "$row" | grep -oE '`[a-z0-9_]+`' | tr -d '`'); do
             grep -qw "$name" "${named[@]}" || echo "no $name in ${named[*]}"
         done
-    done < <(sed -n '/^### One evening/,/^### Where/p' README.md | grep '^| `')
+    done < <(sed -n '/^## One evening/,/^## Where/p' dev/docs/code.md | grep '^| `')
     [ $((10 * lines)) -gt $((9 * said)) ] && [ $((10 * lines)) -lt $((11 * said)) ] || echo "$lines lines, not $said"
 }
 
-# "`function` in `file`" holds wherever the README says it.
+# "`function` in `file`" holds wherever the tour says it.
 decided() {
     local function file count=0
     while read -r function file; do
         count=$((count + 1))
         grep -qw -- "$function" "$file" || echo "no $function in $file"
-    done < <(grep -oE '`[a-z0-9_]+` in `llmc/[^`]+`' README.md | sed 's/ in / /' | tr -d '`')
+    done < <(grep -oE '`[a-z0-9_]+` in `llmc/[^`]+`' dev/docs/code.md | sed 's/ in / /' | tr -d '`')
     [ $count -ge 7 ] || echo "$count places"
+}
+
+# Every function that the tour's diagrams and text name is in the tree.
+arrows() {
+    local name
+    { sed -n '/^```$/,/^```$/p' dev/docs/code.md; grep -oE '`[a-z0-9_]+`' dev/docs/code.md; } |
+        grep -oE '\b[a-z0-9]+(_[a-z0-9]+)+\b' | sort -u > "$work/names"
+    [ "$(wc -l < "$work/names")" -ge 40 ] || echo "$(wc -l < "$work/names") names"
+    while read -r name; do grep -rqw -- "$name" llmc train_gpt2.c train_gpt2.cu || echo "no $name"; done < "$work/names"
 }
 
 # ---- Commands in a page ---------------------------------------------------------------------------------------------
@@ -192,12 +201,48 @@ readme() {
 }
 
 size() {
-    local bytes
+    local bytes page lines most
     bytes=$(cat dev/docs/*.* | wc -c)
     [ "$bytes" -lt 300000 ] || echo "dev/docs holds $bytes bytes"
+    while read -r page most; do
+        lines=$(wc -l < "$page")
+        [ "$lines" -le "$most" ] || echo "$page has $lines lines, more than $most"
+    done <<< "README.md 150
+dev/RESULTS.md 150
+dev/docs/gns.md 150
+dev/docs/lab-notes.md 250"
 }
 
-for test in tables foreign aliases passed_over options files tree evening decided timed readme size; do
+# What the Dockerfile runs can be made, with the packages that scripts/deps.sh demo looks for; the forge's CI is make test.
+container() {
+    local command package
+    grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"
+    [ "$(wc -l < "$work/commands")" = 3 ] || cat "$work/commands"
+    while read -r command; do eval "$command -n" > "$work/log" 2>&1 || tail -n 1 "$work/log"; done < "$work/commands"
+    for package in gcc make libc6-dev $(grep -oE 'lib(cjson|xxhash|openmpi)-dev|openmpi-bin' scripts/deps.sh | sort -u); do
+        [ "$(grep -cw -- "$package" Dockerfile)" -ge 2 ] || echo "Dockerfile: $package"
+    done
+    grep -q 'run: sudo make test\b' .github/workflows/*.yml || echo ".github: no make test"
+}
+
+# dev/RESULTS.md is what results.py draws, and results.py reads what the programs print.
+results() {
+    local python logs=$work/logs
+    python=$(find_python) || { echo "no python3" && return; }
+    "$python" dev/bench/results.py draw dev/results "$work/page.md" && cmp dev/RESULTS.md "$work/page.md"
+    mkdir "$logs" "$work/results"
+    "$build/dev/bench/bench_engine" demo 1 16 2 exact > "$logs/demo.log" && "$train" --dry-run --device H200 --layers 2 --heads 2 \
+        --channels 64 --steps 2 --micro-batch 2 > "$logs/plan.log" || { tail -n 2 "$logs"/*.log && return; }
+    printf 'demo\tbench_engine demo\nplan\ttrain_gpt2 --dry-run\n' > "$logs/commands"
+    "$python" dev/bench/results.py record gpu "$logs" "$work/results/gpu.json" "gns.c 1" "a machine" &&
+        "$python" dev/bench/results.py draw "$work/results" "$work/page.md"
+    [ "$(grep -cE '^[|] (demo, (off|ln|exact) [|] [0-9,]+ tok/s|demo, exact against off [|] [+-]|plan, predicted [|] [0-9,]+ tok/s)' "$work/page.md")" = 5 ] ||
+        cat "$work/page.md"
+    echo nothing > "$logs/plan.log"
+    ! "$python" dev/bench/results.py record gpu "$logs" "$work/none.json" "gns.c 1" "a machine" 2> /dev/null || echo "a log without figures passes"
+}
+
+for test in tables foreign aliases passed_over options files tree evening decided arrows timed readme size container results; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
