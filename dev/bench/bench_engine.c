@@ -350,7 +350,7 @@ static int run(int argc, char **argv, Error *e) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "demo") == 0) shape = (ModelConfig){.layers = 2, .heads = 6, .channels = 192, .vocab = 256};
     else if (strcmp(name, "study") == 0) shape = (ModelConfig){.layers = 6, .heads = 6, .channels = 384, .vocab = 256};
-    else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
+    else if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
     if (rounds < 1 || rounds > ROUNDS_MAX) return FAIL(e, ERR_USAGE, "1 to 1000", "%d rounds", rounds);
     shape.context = seq_len;
     TRY(model_create(&model, &shape, e));

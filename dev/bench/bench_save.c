@@ -99,7 +99,7 @@ static int by_value(const void *a, const void *b) {
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0};
     ModelConfig shape = {.vocab = 50257, .context = 1024};
-    if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, model_preset_help, "no model is called %s", name);
+    if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
     snprintf(b->out, sizeof b->out, "%s/bench_save_XXXXXX", directory);
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
     TRY(metrics_open(&b->metrics, b->out, &(LockHolder){0}, e));
