@@ -344,13 +344,13 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
     return code;
 }
 
-int checkpoint_verify_model(const char *path, Error *e) {
+int checkpoint_verify_model(const char *path, bool moments, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
     if (file_missing(file)) return 0;
     TRY(manifest_read(&manifest, path, e));
-    for (int i = manifest.count - 1; i >= 0; i--)
+    for (int i = manifest.count - 1; i >= 0 && !moments; i--)
         if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
     int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
     if (code != ERR_INPUT || e->unreadable) return code;

@@ -309,10 +309,27 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
+// --with-optimizer: a new run goes on from the moments of another one, which count steps of their own.
+static int load_moments(Run *r, const char *from, Error *e) {
+    const Setup *s = &r->setup;
+    RunSummary then;
+    if (!from[0])
+        return FAIL(e, ERR_USAGE, "name a run, or a checkpoint of one", "--with-optimizer: --model %s has no moments",
+                    s->options.model);
+    if (run_state_summary(&then, from, e)) return error_hint(e, "--with-optimizer needs a run, or a checkpoint of one");
+    if (strcasecmp(then.optimizer, optimizer_names[s->options.optimizer]) != 0)
+        return FAIL(e, ERR_USAGE, "use that, or leave --with-optimizer out", "%s: its moments are of --optimizer %s",
+                    from, then.optimizer);
+    r->position.at.moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
+    return checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load_moment1, load_moment2,
+                                     r, e);
+}
+
 static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     const char *resumed = r->saving.saved;
-    int64_t arrays = resumed[0] ? 3 : 1; // weights, moments
+    const bool moments = s->options.with_optimizer;
+    int64_t arrays = resumed[0] || moments ? 3 : 1; // weights, moments
     const char *what = resumed[0] || s->source[0] ? "loading the model" : "drawing the weights";
     progress_begin(&r->output.progress, STAGE_SETUP, what, arrays * (int64_t)s->model.parameters, 0);
     if (resumed[0]) {
@@ -320,8 +337,10 @@ static int load_state(Run *r, Error *e) {
         return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
                                          load_moment2, r, e);
     }
+    if (moments && s->comm->local_rank == 0 && s->source[0]) TRY(checkpoint_verify_model(s->source, true, e));
+    if (moments) TRY(load_moments(r, s->source, e));
     if (!s->source[0]) return init_parameters(r, e);
-    if (s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, e)); // once on each machine
+    if (!moments && s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, false, e)); // once on each machine
     TRY(checkpoint_load_model(s->source, &s->model, load_weights, r, e));
     progress_break(&r->output.progress);
     return is_first(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;

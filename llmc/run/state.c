@@ -210,6 +210,8 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "examples", &at->examples, e));
     TRY(io_int(io, "batch", &at->batch, e));
     TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
+    if (io->writing ? at->moment_steps > 0 : get(io, "moment_steps") != NULL)
+        TRY(io_int(io, "moment_steps", &at->moment_steps, e));
     if (io->writing || get(io, "seconds")) TRY(io_real(io, "seconds", &at->seconds, e));
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
@@ -305,7 +307,9 @@ static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Erro
     TRY(fixed_int(&in, "context", "--model, --seq-len", model->context, e));
     TRY(fixed_int(io, "seq_len", "--seq-len", s->shape.seq_len, e));
     TRY(fixed_text(io, "seed", "--seed", seed, e));
-    TRY(io_shards(io, &data->shards, e));
+    if (io_shards(io, &data->shards, e))
+        return error_hint(e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
+                          s->options.out);
     return io_mixture(io, data->train, e);
 }
 
@@ -514,6 +518,7 @@ int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
     copy_text(summary->start, sizeof summary->start, get(&io, "model"), "start");
     copy_text(summary->model, sizeof summary->model, get(&io, "options"), "model");
+    copy_text(summary->optimizer, sizeof summary->optimizer, get(&io, "options"), "optimizer");
     json_free(&io.json);
     return code;
 }

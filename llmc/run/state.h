@@ -35,6 +35,7 @@ typedef struct {
     int64_t step, tokens, examples; // done
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // of metrics.jsonl after this step
+    int64_t moment_steps;           // the moments' before the run's first (--with-optimizer)
     double seconds;                 // of the run, up to the save
     double val_loss;                // the latest; NaN before the first
     BestPoint best;
@@ -58,5 +59,6 @@ typedef struct {
     RunPoint at;
     char build[256];
     char start[256], model[OPTION_TEXT]; // --model's name at the start or "scratch", and --model; "": missing
+    char optimizer[16];                  // --optimizer
 } RunSummary;
 int run_state_summary(RunSummary *summary, const char *directory, Error *e);

@@ -92,7 +92,8 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        .step = position->at.step + 1 - position->at.loss_scale.overflows, // AdamW counts outliers, but not overflows
+        // AdamW counts outliers, but not overflows
+        .step = position->at.moment_steps + position->at.step + 1 - position->at.loss_scale.overflows,
         .batch = B,
     };
 }

@@ -14,7 +14,8 @@ static void print_model(FILE *f, const Run *r) {
             1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
             c->vocab, r->setup.shape.seq_len);
     bool new_run = r->data.train && !r->saving.saved[0];
-    if (new_run && r->setup.source[0]) fprintf(f, "; weights from %s", r->setup.source);
+    if (new_run && r->setup.source[0])
+        fprintf(f, "; weights%s from %s", r->setup.options.with_optimizer ? " and moments" : "", r->setup.source);
     else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)r->setup.options.seed);
     fprintf(f, "\n");
 }

@@ -128,6 +128,26 @@ another_optimizer_resumes() { # at another stage; and gradients that are sharded
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
+goes_on_from_the_moments() { # on rows that are all alike: as the run itself went on, to the bit
+    local optimizer ranks=0 base="--seq-len 16 --threads 1 --micro-batch 3 --batch-tokens 96 --lr-schedule constant --gns off"
+    printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
+    for optimizer in adamw muon lamb; do
+        ranks=$((ranks + 1))
+        mpi $ranks "$train" $base --train same_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --optimizer $optimizer --zero 3 \
+            --steps 20 --checkpoint-every 10 --keep 0 --out on_$optimizer || return 1
+        mpi $ranks "$train" $base --train same_*.bin --model on_$optimizer:10 --with-optimizer --optimizer $optimizer --steps 4 --out new_$optimizer &&
+            mpi $ranks "$train" $base --train same_*.bin --model on_$optimizer:10 --with-optimizer --optimizer $optimizer --steps 6 --out new_$optimizer &&
+            mpi $ranks "$train" $base --train same_*.bin --model new_$optimizer --with-optimizer --optimizer $optimizer --steps 4 --out newer_$optimizer &&
+            same_weights on_$optimizer newer_$optimizer && same_moments on_$optimizer newer_$optimizer || return 1
+    done > on.log 2>&1 || { cat on.log; return 1; }
+    mpi 1 "$train" $base --train same_*.bin --model on_adamw --with-optimizer --optimizer muon --steps 4 --out refused > on.log 2>&1
+    [ $? = 64 ] && grep -q 'its moments are of --optimizer adamw. use that' on.log || { cat on.log; return 1; }
+    mpi 1 "$train" $base --train same_*.bin code_train_*.bin --model on_adamw:10 --with-optimizer --steps 4 --out new_adamw > on.log 2>&1
+    [ $? = 65 ] && grep -q -- '--model new_adamw --with-optimizer --out NEW' on.log || { cat on.log; return 1; }
+    printf x | dd of=on_adamw/step_00000010/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
+    mpi 1 "$train" $base --train same_*.bin --model on_adamw/step_00000010 --with-optimizer --steps 4 --out refused > on.log 2>&1
+    [ $? = 65 ] && grep -q 'optimizer.safetensors' on.log && [ ! -e refused ] || { cat on.log; return 1; }
+}
 zero_with_two_ranks() { zero_agrees 2 3; }
 zero_with_three_ranks() { zero_agrees 3 "2 3"; } # the last part of a bucket is the longest
 zero_with_four_ranks() { zero_agrees 4 3; }
@@ -308,7 +328,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks another_optimizer_resumes \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks another_optimizer_resumes goes_on_from_the_moments \
     zero_with_two_ranks zero_with_three_ranks zero_with_four_ranks two_micro_steps_at_most masks_agree many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares sharded_weights_take_the_planned_memory state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \

@@ -112,6 +112,7 @@ damaged nul_name && sed -i 's/transformer\.wpe\.weight/wpe.weight\\u0000xxxxxx/'
 damaged exact_gelu && sed -i 's/gelu_new/gelu/' exact_gelu/config.json
 damaged untied && sed -i 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' untied/config.json
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 500000000\n' 0 > lfs.bin
+damaged no_state && rm no_state/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file
@@ -320,6 +321,8 @@ bad tokenizer_too_small   $input "the tokenizer bytes has 256 tokens, the model'
 bad sample_not_finite     76 "--model huge_weights: the logits after token 1 are not finite" --sample-only --model huge_weights --prompt a
 bad eval_not_finite       76 "the loss of --model huge_weights" --eval-only --model huge_weights --val good.bin --seq-len 16
 bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite in row 3, column 0. use another" "${model[@]}" nan_weights
+bad moments_of_a_preset   $usage "--with-optimizer: --model d1 has no moments. name a run" "${run[@]}" --with-optimizer --out new
+bad moments_without_a_run $input "with-optimizer needs a run" "${model[@]}" no_state --with-optimizer
 bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON at byte" "${model[@]}" nul_name
 bad weights_lfs           $input "lfs/model.safetensors: a Git LFS pointer" "${model[@]}" lfs
 bad weights_lfs_bin       $input "lfs.bin: a Git LFS pointer" "${model[@]}" lfs.bin
