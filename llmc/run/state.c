@@ -308,8 +308,11 @@ static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Erro
     TRY(fixed_int(io, "seq_len", "--seq-len", s->shape.seq_len, e));
     TRY(fixed_text(io, "seed", "--seed", seed, e));
     if (io_shards(io, &data->shards, e))
-        return error_hint(e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
-                          s->options.out);
+        return strcmp(e->hint, other_run)
+                   ? e->code
+                   : error_hint(e,
+                                "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
+                                s->options.out);
     return io_mixture(io, data->train, e);
 }
 
