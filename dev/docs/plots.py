@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The figures of README.md and dev/docs/gns-study.md: plots.py [STUDY] [--muon DIR] [-o DIR]
 
-Writes DIR/loss-time.svg, from loss-time.json beside this program. With the runs of dev/bench/ramp_study.py also
-DIR/gns-{ramp,loss,layers,exact}.svg, and prints their table; of the studies in --muon DIR, gns-muon.svg.
+Without STUDY it writes DIR/loss-time.svg, from loss-time.json beside this program. From the runs of dev/bench/ramp_study.py
+it writes DIR/gns-{ramp,loss,layers,exact}.svg and prints their table; from the studies in --muon DIR, gns-muon.svg.
 Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the
 lowest mean loss. Curves are of the first seed.
 """
@@ -222,9 +222,9 @@ def main():
         raise Fault(EXIT_INPUT, f"{args.study}: no ramp of dev/bench/ramp_study.py in it")
     import report_plots as plots
 
-    write_figure(plots, os.path.join(args.out, "loss-time.svg"), "Validation loss against training time",
-                 draw_loss_time(plots))
     if not runs:
+        write_figure(plots, os.path.join(args.out, "loss-time.svg"), "Validation loss against training time",
+                     draw_loss_time(plots))
         return
     plots.POINTS = 180  # of a curve: small files
     ramp = next(run for run in runs if run.ramp)
