@@ -14,8 +14,7 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import (EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, open_own, read_json, remove_checkpoint,
-                     write_whole)
+from run_log import COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json, write_whole
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
@@ -32,18 +31,18 @@ class Origin:
         path = os.path.abspath(path)
         self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
         self.run = Run(os.path.dirname(self.checkpoint))
-        state = read_json(os.path.join(self.checkpoint, "state.json"))
-        try:
-            self.step, self.tokens = int(state["step"]), int(state["tokens"])
-            self.seq_len = int(self.run.info["options"]["seq_len"])
-        except (KeyError, TypeError, ValueError):
-            raise Fault(EXIT_INPUT, f"{self.checkpoint}/state.json: no step, tokens or --seq-len in it") from None
+        state = read_json(os.path.join(self.checkpoint, "state.json"), {"step!": COUNT, "tokens!": COUNT})
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.options = read_json(os.path.join(self.run.path, "run.json"), {"options!": {"seq_len!": COUNT}})["options"]
+        self.seq_len = self.options["seq_len"]
         rows = [row for row in self.run.rows if row["step"] <= self.step]
         if not rows or rows[-1]["step"] != self.step:
             raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: does not reach step {self.step} of the checkpoint")
+        if not all(row.get("batch") and row.get("lr") for row in rows):
+            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: a step without its batch and lr")
         # The horizon may cut a run's last step short: then the batch is that of the step before.
-        self.row = row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
-        self.batch, self.lr = row["batch"], row["lr"]
+        self.row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
+        self.batch, self.lr = self.row["batch"], self.row["lr"]
 
     def noise_scale(self):
         """The measured one of the whole model, in rows; NaN where the run did not measure it."""
@@ -78,7 +77,7 @@ class Branch:
         self.steps = tokens // (batch * origin.seq_len)
         self.out = os.path.join(out, f"batch_{batch}")
         self.horizon = origin.tokens + tokens
-        kept = {name: origin.run.info["options"].get(name) for name in KEPT}
+        kept = {name: origin.options.get(name) for name in KEPT}
         own = {"out": os.path.abspath(self.out), "batch_tokens": self.batch * origin.seq_len,
                "train_tokens": self.horizon, "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0,
                "ramp": "fixed", "gns": "ln", "val_every": self.steps // POINTS, "sample_every": 0,
@@ -94,7 +93,7 @@ class Branch:
         path = os.path.join(self.out, "run.json")
         if not os.path.exists(path):
             return False
-        there = read_json(path)["options"]
+        there = read_json(path, {"options!": {}})["options"]
         other = [name for name in self.options if name != "out" and there.get(name) != self.options[name]]
         if other:
             raise Fault(EXIT_USAGE, f"{self.out}: holds a branch with another --{other[0].replace('_', '-')}; "
@@ -103,29 +102,24 @@ class Branch:
 
     def prepare(self, origin):
         """The checkpoint under the branch's own directory: links where the file system has them, else copies."""
+        def link(source, target):
+            try:
+                os.link(source, target)
+            except OSError:
+                shutil.copyfile(source, target)
         place = os.path.join(self.out, os.path.basename(origin.checkpoint))
-        if os.path.exists(place):
-            return
         try:
-            if os.path.islink(place + ".partial"):
-                os.remove(place + ".partial")
-            os.makedirs(place + ".partial", exist_ok=True)
-            for name in os.listdir(origin.checkpoint):
-                target = os.path.join(place + ".partial", name)
-                if os.path.lexists(target):
-                    os.remove(target)
-                try:
-                    os.link(os.path.join(origin.checkpoint, name), target)
-                except OSError:
-                    shutil.copyfile(os.path.join(origin.checkpoint, name), target)
-            os.rename(place + ".partial", place)
-        except OSError as error:
-            raise Fault(EXIT_WRITE, f"{self.out}: cannot copy {origin.checkpoint}: {error.strerror}") from None
+            if not os.path.exists(place):
+                shutil.rmtree(place + ".partial", ignore_errors=True)
+                shutil.copytree(origin.checkpoint, place + ".partial", copy_function=link)
+                os.rename(place + ".partial", place)
+        except (OSError, shutil.Error) as error:
+            raise Fault(EXIT_WRITE, f"{self.out}: cannot copy {origin.checkpoint}: {error}") from None
 
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
         try:
-            with open_own(log, "ab") as file:
+            with open(log, "ab") as file:
                 code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:
@@ -138,8 +132,8 @@ class Branch:
         write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
         # Keep the numbers, remove the weights.
         for name in os.listdir(self.out):
-            if step_of(name) is not None:
-                remove_checkpoint(os.path.join(self.out, name))
+            if step_of(name) is not None and not os.path.islink(os.path.join(self.out, name)):
+                shutil.rmtree(os.path.join(self.out, name))
 
     def read_loss(self, origin):
         with open(os.path.join(self.out, "done"), encoding="utf-8") as file:
@@ -151,8 +145,9 @@ class Branch:
             self.loss = run.val_rows[-1]["val_loss"]
             return
         # The same examples in every branch: the mean over the last eighth of them.
-        last = [row for row in run.rows if row["tokens"] > self.horizon - (self.horizon - origin.tokens) / POINTS]
-        self.loss = sum(row["loss"] * row["batch"] for row in last) / sum(row["batch"] for row in last)
+        last = [(row["loss"], row["batch"]) for row in run.rows if row.get("loss") is not None and row.get("batch")
+                and row["tokens"] > self.horizon - (self.horizon - origin.tokens) / POINTS]
+        self.loss = sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last) if last else math.nan
 
 
 def critical_batch(batches, losses, tolerance):
@@ -216,7 +211,7 @@ def choose_tokens(origin, batches, wanted):
 
 def trainer_of(origin, args):
     """(words, directory): the command that starts the trainer, and the directory that the run's paths start from."""
-    part = (origin.run.parts() or [{"command": ["./train_gpt2"]}])[-1]
+    part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
     program = os.path.abspath(args.program) if args.program else part["command"][0]
     directory = part.get("directory", ".")
     directory = directory if os.path.isdir(directory) else "."
@@ -244,7 +239,7 @@ def probe(args):
         branch.read_loss(origin)
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
-    kind = "val" if origin.run.info["options"].get("val") else "train"
+    kind = "val" if origin.options.get("val") else "train"
     low, high, crossing = print_result(origin, branches, args.tolerance, kind, tokens)
     if not args.json:
         return

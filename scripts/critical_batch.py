@@ -16,7 +16,8 @@ import math
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, loss_curve, reach, run_main)
+from run_log import (EXIT_INPUT, Fault, Parser, Run, common_kind, common_target, finite_number, loss_curve, reach, run_main,
+                     write_whole)
 
 from branched_probe import probe
 
@@ -24,7 +25,7 @@ from branched_probe import probe
 def constant_batch(run, step):
     """The batch in rows up to `step`, without the run's last step, which the horizon may cut short."""
     batches = [row.get("batch") for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)]
-    if None in batches or len(set(batches)) != 1:
+    if None in batches or len(set(batches)) != 1 or batches[0] <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
     return batches[0]
 
@@ -56,7 +57,7 @@ def fit(args):
     found = [reach(loss_curve(run, kind), target) for run in runs]
     for run, at in zip(runs, found):
         if at is None:
-            raise Fault(EXIT_INPUT, f"{run.path}: does not reach a {kind} loss of {target:.6g}")
+            raise Fault(EXIT_INPUT, f"{run.path}: does not fall to a {kind} loss of {target:.6g} between two lines; choose another --target")
     batch = np.array([constant_batch(run, at["step"]) for run, at in zip(runs, found)], dtype=float)
     steps = np.array([at["step"] for at in found], dtype=float)
     if len(set(batch)) < 2:
@@ -84,7 +85,13 @@ def fit(args):
         if (schedule := run.info.get("options", {}).get("lr_schedule")) in ("linear", "cosine"):
             print(f"warning: {run.path}: --lr-schedule {schedule}: the runs reach the loss at different points of their "
                   "decay, which moves S and E. Use constant or wsd, and a loss that is reached before the decay.")
+        elif schedule == "wsd":
+            print(f"note: {run.path}: --lr-schedule wsd: loss curves of different batches may cross (arXiv 2601.05034): "
+                  "compare at several --target.")
     print("Each run should use the learning rate that suits its batch.")
+    if args.plot:
+        import report_plots
+        write_whole(args.plot, lambda: report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
 
 
 def noise_scales(run, bins):
@@ -100,7 +107,7 @@ def noise_scales(run, bins):
         ratio = value if math.isfinite(value) and value > 0 and value != 1 else ratio
         ratios.append(ratio)
     table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratios], 1)
-    table = table[np.isfinite(table).all(1)]
+    table = table[np.isfinite(table).all(1) & (table[:, 2] > 0)]
     if len(table) < bins:
         raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), not {bins}")
     parts = np.array_split(table, bins)
@@ -150,14 +157,14 @@ This is what the model of plain SGD with the best learning rate at each step pro
 
 
 def factors(text):
-    values = [float(word) for word in text.split(",")]
+    values = [finite_number(word) for word in text.split(",")]
     if not all(0 < k <= 1024 for k in values):
         raise ValueError
     return values
 
 
 def tokens(text):
-    value = float(text)
+    value = finite_number(text)
     if not 1 <= value <= 1e15 or value != int(value):
         raise ValueError
     return int(value)
@@ -168,7 +175,8 @@ def main():
     commands = parser.add_subparsers(required=True, metavar="fit|gain|probe")
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")
-    one.add_argument("--target", type=float, help="loss to reach (default: the lowest that all runs reach)")
+    one.add_argument("--target", type=finite_number, help="loss to reach (default: the lowest that all runs reach)")
+    one.add_argument("--plot", metavar="FILE", help="also draw the knee, E against S, as SVG")
     one.set_defaults(act=fit)
     two = commands.add_parser("gain", help="gamma from one run's noise scales")
     two.add_argument("run", metavar="RUN")
@@ -179,7 +187,7 @@ def main():
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
     three.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
                        "the checkpoint's, at least 32 steps of the largest batch)")
-    three.add_argument("--tolerance", type=float, default=0.01, help="loss in nats a token above the smallest batch's "
+    three.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats a token above the smallest batch's "
                        "that does no harm (default: %(default)s)")
     three.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
     three.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")

@@ -14,7 +14,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
-                     loss_curve, printable, reach, run_main, smooth_column, time_unit, write_whole)
+                     finite_number, loss_curve, printable, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -74,9 +74,10 @@ def savings_section(runs, kind, target):
     first, rows = found[0], []
     for run, at in zip(runs, found):
         if at is None:
-            rows.append([run.label, "not reached"] + ["-"] * 5)
+            above = all(loss > target for loss in finite(loss_curve(run, kind)[1]))
+            rows.append([run.label, "not reached" if above else "below it from its first line on"] + ["-"] * 5)
             continue
-        saved = [show_saved(first[x], at[x]) if first and run is not runs[0] else ""
+        saved = ["" if run is runs[0] else show_saved(first[x], at[x]) if first else "-"
                  for x in ("tokens", "step", "seconds")]
         rows.append([run.label, f"{at['tokens']:,.0f}", saved[0], f"{at['step']:,.0f}", saved[1],
                      show_time(at["seconds"]), saved[2]])
@@ -120,9 +121,9 @@ def samples_section(runs):
 def commands_section(runs):
     """Every part of every run: where, when, how and with which options it was started. A later part's options are those
     that it changed."""
-    out = "<h2>Commands</h2>\n" if any(run.parts() for run in runs) else ""
+    out = "<h2>Commands</h2>\n" if any(run.parts for run in runs) else ""
     for run in runs:
-        parts = run.parts()
+        parts = run.parts
         ends = [part.get("first_step", 1) - 1 for part in parts[1:]] + [run.rows[-1]["step"]]
         out += f"<h3>{html.escape(run.label)}</h3>\n" if parts else ""
         for part, end in zip(parts, ends):
@@ -158,7 +159,7 @@ def options_section(runs):
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option"] + [run.label for run in runs]
     out = "<h2>Options</h2>\n"
-    if any(len(run.parts()) > 1 for run in runs):
+    if any(len(run.parts) > 1 for run in runs):
         out += "<p class=note>Of a run's last part; the commands above have what a part changed.</p>\n"
     if differ:
         out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
@@ -186,8 +187,10 @@ def page(runs, target, plots):
     sections.append(totals_table(runs))
     numbers = itertools.count(1)
 
-    def figure(name, note, drawn, head=None):
-        sections.append(head or f"<h2>{name}</h2>\n")
+    def figure(name, note, drawn, head="<h2>{}</h2>\n"):
+        if drawn is None:
+            return
+        sections.append(head.format(name))
         sections.append(f"<figure>{plots.svg_of(drawn, name)}\n"
                         f"<figcaption>Figure {next(numbers)}. {note}</figcaption></figure>\n")
 
@@ -197,9 +200,9 @@ def page(runs, target, plots):
     figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
-        figure("Saved to equal loss",
-               "Against the first run, at every loss that both reach; below 0 where a run took more.",
-               plots.draw_savings(runs, kind), savings_section(runs, kind, target))
+        sections.append(savings_section(runs, kind, target))
+        figure("Saved to equal loss", "Against the first run, at every loss that both cross; below 0 where a run took more.",
+               plots.draw_savings(runs, kind), "")
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
@@ -229,7 +232,7 @@ def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     parser.add_argument("-o", "--out", help="file to write (default: RUN/report.html; of several runs report.html)")
-    parser.add_argument("--target", type=float, help="loss to compare at (default: the lowest that all runs reach)")
+    parser.add_argument("--target", type=finite_number, help="loss to compare at (default: the lowest that all runs reach)")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
     if len(runs) > MOST_RUNS:

@@ -27,6 +27,7 @@ STYLE = {"svg.fonttype": "none", "svg.hashsalt": "report", "font.family": "sans-
          "axes.titlesize": 10.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
          "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
          "axes.spines.top": False, "axes.spines.right": False,
+         "text.parse_math": False,  # a $ in a run's name
          "legend.frameon": False, "legend.fontsize": 9, "legend.handlelength": 1.8,
          "lines.solid_capstyle": "round", "figure.constrained_layout.use": True}
 plt.rcParams.update(STYLE)
@@ -57,14 +58,15 @@ def loss_limits(runs):
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
                    if row["tokens"] >= 0.05 * run.rows[-1]["tokens"]] + run.val_column("val_loss")
-    low, high = min(finite(losses)), max(finite(losses))
+    low, high = min(finite(losses), default=0), max(finite(losses), default=0)
     margin = 0.05 * (high - low) or 0.1
     return low - margin, high + margin
 
 
 def run_key(figure, runs, *more):
-    """One legend above all panels: the runs by colour, then the kinds of line."""
-    runs = [Line2D([], [], color=colour, lw=2.5, label=run.label) for run, colour in zip(runs, colours(runs))]
+    """One legend above all panels: the runs by colour, then the kinds of line. The blank: a label that begins with _ is
+    not shown."""
+    runs = [Line2D([], [], color=colour, lw=2.5, label=f" {run.label}") for run, colour in zip(runs, colours(runs))]
     handles = [*(runs if len(runs) > 1 else []), *more]
     if handles:
         figure.legend(handles=handles, loc="outside upper left", ncols=6)
@@ -76,9 +78,10 @@ def kind_of_line(label, **how):
 
 def draw_loss(runs, target=None):
     """Against tokens, steps and time. target: the loss at which the runs are compared."""
-    figure, panels = plt.subplots(1, 3, figsize=(14, 4.7), sharey=True)
-    unit, length = time_unit(max(run.rows[-1]["seconds"] for run in runs))
-    for axes, (name, label) in zip(panels, AXES):
+    known = [(name, label) for name, label in AXES if any(finite(run.column(name)) for run in runs)]
+    figure, panels = plt.subplots(1, len(known), figsize=(14, 4.7), sharey=True)
+    unit, length = time_unit(max(finite(run.rows[-1]["seconds"] for run in runs), default=0))
+    for axes, (name, label) in zip(panels, known):
         scale = length if name == "seconds" else 1
         for run, colour in zip(runs, colours(runs)):
             x, raw, soft = thin([x / scale for x in run.column(name)], run.column("loss"), smooth_column(run, "loss"))
@@ -107,23 +110,34 @@ def draw_loss(runs, target=None):
 TARGETS = 60  # losses that the runs are compared at
 
 
-def draw_savings(runs, kind):
-    """What each run saves against the first, in per cent, at every loss that both reach."""
-    figure, panels = plt.subplots(1, 3, figsize=(14, 3.7), sharey=True)
+def savings(runs, kind):
+    """(losses, {run: {axis: per cent saved}}) of every run but the first, at losses from the first run's start to its
+    best; NaN where one of the two does not cross the loss, or the axis is not known."""
     curves = [loss_curve(run, kind) for run in runs]
-    losses = [finite(curve[1]) for curve in curves]
-    high, low = min([loss_limits(runs[:1])[1], *(curve[0] for curve in losses)]), min(losses[0])
+    first = finite(curves[0][1])
+    high, low = min(loss_limits(runs[:1])[1], first[0]), min(first)
     targets = [high - (high - low) * i / (TARGETS - 1) for i in range(TARGETS)]
     firsts, *found = [[reach(curve, target) for target in targets] for curve in curves]
-    for axes, (name, label) in zip(panels, AXES):
+    return targets, {run: {name: [100 * (1 - at[name] / base[name]) if at and base and base[name] > 0 else math.nan
+                                  for at, base in zip(ats, firsts)] for name, _ in AXES} for run, ats in zip(runs[1:], found)}
+
+
+def draw_savings(runs, kind):
+    """What each run saves against the first, in per cent, at every loss that both cross. None where there is none."""
+    targets, saved = savings(runs, kind)
+    shown = [i for i in range(TARGETS) if any(math.isfinite(of["tokens"][i]) for of in saved.values())]
+    axes_shown = [(name, label) for name, label in AXES if any(finite(of[name]) for of in saved.values())]
+    if len(shown) < 2:
+        return None
+    figure, panels = plt.subplots(1, len(axes_shown), figsize=(14, 3.7), sharey=True, squeeze=False)
+    for axes, (name, label) in zip(panels.flat, axes_shown):
         axes.axhline(0, color=colours(runs)[0], lw=1.5)
-        for colour, ats in zip(colours(runs)[1:], found):
-            saved = [100 * (1 - at[name] / first[name]) if at and first and first[name] > 0 else math.nan
-                     for at, first in zip(ats, firsts)]
-            axes.plot(targets, saved, color=colour, lw=1.6)
-        axes.set(title=f"{label} saved", xlabel="loss reached (nats a token)", xlim=(high, low))
-    panels[0].set_ylabel("per cent of the first run's")
-    panels[0].set_ylim(max(-150, panels[0].get_ylim()[0]), min(105, panels[0].get_ylim()[1]))
+        for run, colour in zip(runs[1:], colours(runs)[1:]):
+            axes.plot(targets, saved[run][name], color=colour, lw=1.6)
+        axes.set(title=f"{label} saved", xlabel="loss reached (nats a token)", xlim=(targets[shown[0]], targets[shown[-1]]))
+    axes = panels[0, 0]
+    axes.set_ylabel("per cent of the first run's")
+    axes.set_ylim(max(-150, axes.get_ylim()[0]), min(105, axes.get_ylim()[1]))
     run_key(figure, runs)
     return figure
 
@@ -280,11 +294,16 @@ def draw_layers(runs):
     return figure
 
 
+RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))
+
+
 def draw_rates(runs):
     """Learning rate and batch as they are; gradient norm and throughput also smoothed."""
-    figure, panels = plt.subplots(1, 4, figsize=(14, 3.9))
-    for axes, (name, title) in zip(panels, (("lr", "learning rate"), ("batch", "batch (rows)"),
-                                            ("grad_norm", "gradient norm"), ("tok_per_s", "throughput (tokens/s)"))):
+    known = [(name, title) for name, title in RATES if any(finite(run.column(name)) for run in runs)]
+    if not known:
+        return None
+    figure, panels = plt.subplots(1, len(known), figsize=(14, 3.9), squeeze=False)
+    for axes, (name, title) in zip(panels.flat, known):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for run, colour in zip(runs, colours(runs)):
             tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
@@ -318,3 +337,20 @@ def shape_rate(axes, name, values):
 def colours(runs):
     """By a run's number on the page: it keeps its colour in figures that leave others out."""
     return [COLOURS[getattr(run, "number", i) % len(COLOURS)] for i, run in enumerate(runs)]
+
+
+def draw_knee(batch, steps, s_min, e_min):
+    """Examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
+    figure, axes = plt.subplots(figsize=(7, 5))
+    low, high = min(batch.min(), e_min / s_min) / 4, 4 * max(batch.max(), e_min / s_min)
+    sizes = [low * (high / low) ** (i / 200) for i in range(201)]
+    axes.plot([s_min + e_min / b for b in sizes], [b * s_min + e_min for b in sizes], color=FAINT, lw=1.5, label="fit")
+    axes.plot(2 * s_min, 2 * e_min, "s", color=COLOURS[1], label=f"B_crit = {e_min / s_min:.4g} rows")
+    axes.plot(steps, batch * steps, "o", color=COLOURS[0], label="runs")
+    for b, s in zip(batch, steps):
+        axes.annotate(f" {b:g}", (s, b * s))
+    axes.axvline(s_min, color=FAINT, **DASHED)
+    axes.axhline(e_min, color=FAINT, **DASHED)
+    axes.set(xscale="log", yscale="log", xlabel="steps S", ylabel="examples E")
+    axes.legend()
+    return figure

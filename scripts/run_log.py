@@ -2,7 +2,9 @@
 each step, validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
-1e308 there and inf here. Also here: how scripts fail, and the curves that several of them compute from a run.
+1e308 there and inf here. What a file holds is checked once, here: a wrong type, a number out of range or half a line is a
+Fault, one line with the file and exit code 65. Also here: how scripts fail, how they follow a run, and the curves that
+several of them compute from one.
 """
 
 import argparse
@@ -14,11 +16,11 @@ import os
 import shlex
 import stat
 import sys
+import time
 import zlib
 
 EXIT_USAGE, EXIT_INPUT, EXIT_MEMORY, EXIT_WRITE = 64, 65, 71, 74
-UNBOUNDED = 1e308
-MANIFEST = "MANIFEST.json"  # of a checkpoint: the names of its files (llmc/base/manifest.h)
+UNBOUNDED, LARGEST = 1e308, 1e100
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Scripts
@@ -45,6 +47,14 @@ class Parser(argparse.ArgumentParser):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
 
+def finite_number(text):
+    """The type of an option that argparse reads."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
     for name in ("stdout", "stderr"):
@@ -65,8 +75,8 @@ def run_main(main, packages=""):
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
         sys.exit(EXIT_WRITE)
-    except MemoryError:
-        print("error: out of memory: is a file of the run far too large?", file=sys.stderr)
+    except (MemoryError, RecursionError):
+        print("error: out of memory: is a file of the run far too large, or nested too deeply?", file=sys.stderr)
         sys.exit(EXIT_MEMORY)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -76,15 +86,14 @@ def missing_packages(packages, error):
     """The Fault to report. If build/venv has a Python, first runs the whole script with that."""
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
-    there = os.access(python, os.X_OK)
-    if there and "GNS_IN_VENV" not in os.environ:
+    if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
         os.environ["GNS_IN_VENV"] = "1"  # once
         sys.stdout.flush()
         os.execv(python, [python] + sys.argv)
     venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
-    create = f"python3 -m venv {shlex.quote(venv)} && "
-    install = f"{'' if os.path.exists(os.path.join(venv, 'bin', 'pip')) else create}{shlex.quote(os.path.join(venv, 'bin', 'pip'))} install {packages}"
-    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {install}")
+    pip = os.path.join(venv, "bin", "pip")
+    create = "" if os.path.exists(pip) else f"python3 -m venv {shlex.quote(venv)} && "
+    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {create}{shlex.quote(pip)} install {packages}")
 
 
 def printable(path):
@@ -98,55 +107,21 @@ def refuse_special(path):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
 
 
-def open_own(path, mode):
-    """Opens a regular file, never through a symbolic or hard link. mode: "x" (a new file) or "ab"."""
-    refuse_special(path)
-    file = open(path, mode, encoding=None if "b" in mode else "utf-8", errors=None if "b" in mode else "replace",
-                opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666))
-    state = os.fstat(file.fileno())
-    if stat.S_ISREG(state.st_mode) and state.st_nlink <= 1:
-        return file
-    file.close()
-    raise Fault(EXIT_WRITE, f"{path}: not written: it has another name (a hard link); move it away, or choose another place")
-
-
 def write_whole(path, text):
     """Writes the whole file, or none of it. text: a string, or a function, called once the file can be written."""
-    partial, opened = path + ".tmp", False
+    partial = f"{path}.{os.getpid()}.tmp"
+    refuse_special(path)
     try:
-        refuse_special(path)
-        refuse_special(partial)
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(partial)  # of a script that was killed
-        with open_own(partial, "x") as file:
-            opened = True
-            file.write(text() if callable(text) else text)
-        os.replace(partial, path)
-    except BaseException as error:
-        if opened:
-            os.remove(partial)
-        if isinstance(error, OSError):
-            raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
-        raise
-
-
-def remove_checkpoint(path):
-    """Removes the files that a checkpoint's manifest names, and its directory if that is then empty. A link is removed,
-    never entered."""
-    if os.path.islink(path):
-        os.remove(path)
-        return
-    manifest = os.path.join(path, MANIFEST)
-    if not os.path.isfile(manifest):
-        return  # not a checkpoint
-    names = [entry["name"] for entry in read_json(manifest)["files"]] + [MANIFEST]
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-            os.unlink(os.path.basename(name), dir_fd=directory)
-    os.close(directory)
-    with contextlib.suppress(OSError):  # not empty
-        os.rmdir(path)
+        with open(partial, "x", encoding="utf-8", errors="replace") as file:
+            try:
+                file.write(text() if callable(text) else text)
+                file.flush()
+                os.replace(partial, path)
+            except BaseException:
+                os.remove(partial)
+                raise
+    except OSError as error:
+        raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -163,24 +138,36 @@ def read_bytes(path, begin=0):
     path += ".gz" if packed else ""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO would wait for its writer
-            raise Fault(EXIT_INPUT, f"{path}: not a regular file")
+            raise Fault(EXIT_INPUT, f"{path}: not a regular file; name another")
         with (gzip.open if packed else open)(path, "rb") as file:
             file.seek(begin)
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short") from None
+        raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short; copy it again") from None
     except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+        remedy = "; name a run's directory" if os.path.basename(path).startswith(("run.json", "metrics.jsonl")) else ""
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}{remedy}") from None
+
+
+def short_integer(text):
+    if len(text) > 20:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
+
+
+def no_number(text):
+    raise ValueError(f"{text} is no number")
 
 
 def parse(where, data):
     """The JSON in some bytes of a file. where: names them in the error. Half a surrogate pair, which no text may hold,
     becomes U+FFFD."""
+    read = json.JSONDecoder(parse_int=short_integer, parse_constant=no_number).decode
     try:
-        value = json.loads(data)
+        value = read(data.decode(errors="surrogatepass"))
         if b"\xed" in data or b"\\ud" in data.lower():
             text = json.dumps(value, ensure_ascii=False)
-            value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            value = read(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         return value
     except UnicodeDecodeError:
         raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
@@ -188,25 +175,34 @@ def parse(where, data):
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
 
-def read_json(path):
-    info = parse(path, read_bytes(path))
-    objects = ("options", "model", "train_data") if os.path.basename(path) == "run.json" else ()
-    if not isinstance(info, dict) or not all(isinstance(info.get(key, {}), dict) for key in objects):
-        raise Fault(EXIT_INPUT, f"{path}: not a run's description")
-    return info
+NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
+NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
+RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER},
+       "engine": TEXT, "program": TEXT, "tuning": TEXT,
+       "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
+                  "first_step": COUNT, "ranks": COUNT, "options": dict}]}
+SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(None))}
+ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN]}  # every other field is a number, a flag or null
 
 
-def parse_lines(path, data, first=1):
-    """(where, object) of every line of JSON. The last one may have no end: a run is writing it, or waits for space on the
-    disk in the middle of it; it counts if it is JSON. first: the number of the data's first line."""
-    *lines, last = data.split(b"\n")
-    for i, line in enumerate(lines, first):
-        if line:
-            yield f"{path} line {i}", parse(f"{path} line {i}", line)
-    with contextlib.suppress(Fault):
-        if last:
-            where = f"{path} line {first + len(lines)}"
-            yield where, parse(where, last)
+def check(where, value, shape, name=""):
+    """A Fault where a file's value has not its shape: a type, [the elements'], or {field: its shape}; a field that must be
+    there ends with an exclamation mark. Returns the value."""
+    kind = type(shape) if isinstance(shape, (list, dict)) else shape
+    if not isinstance(value, kind) or isinstance(value, bool) and kind in (NUMBER, COUNT) or (
+            kind == COUNT and not 0 <= value < 1 << 53 or kind == NUMBER and abs(value) > LARGEST):
+        what = NAMES.get(kind, "text or null")
+        raise Fault(EXIT_INPUT, f'{where}: "{name}" is not {what}' if name else f"{where}: not {what}")
+    for element in value if isinstance(shape, list) else ():
+        check(where, element, shape[0], name)
+    for field, of in shape.items() if isinstance(shape, dict) else ():
+        if field.rstrip("!") in value or field.endswith("!"):
+            check(where, value.get(field.rstrip("!")), of, field.rstrip("!"))
+    return value
+
+
+def read_json(path, shape=None):
+    return check(path, parse(path, read_bytes(path)), shape or {})
 
 
 class Cut(Exception):
@@ -219,29 +215,27 @@ class Tail:
     def __init__(self, path):
         self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, and the last of these
 
-    def new_lines(self):
-        """(where, object) of every line written since the last call; a line without its end is left for the next."""
+    def new_lines(self, shape, whole=False):
+        """(where, object) of every line written since the last call. A line without its end is left for the next; if the
+        log is wanted `whole`, such a line (a run writes it, or waits for space on the disk) counts if it is JSON."""
         data = read_bytes(self.path, self.end - len(self.last))
         if not data.startswith(self.last):
             raise Cut
-        data, first = data[len(self.last):data.rfind(b"\n") + 1], self.lines + 1
-        self.end += len(data)
-        self.lines += data.count(b"\n")
-        self.last = ([self.last] + data.splitlines(keepends=True))[-1]
-        return parse_lines(self.path, data, first)
+        lines = data[len(self.last):].splitlines(keepends=True)
+        for line in lines:
+            where = f"{self.path} line {self.lines + 1}"
+            if not line.endswith(b"\n"):
+                with contextlib.suppress(Fault):
+                    if whole:
+                        yield where, check(where, parse(where, line), shape)
+                return
+            self.end, self.lines, self.last = self.end + len(line), self.lines + 1, line
+            if line.strip():
+                yield where, check(where, parse(where, line), shape)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# What the files hold
-
-
-def parts_of(path, info):
-    """The parts of the run in run.json, one dictionary each: first_step, ranks, started, host, directory, command."""
-    parts = info.get("parts", [])
-    if not isinstance(parts, list) or not all(isinstance(part, dict) and isinstance(part.get("command"), list)
-                                              for part in parts):
-        raise Fault(EXIT_INPUT, f"{path}: \"parts\" is no list of commands")
-    return parts
+# Runs
 
 
 def command_text(part, between="\n"):
@@ -249,87 +243,88 @@ def command_text(part, between="\n"):
     return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
 
 
-def is_number(x):
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
-
-
-def checked_rows(lines):
-    """Rows of metrics.jsonl: each has its step, and tokens that never go backwards; every other field is a number, a flag
-    or null, or gns_layer, a list of them."""
-    tokens = 0
-    for where, row in lines:
-        for name in ("step", "tokens"):
-            if not isinstance(row, dict) or not is_number(row.get(name)) or not math.isfinite(row[name]):
-                raise Fault(EXIT_INPUT, f"{where}: no number \"{name}\"")
-        for name, value in row.items():
-            values = value if name == "gns_layer" and isinstance(value, list) else [value]
-            if not all(x is None or isinstance(x, (int, float)) for x in values):
-                raise Fault(EXIT_INPUT, f"{where}: \"{name}\" is not a number")
-        if not isinstance(row.get("gns_layer", []), list):
-            raise Fault(EXIT_INPUT, f"{where}: \"gns_layer\" is not a list")
-        if row["tokens"] < tokens:
-            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
-        tokens = row["tokens"]
-        row.update((name, math.inf) for name, x in row.items() if name.endswith(("_lower", "ramp_aim")) and x == UNBOUNDED)
-        yield row
-
-
-def checked_samples(lines):
-    for where, sample in lines:
-        if not isinstance(sample, dict) or not is_number(sample.get("step")) or not isinstance(sample.get("text"), str):
-            raise Fault(EXIT_INPUT, f"{where}: no sample with its step and text")
-        yield sample
-
-
-class Clock:
-    """Training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count."""
-
-    def __init__(self, tokens=0):
-        self.seconds, self.tokens, self.rate = 0.0, tokens, math.nan
-
-    def advance(self, row):
-        """Seconds at the end of the row's step."""
-        self.rate = row.get("tok_per_s") or self.rate
-        self.seconds += (row["tokens"] - self.tokens) / self.rate
-        self.tokens = row["tokens"]
-        return self.seconds
-
-
 class Live:
-    """A run that may still be training: new() returns what it has written since the last call."""
+    """A run that may still be training: new() returns what it has written since the last call.
 
-    def __init__(self, path):
-        self.path = path
-        self.name = os.path.basename(os.path.abspath(path))
+    Time is training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count.
+    begin: tokens done before the first line, where an earlier part has a log of its own."""
+
+    def __init__(self, path, begin=0):
+        self.path, self.begin = path, begin
+        base, parent = os.path.basename(os.path.abspath(path)), os.path.dirname(os.path.abspath(path))
+        self.name = printable(base if base != "run" else os.path.basename(parent) or base)
         self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
                                                                 ("run.json", "metrics.jsonl", "samples.jsonl"))
         self.rewind()
 
     def rewind(self):
-        self.info, self.parts, self.clock, self.seconds = {}, [], Clock(), {}
+        self.info, self.parts, self.seconds = {}, [], {}
+        self.time, self.tokens, self.rate = 0.0, self.begin, math.nan
         self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
 
     def has_begun(self):
         return has_log(self.info_path) and has_log(self.metrics_path)
 
-    def new(self):
+    def new(self, whole=False):
         """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut if lines that were
         returned are gone: after rewind() all of them are new."""
-        self.info = read_json(self.info_path)
-        parts, told = parts_of(self.info_path, self.info), len(self.parts)
+        self.info = read_json(self.info_path, RUN)
+        parts, told = self.info.get("parts", []), len(self.parts)
         if parts[:told] != self.parts:
             raise Cut
         self.parts = parts
-        rows = list(checked_rows(self.metrics.new_lines()))
-        for row in rows:
-            if "loss" in row:
-                self.seconds[row["step"]] = self.clock.advance(row)
-            row["seconds"] = self.seconds_at(row["step"])
-        samples = list(checked_samples(self.samples.new_lines())) if has_log(self.samples_path) else []
+        rows = [self.timed(where, row) for where, row in self.metrics.new_lines(ROW, whole)]
+        samples = [line for _, line in self.samples.new_lines(SAMPLE, whole)] if has_log(self.samples_path) else []
         return parts[told:], rows, samples
 
+    def timed(self, where, row):
+        for name, value in row.items():
+            check(where, value, [UNKNOWN] if name == "gns_layer" else UNKNOWN, name)
+            for x in value if isinstance(value, list) else [value]:
+                if x == UNBOUNDED and name.endswith(("_lower", "ramp_aim")):
+                    row[name] = math.inf
+                elif x is not None and abs(x) > LARGEST:
+                    raise Fault(EXIT_INPUT, f'{where}: "{name}" is no number that a run writes')
+        if row["tokens"] < self.tokens:
+            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
+        if "loss" in row:
+            self.rate = max(row.get("tok_per_s") or 0, 0) or self.rate
+            self.time += (row["tokens"] - self.tokens) / self.rate
+            self.seconds[row["step"]] = self.time
+            self.tokens = row["tokens"]
+        row["seconds"] = self.seconds_at(row["step"])
+        return row
+
     def seconds_at(self, step):
-        return self.seconds.get(step, self.clock.seconds)
+        return self.seconds.get(step, self.time)
+
+
+def add_follow_options(parser):
+    parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
+    parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
+                        help="between two reads with --follow (default: %(default)s)")
+
+
+def follow(sinks, args):
+    """Gives each sink what its run (`live`) has written: add(parts, rows, samples); went_back() where a resume has cut the
+    logs back, and all of them come again; finish() at the end. Once, or with --follow until Ctrl-C."""
+    try:
+        while True:
+            for sink in sinks:
+                if args.follow and not sink.live.has_begun():
+                    continue
+                try:
+                    sink.add(*sink.live.new())
+                except Cut:
+                    sink.live.rewind()
+                    sink.went_back()
+                    sink.add(*sink.live.new())
+            if not args.follow:
+                break
+            time.sleep(max(args.every, 0.01))
+    finally:
+        for sink in sinks:
+            sink.finish()
 
 
 def column(rows, name):
@@ -343,38 +338,26 @@ def finite(values):
 
 class Run:
     """Rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), each a line's fields with the `seconds`
-    of training until there; samples, and run.json as `info`."""
+    of training until there; samples, run.json as `info`, and its `parts`."""
 
     def __init__(self, path, begin=0):
-        """begin: tokens done before the first line, where an earlier part has a log of its own."""
-        self.path = path
-        self.name = printable(os.path.basename(os.path.abspath(path)))
-        self.info = read_json(os.path.join(path, "run.json"))
-        metrics, samples = os.path.join(path, "metrics.jsonl"), os.path.join(path, "samples.jsonl")
-        self.rows, self.val_rows, self.test_rows = [], [], []
-        clock, seconds = Clock(begin), {}
-        for row in checked_rows(parse_lines(metrics, read_bytes(metrics))):
-            if "val_loss" in row or "hellaswag" in row:
-                row["seconds"] = seconds.get(row["step"], math.nan)
-                (self.val_rows if "val_loss" in row else self.test_rows).append(row)
-            else:
-                row["seconds"] = seconds[row["step"]] = clock.advance(row)
-                self.rows.append(row)
+        live = Live(path, begin)
+        self.path, self.name, self.rows, self.val_rows, self.test_rows = path, live.name, [], [], []
+        self.parts, rows, self.samples = live.new(whole=True)
+        self.info = live.info
+        for row in rows:
+            (self.val_rows if "val_loss" in row else self.test_rows if "hellaswag" in row else self.rows).append(row)
         if not self.rows:
-            raise Fault(EXIT_INPUT, f"{metrics}: no step in it")
-        self.samples = list(checked_samples(parse_lines(samples, read_bytes(samples)))) if has_log(samples) else []
+            raise Fault(EXIT_INPUT, f"{live.metrics_path}: no step in it; let the run make some")
 
     def column(self, name):
         """loss: without label smoothing, as validation is."""
-        if name == "loss" and self.rows and "loss_nll" in self.rows[0]:
+        if name == "loss" and "loss_nll" in self.rows[0]:
             name = "loss_nll"
         return column(self.rows, name)
 
     def val_column(self, name):
         return column(self.val_rows, name)
-
-    def parts(self):
-        return parts_of(os.path.join(self.path, "run.json"), self.info)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -412,13 +395,8 @@ def loss_curve(run, kind):
     return (run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
 
 
-def common_kind(runs):
-    """Validation losses where every run has two or more, else the smoothed training losses."""
-    return "val" if all(len(run.val_rows) > 1 for run in runs) else "train"
-
-
 def common_target(runs, kind):
-    """The lowest loss that every run reaches."""
+    """The lowest loss that every run has."""
     best = []
     for run in runs:
         losses = finite(loss_curve(run, kind)[1])
@@ -428,8 +406,19 @@ def common_target(runs, kind):
     return max(best)
 
 
+def common_kind(runs):
+    """Validation losses where every run crosses their common target between two of them, else the smoothed training
+    losses."""
+    if all(finite(run.val_column("val_loss")) for run in runs):
+        target = common_target(runs, "val")
+        if all(reach(loss_curve(run, "val"), target) for run in runs):
+            return "val"
+    return "train"
+
+
 def reach(curve, target):
-    """{step, tokens, seconds} where a loss_curve first is `target` or less, linear between lines; or None."""
+    """{step, tokens, seconds} where a loss_curve first falls to `target`, linear between two lines. None where it never
+    does, or is there at its first line: where it crossed the target is then unknown."""
     last = None
     for row, loss in zip(*curve):
         if not math.isfinite(loss):
@@ -437,7 +426,7 @@ def reach(curve, target):
         here = {name: row[name] for name in ("step", "tokens", "seconds")}
         if loss <= target:
             if last is None:
-                return here
+                return None
             part = (last[1] - target) / (last[1] - loss)
             return {name: last[0][name] + part * (here[name] - last[0][name]) for name in here}
         last = here, loss

@@ -15,7 +15,7 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_WRITE, Cut, Fault, Live, Parser, command_text, read_json, run_main
+from run_log import EXIT_WRITE, Fault, Live, Parser, add_follow_options, command_text, follow, run_main
 
 try:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -73,8 +73,6 @@ class EventFile:
 
     def begin(self):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop what it has."""
-        if self.writer:
-            self.writer.close()
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.islink(old) or not os.path.isfile(old):
                 continue
@@ -82,60 +80,48 @@ class EventFile:
                 os.truncate(old, 0)  # a live TensorBoard that finds its file removed never looks for the next one
             else:
                 os.remove(old)
-        self.live.rewind()
         self.writer = EventFileWriter(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
         self.writer.add_event(Event(wall_time=time.time(), session_log=SessionLog(status=SessionLog.START)))
 
-    def add(self, step, summary):
-        wall_time = start_time(self.live.parts) + self.live.seconds_at(step)
-        self.writer.add_event(Event(wall_time=wall_time, step=int(step), summary=summary))
-
-    def add_new(self):
-        """Adds what the run has written since the last call. Raises Cut where something is gone."""
-        parts, rows, samples = self.live.new()
-        for row in rows:
-            self.add(row["step"], Summary(value=[Summary.Value(tag=tag, simple_value=x)
-                                                 for tag, x in scalars_of(row).items()]))
-        for part in parts:
-            self.add(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
-        for sample in samples:
-            self.add(sample["step"], text_pb("sample", verbatim(sample["text"])))
-        self.writer.flush()
-
-    def update(self):
-        read_json(self.live.info_path)  # a directory without a run stays as it is
+    def add(self, parts, rows, samples):
         if not self.writer:
             self.begin()
-        try:
-            self.add_new()
-        except Cut:
-            print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
-            self.begin()
-            self.add_new()
+        for row in rows:
+            self.write(row["step"], Summary(value=[Summary.Value(tag=tag, simple_value=x)
+                                                   for tag, x in scalars_of(row).items()]))
+        for part in parts:
+            self.write(part.get("first_step", 1), text_pb("command", verbatim(command_text(part))))
+        for sample in samples:
+            self.write(sample["step"], text_pb("sample", verbatim(sample["text"])))
+        self.writer.flush()
+
+    def write(self, step, summary):
+        wall_time = start_time(self.live.parts) + self.live.seconds_at(step)
+        self.writer.add_event(Event(wall_time=wall_time, step=step, summary=summary))
+
+    def went_back(self):
+        print(f"{self.path}: went back to an earlier step; writing all of it again", flush=True)
+        self.writer.close()
+        self.writer = None
+
+    def finish(self):
+        if self.writer:
+            self.writer.close()
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
-    parser.add_argument("--follow", action="store_true", help="wait for the runs, and write what they add until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two reads with --follow (default: %(default)s)")
+    add_follow_options(parser)
     args = parser.parse_args()
     if missing:
         raise missing
     threading.excepthook = lambda _: None  # an error of EventFileWriter's thread is raised here as well
     files = [EventFile(path) for path in args.runs]
     try:
-        while True:
-            for file in files:
-                if not args.follow or file.live.has_begun():
-                    file.update()
-            if not args.follow:
-                break
-            time.sleep(args.every)
-        for file in files:
-            file.writer.close()
+        follow(files, args)
     except OSError as error:
-        raise Fault(EXIT_WRITE, f"{error.filename or file.path}: cannot write: {error.strerror}") from None
+        raise Fault(EXIT_WRITE, f"{error.filename or args.runs[0]}: cannot write: {error.strerror}") from None
     for file in files:
         print(f"{file.path}: {len(file.live.seconds)} steps; tensorboard --logdir {file.path} shows them")
 

@@ -10,10 +10,9 @@ steps that W&B already has: W&B keeps its own, and gets the later ones.
 import math
 import os
 import sys
-import time
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Cut, Fault, Live, Parser, command_text, run_main
+from run_log import EXIT_INPUT, Fault, Live, Parser, add_follow_options, command_text, follow, run_main
 
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
@@ -43,79 +42,58 @@ def history_of(rows):
 class Upload:
     """A run in W&B, and how far it has the run's logs. It takes more of its last step, but nothing of earlier ones."""
 
-    def __init__(self, wandb, live, args):
-        self.wandb, self.live, self.args, self.target, self.samples = wandb, live, args, None, []
+    def __init__(self, live, args):
+        self.live, self.args, self.target, self.samples = live, args, None, []
 
     def begin(self):
+        import wandb
+
         args = self.args
-        self.target = self.wandb.init(project=args.project, entity=args.entity, name=args.name or self.live.name,
-                                      id=args.id, resume="allow" if args.id else None, config=config_of(self.live),
-                                      mode="offline" if args.offline else "online", dir=args.dir or self.live.path)
-        self.last = self.target.step
+        self.target = wandb.init(project=args.project, entity=args.entity, name=args.name or self.live.name,
+                                 id=args.id, resume="allow" if args.id else None, config=config_of(self.live),
+                                 mode="offline" if args.offline else "online", dir=args.dir or self.live.path)
+        self.last, self.table = self.target.step, wandb.Table
         self.target.define_metric("tokens")
         for name in ("loss", "loss_nll", "val_loss"):
             self.target.define_metric(name, step_metric="tokens", summary="min")
 
-    def add_new(self):
-        parts, rows, samples = self.live.new()
-        if not rows and not self.args.follow:
-            raise Fault(EXIT_INPUT, f"{self.live.metrics_path}: no step in it")
+    def add(self, parts, rows, samples):
+        history = history_of(rows)
+        if not history and not self.args.follow:
+            raise Fault(EXIT_INPUT, f"{self.live.metrics_path}: no step in it; let the run make some")
+        if self.args.dry_run:
+            print(f"{self.live.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(self.live))} options, "
+                  f"{len(samples)} samples")
+            print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
+            return
         if not self.target:
             self.begin()
         elif parts:
             self.target.config.update(config_of(self.live), allow_val_change=True)
-        for step, numbers in history_of(rows):
+        for step, numbers in history:
             if step >= self.last:
                 self.target.log(numbers, step=step)
                 self.last = step
         self.samples += [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
         if samples:  # a table in W&B does not grow
-            self.target.log({"samples": self.wandb.Table(columns=SAMPLE_COLUMNS, data=self.samples)}, step=self.last)
+            self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=self.samples)}, step=self.last)
 
-    def update(self):
-        try:
-            self.add_new()
-        except Cut:
-            print(f"{self.live.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
-            self.live.rewind()
-            self.samples = []
-            self.add_new()
+    def went_back(self):
+        print(f"{self.live.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
+        self.samples = []
 
     def finish(self):
+        if not self.target:
+            return
         self.target.finish()
-        if self.args.offline:
-            print(f"written under {os.path.join(self.args.dir or self.live.path, 'wandb')}; wandb sync uploads it")
-        else:
-            print(f"uploaded to {self.target.url}")
-
-
-def send(upload, args):
-    try:
-        while True:
-            if not args.follow or upload.live.has_begun():
-                upload.update()
-            if not args.follow:
-                break
-            time.sleep(args.every)
-    finally:
-        if upload.target:
-            upload.finish()
-
-
-def print_dry(live):
-    _, rows, samples = live.new()
-    history = history_of(rows)
-    if not history:
-        raise Fault(EXIT_INPUT, f"{live.metrics_path}: no step in it")
-    print(f"{live.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(live))} options, {len(samples)} samples")
-    print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
+        print(f"written under {os.path.join(self.args.dir or self.live.path, 'wandb')}; wandb sync uploads it"
+              if self.args.offline else f"uploaded to {self.target.url}")
 
 
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
-    parser.add_argument("--follow", action="store_true", help="wait for the run, and send what it adds until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10, metavar="SECONDS", help="between two reads with --follow (default: %(default)s)")
+    add_follow_options(parser)
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
     parser.add_argument("--entity", help="user or team (default: wandb's)")
     parser.add_argument("--name", help="of the run in W&B (default: the directory's)")
@@ -125,17 +103,11 @@ def main():
     how.add_argument("--offline", action="store_true", help="write files for `wandb sync`, without a network")
     how.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
-    live = Live(args.run)
     if args.dry_run and args.follow:
         parser.error("argument --follow: not allowed with argument --dry-run")
-    if args.dry_run:
-        print_dry(live)
-        return
-    import wandb
-
     try:
-        send(Upload(wandb, live, args), args)
-    except Fault:
+        follow([Upload(Live(args.run), args)], args)
+    except (Fault, ImportError):
         raise
     except Exception as error:  # no base of wandb's errors is in all its versions
         reason = " ".join(str(error).split()) or type(error).__name__

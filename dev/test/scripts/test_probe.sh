@@ -68,25 +68,6 @@ END
 end branches
 
 begin
-check "a link was entered, or a file of others removed" "$python" - "$work" "$work/run/step_00000020" <<'END'
-import os, shutil, sys
-sys.path.insert(0, "scripts")
-from run_log import remove_checkpoint
-work, checkpoint = sys.argv[1:]
-os.chdir(work)
-for name in ("moved", "mixed", "ours"):
-    shutil.copytree(checkpoint, name)
-os.symlink("moved", "link")
-os.mkdir("mixed/inner")
-open("mixed/notes", "w").close()
-for name in ("link", "mixed", "ours"):
-    remove_checkpoint(name)
-assert not os.path.lexists("link") and sorted(os.listdir("moved")) == sorted(os.listdir(checkpoint))
-assert sorted(os.listdir("mixed")) == ["inner", "notes"] and not os.path.exists("ours")
-END
-end removal
-
-begin
 touch "$work/stamp" && sleep 0.01
 probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 1e-9
 check "trained again" [ -z "$(find "$work/run/probe_00000020" -newer "$work/stamp")" ]
@@ -133,5 +114,9 @@ mv "$work/t_train_000000.bin" "$work/hidden.bin"
 fails 65 "t_train_" "$work/run/step_00000040" --factors 1,2 --tokens 64
 mv "$work/hidden.bin" "$work/t_train_000000.bin"
 fails 65 "No such file" "$work/run/step_00000040" --factors 1,2 --tokens 64 --program "$work/no_trainer"
+sed -i 's/"batch": 4, //' "$work/blind/metrics.jsonl"
+fails 65 "a step without its batch and lr" "$work/blind" --factors 1,2
+echo '{"step": "x"}' > "$work/blind/step_00000020/state.json"
+fails 65 'state.json: "step" is not a whole number' "$work/blind" --factors 1,2
 end errors
 exit $failed

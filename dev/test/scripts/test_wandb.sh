@@ -5,19 +5,19 @@ set -u
 . "$(dirname "$0")/../checks.sh" wandb
 python=$(find_python) || skip_suite "no python3"
 
-mkdir "$work/run" "$work/fake"
-cat > "$work/run/run.json" << 'END'
+mkdir "$work/one" "$work/fake"
+cat > "$work/one/run.json" << 'END'
 {"program": "x", "model": {"layers": 2}, "options": {"lr": 0.001, "out": "run"},
  "parts": [{"first_step": 1, "directory": "/some where", "command": ["./train_gpt2", "--prompt", "a b"]}]}
 END
-cat > "$work/run/metrics.jsonl" << 'END'
+cat > "$work/one/metrics.jsonl" << 'END'
 {"step": 1, "tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "mfu": null, "gns_ln": null, "gns_ln_lower": 1e308}
 {"step": 2, "tokens": 128, "examples": 2, "batch": 1, "loss": 4.25, "lr": 0.001, "tok_per_s": 64, "skipped": true, "gns_layer": [3, null]}
 {"step": 2, "tokens": 128, "val_loss": 4.0}
 {"step": 2, "tokens": 128, "hellaswag": 0.25, "hellaswag_norm": 0.5}
 {"step": 3, "tokens": 192, "examples": 3, "batch": 1, "loss": 4.125, "lr": 0.001, "tok_per_s": 64}
 END
-echo '{"step": 2, "tokens": 128, "prompt": "", "text": "so\n"}' > "$work/run/samples.jsonl"
+echo '{"step": 2, "tokens": 128, "prompt": "", "text": "so\n"}' > "$work/one/samples.jsonl"
 cat > "$work/fake/wandb.py" << 'END'
 import json, os
 def note(*call):
@@ -37,7 +37,7 @@ def init(**arguments):
 END
 
 begin
-CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/run" --project p --entity e --id 7
+CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --project p --entity e --id 7
 check "$(cat "$work/log")" grep -q "^uploaded to https://example.invalid/run$" "$work/log"
 check "calls" "$python" - "$work/calls.json" << 'END'
 import json, sys
@@ -47,7 +47,7 @@ config = arguments.pop("config")
 assert (name, config["lr"], config["run"]) == ("init", 0.001, {"program": "x", "model": {"layers": 2}}), config
 assert config["commands"] == ["cd '/some where' && ./train_gpt2 --prompt 'a b'"], config
 assert {n: arguments[n] for n in ("project", "entity", "id", "name", "resume", "mode")} == {
-    "project": "p", "entity": "e", "id": "7", "name": "run", "resume": "allow", "mode": "online"}, arguments
+    "project": "p", "entity": "e", "id": "7", "name": "one", "resume": "allow", "mode": "online"}, arguments
 logs = [call[1:] for call in calls if call[0] == "log"]
 assert logs == [
     [1, {"tokens": 64, "examples": 1, "batch": 1, "loss": 4.5, "lr": 0.001, "tok_per_s": 32, "seconds": 2.0}],
@@ -58,7 +58,7 @@ assert logs == [
 assert calls[-1] == ["finish"], calls[-1]
 END
 rm "$work/calls.json" # the run is in W&B until step 3: nothing is sent that it would ignore
-STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/run" --id 7
+STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --id 7
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
 
@@ -115,7 +115,7 @@ end follow
 
 begin
 fails() { # CODE TEXT ARGUMENTS...: in one line that has the text
-    PYTHONPATH=$work/fake returns "$1" "$python" scripts/to_wandb.py "$work/run" "${@:3}"
+    PYTHONPATH=$work/fake returns "$1" "$python" scripts/to_wandb.py "$work/one" "${@:3}"
     check "says: $(cat "$work/log")" says "$work/log" "$2"
     check "not one line: $(cat "$work/log")" one_line "$work/log"
 }
@@ -124,17 +124,17 @@ echo 'raise ImportError("hidden")' > "$work/fake/wandb.py"
 fails 65 "pip install wandb"
 fails 64 "not allowed with" --offline --dry-run
 fails 64 "not allowed with" --follow --dry-run
-PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/run" --dry-run
+PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-run
 check "dry run: $(cat "$work/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$work/log"
-echo '{"step": 2}' > "$work/run/samples.jsonl"
-fails 65 "samples.jsonl line 1: no sample with its step and text" --dry-run
-rm "$work/run/samples.jsonl"
+echo '{"step": 2}' > "$work/one/samples.jsonl"
+fails 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
+rm "$work/one/samples.jsonl"
 end errors
 
 python=$(find_python wandb) || { echo "SKIP wandb/package: no wandb here; pip install wandb, and PYTHON=its python" && exit $failed; }
 begin
-WANDB_SILENT=true HOME=$work returns 0 "$python" scripts/to_wandb.py "$work/run" --offline
-check "history: see above" "$python" - "$work"/run/wandb/offline-run-*/run-*.wandb << 'END'
+WANDB_SILENT=true HOME=$work returns 0 "$python" scripts/to_wandb.py "$work/one" --offline
+check "history: see above" "$python" - "$work"/one/wandb/offline-run-*/run-*.wandb << 'END'
 import json, struct, sys
 from wandb.proto import wandb_internal_pb2
 def records(data, at=7, block=32768):  # LevelDB's log format after a header: CRC, length, type; whole or in pieces
