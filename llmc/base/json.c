@@ -15,7 +15,7 @@ static size_t nul_at(const char *text, size_t bytes) {
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e) {
     const char *end = text + nul_at(text, bytes);
-    *json = (JsonText){text, bytes, NULL, offset};
+    *json = (JsonText){text, bytes, NULL};
     if (end == text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);
     if (json->root) return 0;
     FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
@@ -34,32 +34,6 @@ void json_free(JsonText *json) {
     cJSON_Delete(json->root);
     memory_free((char *)json->text);
     *json = (JsonText){0};
-}
-
-// Searches `item`, its next siblings and their children for `wanted`, and adds the number of items before it to
-// *before. True if found.
-static bool count_before(const cJSON *item, const cJSON *wanted, size_t *before) {
-    for (; item && item != wanted; item = item->next) {
-        ++*before;
-        if (count_before(item->child, wanted, before)) return true;
-    }
-    return item;
-}
-
-// Counts items in the text: one begins it, and one follows each [, { and comma, unless ] or } does.
-size_t json_offset(const JsonText *json, const cJSON *item) {
-    const char *text = json->text;
-    size_t before = 0, first = utf8_mark(text, json->bytes); // cJSON skips it
-    bool begins = true;
-    if (!item || !count_before(json->root, item, &before)) return json->offset;
-    for (size_t at = first; at < json->bytes; at++) {
-        if ((unsigned char)text[at] <= ' ') continue; // cJSON takes every control byte for a blank
-        if (begins && text[at] != ']' && text[at] != '}' && before-- == 0) return json->offset + at;
-        begins = text[at] == '[' || text[at] == '{' || text[at] == ',';
-        if (text[at] != '"') continue;
-        for (at++; at < json->bytes && text[at] != '"'; at++) at += text[at] == '\\';
-    }
-    return json->offset;
 }
 
 bool json_whole(const cJSON *item, double low, double high) {

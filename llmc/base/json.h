@@ -1,4 +1,4 @@
-// json: parses a JSON file, and finds the byte at which a value begins, for error messages.
+// json: parses a JSON file.
 #pragma once
 
 #include "base/common.h"
@@ -8,19 +8,15 @@ typedef struct {
     const char *text;
     size_t bytes;
     cJSON *root;
-    size_t offset; // of the text in its file
 } JsonText;
 
 // Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or has more than one value.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
-// Parses a text with a NUL after its `bytes` bytes. Owns `text` (from memory_alloc), also on failure.
+// Parses a text with a NUL after its `bytes` bytes, which begins at byte `offset` of its file. Owns `text` (from memory_alloc), also on failure.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
 void json_free(JsonText *json); // may be called again, and after a failure
-
-// The byte of the file at which an item begins, or its name if it has one. json->offset for NULL.
-size_t json_offset(const JsonText *json, const cJSON *item);
 
 // A field of an object; NULL if it is missing, or if `object` is not an object.
 static inline cJSON *json_get(const cJSON *object, const char *name) {

@@ -80,14 +80,13 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-static int parse_file(Manifest *manifest, const JsonText *json, const cJSON *item, const char *path, Error *e) {
+static int parse_file(Manifest *manifest, const cJSON *item, const char *path, Error *e) {
     const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *hash = json_get(item, "xxh3_128");
     bool good = cJSON_IsString(name) && json_whole(bytes, 0, 9e15) && cJSON_IsString(hash) &&
                 strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
                 strlen(hash->valuestring) == HASH_TEXT - 1;
     if (!good || manifest->count == MANIFEST_FILES)
-        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" at byte %zu is malformed", path, manifest->count,
-                    json_offset(json, item));
+        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
     FileDigest digest = {.bytes = (uint64_t)bytes->valuedouble};
     strcpy(digest.hash, hash->valuestring);
     manifest_add(manifest, name->valuestring, digest);
@@ -98,11 +97,9 @@ static int parse_manifest(Manifest *manifest, const JsonText *json, const char *
     const cJSON *format = json_get(json->root, "format"), *files = json_get(json->root, "files"), *item;
     manifest->foreign = !json_whole(format, 1, 1);
     if (manifest->foreign)
-        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one",
-                    "%s: \"format\" at byte %zu is not 1", path, json_offset(json, format));
-    if (!cJSON_IsArray(files))
-        return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" at byte %zu is not a list", path, json_offset(json, files));
-    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, json, item, path, e));
+        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1", path);
+    if (!cJSON_IsArray(files)) return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" is not a list", path);
+    cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, item, path, e));
     return 0;
 }
 

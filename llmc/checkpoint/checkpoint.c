@@ -27,15 +27,12 @@ bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directo
 
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = json_get(json->root, name);
-    if (!item)
-        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\" in bytes 0 to %zu", path, name,
-                    json->bytes);
+    if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
     if (cJSON_IsNumber(item) && item->valuedouble > INT_MAX)
-        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" at byte %zu is %.0f, more than is possible",
-                    path, name, json_offset(json, item), item->valuedouble);
+        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is %.0f, more than is possible", path, name,
+                    item->valuedouble);
     if (!json_whole(item, 1, INT_MAX))
-        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" at byte %zu is not one", path,
-                    name, json_offset(json, item));
+        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one", path, name);
     *out = (int)item->valuedouble;
     return 0;
 }
@@ -73,15 +70,12 @@ static bool config_field_fits(const cJSON *item, const char *text, double number
 
 static int config_parse(const JsonText *json, const char *path, ModelConfig *config, Error *e) {
     const cJSON *root = json->root;
-    if (!cJSON_IsObject(root))
-        return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object at byte %zu", path,
-                    json_offset(json, root));
+    if (!cJSON_IsObject(root)) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: not a JSON object", path);
     for (size_t i = 0; i < sizeof config_fixed / sizeof *config_fixed; i++) {
         const cJSON *item = json_get(root, config_fixed[i].name);
         if (!config_field_fits(item, config_fixed[i].must_be, config_fixed[i].number))
-            return FAIL(e, ERR_INPUT, config_fixed[i].remedy,
-                        "%s: field \"%s\" at byte %zu describes another model than GPT-2", path, config_fixed[i].name,
-                        json_offset(json, item));
+            return FAIL(e, ERR_INPUT, config_fixed[i].remedy, "%s: field \"%s\" describes another model than GPT-2",
+                        path, config_fixed[i].name);
     }
     TRY(config_int(json, path, "n_layer", &config->layers, e));
     TRY(config_int(json, path, "n_head", &config->heads, e));
@@ -90,8 +84,7 @@ static int config_parse(const JsonText *json, const char *path, ModelConfig *con
     TRY(config_int(json, path, "n_positions", &config->context, e));
     const cJSON *inner = json_get(root, "n_inner");
     if (cJSON_IsNumber(inner) && inner->valuedouble != 4.0 * config->channels)
-        return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner at byte %zu is not 4 n_embd",
-                    path, json_offset(json, inner));
+        return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here", "%s: n_inner is not 4 n_embd", path);
     return model_check_file(config, path, 0, json->bytes, e);
 }
 
@@ -183,14 +176,13 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
     TRY(json_read(&index, path, most_bytes, fetch_again, e));
     const cJSON *map = json_get(index.root, "weight_map"), *item;
     if (!cJSON_IsObject(map))
-        TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" at byte %zu is not an object", path,
-                      json_offset(&index, map)));
+        TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" is not an object", path));
     size_t most = (size_t)cJSON_GetArraySize(map);
     TRY_GOTO(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
     cJSON_ArrayForEach(item, map) {
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s at byte %zu is not in a file of this directory", path,
-                          item->string, json_offset(&index, item)));
+            TRY_GOTO(
+                FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s is not in a file of this directory", path, item->string));
         if (!files_have(files, item->valuestring)) TRY_GOTO(files_add(files, directory, item->valuestring, e));
     }
 done:

@@ -50,7 +50,7 @@ static bool type_find(const char *name, SafetensorsType *out) {
 }
 
 // Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
-static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonText *h, Error *e) {
+static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
     bool good = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) <= SAFETENSORS_MAX_DIMENSIONS;
     entry->count = 1;
@@ -60,37 +60,34 @@ static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, const JsonTe
         entry->count *= *size;
     }
     if (good) return 0;
-    return FAIL(e, ERR_INPUT, damaged,
-                "its shape at byte %zu is not a list of up to %d whole numbers that fit in memory",
-                json_offset(h, shape), SAFETENSORS_MAX_DIMENSIONS);
+    return FAIL(e, ERR_INPUT, damaged, "its shape is not a list of up to %d whole numbers that fit in memory",
+                SAFETENSORS_MAX_DIMENSIONS);
 }
 
 // Reads entry->begin and entry->end, which must be as far apart as shape and type say.
-static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, const JsonText *h, Error *e) {
+static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, Error *e) {
     uint64_t bytes = entry->count * types[entry->type].bytes;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
         !json_integer(offsets->child->next, &entry->end) || entry->begin > entry->end)
-        return FAIL(e, ERR_INPUT, damaged, "its data_offsets at byte %zu are not two ascending whole numbers",
-                    json_offset(h, offsets));
+        return FAIL(e, ERR_INPUT, damaged, "its data_offsets are not two ascending whole numbers");
     if (entry->end - entry->begin == bytes) return 0;
     return FAIL(e, ERR_INPUT, damaged,
-                "its data_offsets at byte %zu, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
+                "its data_offsets, %" PRIu64 " to %" PRIu64 ", are %" PRIu64
                 " bytes, but its shape and dtype make %" PRIu64,
-                json_offset(h, offsets), entry->begin, entry->end, entry->end - entry->begin, bytes);
+                entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
 // There are three fields and all three names are found, so no field is there twice.
-static int entry_parse(SafetensorsEntry *entry, const cJSON *json, const JsonText *h, Error *e) {
+static int entry_parse(SafetensorsEntry *entry, const cJSON *json, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
-        return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets at byte %zu",
-                    json_offset(h, json));
+        return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets");
     if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
-        return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s at byte %zu",
-                    cJSON_IsString(type) ? type->valuestring : "(not a string)", json_offset(h, type));
-    TRY(shape_parse(entry, shape, h, e));
-    return offsets_parse(entry, offsets, h, e);
+        return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s",
+                    cJSON_IsString(type) ? type->valuestring : "(not a string)");
+    TRY(shape_parse(entry, shape, e));
+    return offsets_parse(entry, offsets, e);
 }
 
 static int compare_entries(const void *pa, const void *pb) {
@@ -108,16 +105,13 @@ static int compare_names(const void *a, const void *b) {
 // Fills reader->by_name. Two tensors of one name are an error.
 static int names_sort(SafetensorsReader *reader, Error *e) {
     const SafetensorsEntry **names;
-    const cJSON *item, *last = NULL;
     TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
     reader->by_name = names;
     for (int i = 0; i < reader->count; i++) names[i] = &reader->entries[i];
     qsort(names, (size_t)reader->count, sizeof *names, compare_names);
     for (int i = 1; i < reader->count; i++) {
-        if (compare_names(&names[i - 1], &names[i]) != 0) continue;
-        cJSON_ArrayForEach(item, reader->header.root) if (strcmp(item->string, names[i]->name) == 0) last = item;
-        return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice, at byte %zu too", names[i]->name,
-                    json_offset(&reader->header, last));
+        if (compare_names(&names[i - 1], &names[i]) == 0)
+            return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice", names[i]->name);
     }
     return 0;
 }
@@ -147,7 +141,7 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
         if (strcmp(item->string, METADATA_NAME) == 0) continue;
         SafetensorsEntry *entry = &reader->entries[reader->count++];
         *entry = (SafetensorsEntry){.reader = reader, .name = item->string};
-        if (entry_parse(entry, item, &reader->header, e)) return error_prefix(e, "tensor %.200s", entry->name);
+        if (entry_parse(entry, item, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     TRY(names_sort(reader, e)); // before the offsets: a duplicate name explains an overlap

@@ -65,13 +65,11 @@ static int put(const StateIO *io, const char *name, cJSON *item, Error *e) {
 }
 
 static int malformed(const StateIO *io, const char *name, const char *want, Error *e) {
-    const cJSON *item = get(io, name);
-    if (!item)
+    if (!get(io, name))
         return FAIL(e, ERR_INPUT, other_build,
-                    "%s: no field \"%s%s\" in the object at byte %zu, which this build needs; it was written by %.200s",
-                    io->path, io->where, name, json_offset(&io->json, io->object), io->build);
-    return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" at byte %zu is not %s", io->path, io->where, name,
-                json_offset(&io->json, item), want);
+                    "%s: no field \"%s%s\", which this build needs; it was written by %.200s", io->path, io->where,
+                    name, io->build);
+    return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" is not %s", io->path, io->where, name, want);
 }
 
 // 17 significant digits read back as the same double. NaN is null; infinity is a number beyond every double.
@@ -480,13 +478,11 @@ static int state_open(StateIO *io, char *path, const char *directory, Error *e) 
     io->build = cJSON_GetStringValue(json_get(io->object, "build"));
     if (!io->build) io->build = "an unknown build";
     int code = 0;
-    if (!cJSON_IsObject(io->object))
-        code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object at byte %zu", path, json_offset(&io->json, io->object));
+    if (!cJSON_IsObject(io->object)) code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
     if (!code) code = io_int(io, "format", &format, e);
     if (!code && format != STATE_FORMAT)
-        code = FAIL(e, ERR_INPUT, other_build,
-                    "%s: format %" PRId64 " at byte %zu, only %d is known; it was written by %.200s", path, format,
-                    json_offset(&io->json, get(io, "format")), STATE_FORMAT, io->build);
+        code = FAIL(e, ERR_INPUT, other_build, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
+                    path, format, STATE_FORMAT, io->build);
     if (code) json_free(&io->json);
     return code;
 }

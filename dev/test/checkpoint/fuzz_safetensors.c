@@ -100,7 +100,6 @@ static void test_mutations(void) {
             if (code) {
                 rejected++;
                 CHECK(code == ERR_INPUT && strstr(e.what, path) && e.hint[0], "code %d: %s (%s)", code, e.what, e.hint);
-                CHECK(test_says_byte(e.what), "no byte: %s", e.what);
             } else {
                 accepted++;
                 read_all(&reader, mutant.count);

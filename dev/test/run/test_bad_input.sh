@@ -313,7 +313,7 @@ bad config_json_heads     $input "are not divisible by 3 heads. use another mode
 bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers: must be 1 to 1000" "${model[@]}" deep
 bad config_json_wide      $input "65537 channels: must be 1 to 65536" "${model[@]}" wide
 bad config_json_long      $input "65537 tokens of context: must be 1 to 65536" "${model[@]}" long
-bad config_json_huge      $input '"n_positions" at byte 136 is 1099511627776' "${model[@]}" huge
+bad config_json_huge      $input '"n_positions" is 1099511627776' "${model[@]}" huge
 bad config_json_fifo      $input fifo_config/config.json "${model[@]}" fifo_config
 bad manifest_fifo         $input fifo_manifest/MANIFEST.json "${model[@]}" fifo_manifest
 bad tokenizer_fifo        $input fifo_words/vocab.json "${model[@]}" model --tokenizer fifo_words
