@@ -257,6 +257,6 @@ static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    int code = process_begin();
-    return code ? code : run_tokenize(argc, argv);
+    process_begin();
+    return run_tokenize(argc, argv);
 }

@@ -4,8 +4,8 @@
 #include "base/common.h"
 
 // The first call of main. Opens standard streams that the parent process closed, read-only, so that no file opened
-// later gets their numbers. Prints an error and returns ERR_MEMORY if the stack limit is too small.
-int process_begin(void);
+// later gets their numbers.
+void process_begin(void);
 
 // Flushes standard output. ERR_WRITE if any of it could not be written.
 int process_end(Error *e);

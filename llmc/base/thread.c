@@ -1,6 +1,5 @@
 #include "base/thread.h"
 
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,34 +17,21 @@ int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const 
                 strerror(failed));
 }
 
-static int team_size, kept_stderr = -1; // -1: no team is starting. Globals, as an exit handler has no argument
+static int starting; // threads of a team. A global, as an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;
-    if (kept_stderr < 0) return;
-    dup2(kept_stderr, STDERR_FILENO);
+    if (!starting) return;
     FAIL(&e, ERR_MEMORY, "use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v",
-         "cannot start %d threads", team_size);
+         "cannot start %d threads", starting);
     error_print(&e);
     _exit(ERR_MEMORY);
 }
 
 void thread_start_team(int size) {
-    FILE *null = fopen("/dev/null", "we"); // hides libgomp's own message
-    team_size = size;
-    if (atexit(on_exit_while_starting) == 0 && null) {
-        fflush(stdout); // _exit does not
-        kept_stderr = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0);
-        if (kept_stderr >= 0) dup2(fileno(null), STDERR_FILENO);
-    }
+    starting = atexit(on_exit_while_starting) == 0 ? size : 0;
 #pragma omp parallel num_threads(size)
     {
 #pragma omp barrier // the compiler removes an empty region
-    }
-    if (kept_stderr >= 0) {
-        dup2(kept_stderr, STDERR_FILENO);
-        close(kept_stderr);
-        kept_stderr = -1;
-    }
-    if (null) fclose(null);
+    } starting = 0;
 }

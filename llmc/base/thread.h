@@ -9,5 +9,5 @@
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
 
 // Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
-// calls exit(1); here the process then ends with one line and ERR_MEMORY. Call this before anything is written.
+// calls exit(1); here the process then ends with a line of ours too, and ERR_MEMORY. Call this before anything is written.
 void thread_start_team(int size);

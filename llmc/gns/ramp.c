@@ -197,20 +197,12 @@ int64_t ramp_smallest(const Ramp *r) {
     return fewest;
 }
 
-// The run must have done as many tokens as the file by the same step. One exception: an earlier horizon may have cut a
-// step of this run. The run then lacks less than one step's tokens, its later steps follow the file, and one step more,
-// after the file's last, takes the missing tokens. A complete run is not checked.
+// The run must have done as many tokens as the file by the same step. A complete run is not checked.
 static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
-    int64_t known = step < r->replay_steps ? step : r->replay_steps;
-    double replayed = 0, longest = 0;
-    if ((double)tokens >= r->config.train_tokens) return 0;
-    for (int64_t i = 0; i < known; i++) {
-        double step_tokens = (double)r->replay[i] * (double)r->config.seq_len;
-        replayed += step_tokens;
-        longest = fmax(longest, step_tokens);
-    }
-    double lacking = replayed - (double)tokens;
-    if (lacking == 0 || (lacking > 0 && lacking < longest && step == known)) return 0;
+    int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
+    for (int64_t i = 0; i < known; i++) rows += r->replay[i];
+    double replayed = (double)rows * (double)r->config.seq_len;
+    if ((double)tokens >= r->config.train_tokens || replayed == (double)tokens) return 0;
     return FAIL(
         e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
         "--ramp replay:%s: the file has %.0f tokens up to step %lld, but this run has done %lld tokens in %lld steps",

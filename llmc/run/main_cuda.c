@@ -3,8 +3,7 @@
 #include "run/program.h"
 
 int main(int argc, char **argv) {
-    int code = process_begin();
-    if (code) return code;
+    process_begin();
     program_spin_briefly(argv);
     return program_main(argc, argv, &cuda_engine, TRANSPORT_OR_NULL(nccl_transport));
 }

@@ -34,18 +34,6 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     return 0;
 }
 
-// Other programs take "gpt2-xl" for OpenAI's weights: the hint says how to get them.
-static int hint_presets(const char *model, Error *e) {
-    static const char owner[] = "openai-community/", *const published[] = {"gpt2-medium", "gpt2-large", "gpt2-xl"};
-    const char *name = strncmp(model, owner, strlen(owner)) == 0 ? model + strlen(owner) : model, *wanted = "gpt2";
-    for (size_t i = 0; i < sizeof published / sizeof *published; i++)
-        if (strcmp(name, published[i]) == 0) wanted = published[i];
-    return error_hint(e,
-                      "presets, which start from scratch: %s; for OpenAI's weights: hf download %s%s config.json "
-                      "model.safetensors vocab.json merges.txt --local-dir models/%s, then --model models/%s",
-                      MODEL_PRESET_HELP, owner, wanted, wanted, wanted);
-}
-
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
@@ -54,7 +42,10 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
         else FAIL(e, ERR_USAGE, NULL, "--model %s: no preset, and no such file or directory", o->model);
-        return hint_presets(o->model, e);
+        return error_hint(e,
+                          "presets, which start from scratch: " MODEL_PRESET_HELP "; for OpenAI's weights: hf download "
+                          "openai-community/gpt2 config.json model.safetensors vocab.json merges.txt --local-dir "
+                          "models/gpt2 (or gpt2-medium, -large, -xl), then --model models/gpt2");
     }
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
@@ -387,18 +378,21 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
-// Refuses shards of bytes for the default model, whose vocabulary is GPT-2's, unless an option names either.
-static int check_words(const Options *o, const Dataset *data, Error *e) {
-    const uint64_t enough = 1 << 20; // tokens, in which words occur
-    int largest;
-    Error unreadable;
+// Shards of bytes, or of the characters of a small alphabet, for a model of words: refused for the default model, whose
+// vocabulary no option named, else a warning.
+static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     static const OptionId asked[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_vocab_size, OPTION_tokenizer};
-    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
-        if (o->given[asked[i]]) return 0;
-    if (dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
-    return FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, or --vocab-size 50257",
-                "%s has no token above %d, and the vocabulary would be GPT-2's, of 50257", dataset_shard_path(data, 0),
-                largest);
+    const uint64_t enough = 1 << 20; // tokens, in which words occur
+    int V = setup->model.config.vocab, largest;
+    bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer)), named = false;
+    Error unreadable;
+    if (!words || dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
+    FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
+         "%s has no token above %d, and the vocabulary is %d", dataset_shard_path(data, 0), largest, V);
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) named = named || setup->options.given[asked[i]];
+    if (!named) return e->code;
+    if (is_first(setup)) print_folded(stderr, 9, "warning: %s. %s\n", e->what, e->hint);
+    return 0;
 }
 
 int setup_data(Run *r, Error *e) {
@@ -411,7 +405,6 @@ int setup_data(Run *r, Error *e) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         if (o->shift_windows) dataset_shift_windows(data->train);
         DatasetInfo info = dataset_describe(data->train);
-        TRY(check_words(o, data->train, e));
         if (o->epochs && info.weighted)
             return FAIL(e, ERR_USAGE, "use --train-tokens or --steps",
                         "--epochs %g: the sources of a --train with weights have epochs of their own", o->epochs);
@@ -423,6 +416,7 @@ int setup_data(Run *r, Error *e) {
             return FAIL(e, ERR_USAGE, "leave them out: validation reads all files alike", "--val %s: it has weights",
                         o->val);
     }
+    if (data->train || data->val) TRY(check_words(&r->setup, data->train ? data->train : data->val, e));
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
     if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
     progress_end(&r->output.progress);

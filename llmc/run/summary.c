@@ -119,29 +119,6 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
                    "DIRECTORY\n");
 }
 
-// Warns where a model of words is trained on bytes, or on the characters of a small alphabet.
-static void warn_of_small_tokens(const Setup *setup, const Dataset *data) {
-    const uint64_t enough = 1 << 20; // tokens, in which words occur
-    bool words = setup->tokenizer && tokenizer_has_merges(setup->tokenizer);
-    const char *remedy = words || !setup->tokenizer
-                             ? "say --tokenizer bytes if these are bytes, or the right --vocab-size"
-                         : setup->options.given[OPTION_vocab_size] ? "leave --vocab-size out, and it is that of bytes"
-                                                                   : "tokenize the text with the tokenizer of --model";
-    int V = setup->model.config.vocab, largest;
-    Error ignored;
-    if (!(words || V > 1000) || dataset_largest_token(data, enough, &largest, &ignored) || largest >= BYTE_VALUES)
-        return;
-    const char *path = dataset_shard_path(data, 0), *tokenizer = setup->options.tokenizer;
-    if (words && tokenizer[0])
-        print_folded(stderr, 9,
-                     "warning: %s has no token above %d, and --tokenizer %s makes others: tokenize the text "
-                     "with it, or say --tokenizer bytes\n",
-                     path, largest, tokenizer);
-    else
-        print_folded(stderr, 9, "warning: %s has no token above %d, and the vocabulary is %d: %s\n", path, largest, V,
-                     remedy);
-}
-
 // Warns before the first step of a disk that is too small for the run's checkpoints.
 static void warn_of_disk(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
@@ -181,7 +158,6 @@ int print_setup(const Run *r, Error *e) {
     print_lines(stdout, INDENT, text.text);
     text_free(&text);
     fflush(stdout);
-    if (r->data.train || r->data.val) warn_of_small_tokens(&r->setup, r->data.train ? r->data.train : r->data.val);
     if (r->data.train) warn_of_disk(&r->setup, &r->position);
     return 0;
 }

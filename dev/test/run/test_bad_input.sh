@@ -294,7 +294,7 @@ bad weights_are_a_pickle  $input "pickled: its weights are in pytorch_model.bin"
 bad weights_are_pickles   $input "pickles: its weights are in pytorch_model.bin" "${model[@]}" pickles
 bad check_a_pickle        $input "pickled: its weights are in pytorch_model.bin" --check pickled
 bad model_of_hugging_face $usage "hf download openai-community/gpt2 "    "${model[@]}" gpt2
-bad model_of_openai       $usage "hf download openai-community/gpt2-xl " "${model[@]}" openai-community/gpt2-xl
+bad model_of_openai       $usage "gpt2-medium, -large, -xl" "${model[@]}" openai-community/gpt2-xl
 bad model_is_a_file       $input good.bin           "${model[@]}" good.bin
 bad model_and_layers      $usage --layers           "${model[@]}" model --layers 2
 bad model_and_vocabulary  $usage --vocab-size       "${model[@]}" model --vocab-size 300

@@ -62,8 +62,6 @@ replay_resumes_at_a_step() { # of the file that ends at the tokens done; otherwi
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, cut by the horizon
     [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 3 | tr -dc '0-9\n' | tr '\n' ' ')" = "2 8 4 " ] || { cat l/metrics.jsonl; return 1; }
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 && grep -q '^this run is complete' l.log || return 1
-    run l --ramp replay:short_steps.jsonl --train-tokens 1024 --threads 1 || return 1 # to the file's end: the rest of the cut step
-    [ "$(grep -o '"batch": [0-9]*' l/metrics.jsonl | tail -n 2 | tr -dc '0-9\n' | tr '\n' ' ')" = "4 4 " ] || { cat l/metrics.jsonl; return 1; }
 }
 ends_on_the_horizon() {
     [ "$(grep -o '"tokens": [0-9]*' a/metrics.jsonl | tail -n 1)" = '"tokens": 60000' ]
@@ -165,13 +163,11 @@ the_vocabulary_is_the_tokenizers() { # without --vocab-size
     run v1 --steps 1 --threads 1 --tokenizer bytes && grep -q '^model .*, vocabulary 256, T 32' v1.log || { cat v1.log; return 1; }
     ! grep -q '^warning' v1.log || { cat v1.log; return 1; }
     run v2 --steps 1 --threads 1 --tokenizer vocabulary && # bytes, and a tokenizer of words
-        grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and --tokenizer vocabulary makes others' v2.log || { cat v2.log; return 1; }
+        grep -q '^model .*, vocabulary 300, T 32' v2.log && grep -q "$seems"'and the vocabulary is 300' v2.log || { cat v2.log; return 1; }
     run v3 --steps 1 --threads 1 && grep -q '^model .*, vocabulary 50257, T 32' v3.log && # bytes, and GPT-2's size
-        grep -q "$seems"'and the vocabulary is 50257: .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
+        grep -q "$seems"'and the vocabulary is 50257. .*--tokenizer bytes' v3.log || { cat v3.log; return 1; }
     "$train" --train 'code_train_*.bin' --steps 1 --out v9 > v9.log 2>&1 # bytes, and nothing said of the model
     [ $? = 65 ] && grep -q '^error: code_train_000000.bin has no token above [0-9]*, .*--tokenizer bytes' v9.log && [ ! -e v9 ] || { cat v9.log; return 1; }
-    run v8 --steps 1 --threads 1 --tokenizer bytes --vocab-size 1500 && # does not advise what was given
-        grep -q "$seems"'and the vocabulary is 1500: leave --vocab-size out' v8.log || { cat v8.log; return 1; }
     run v4 --steps 1 --threads 1 --tokenizer vocabulary --vocab-size 320 && grep -q ', vocabulary 320, ' v4.log || { cat v4.log; return 1; }
     small=${small//code_/words_} run v5 --steps 1 --threads 1 --tokenizer vocabulary && ! grep -q '^warning' v5.log &&
         small=${small//code_/words_} run v6 --steps 1 --threads 1 --vocab-size 1500 && ! grep -q '^warning' v6.log || { cat v5.log v6.log; return 1; }
@@ -383,25 +379,14 @@ closed_standard_streams() { # no file that is written takes their numbers
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }
-a_small_stack() { # 64 KiB, with an environment of ours: the kernel puts the caller's on the same stack
-    local program limited='ulimit -s $1 && shift && exec "$@"'
-    case $build in *-san*) skip "not under the sanitizers" || return ;; esac
-    for program in "$train" "$tokenize"; do
-        env -i "$BASH" -c "$limited" - 64 "$program" --help > small.log 2>&1
-        [ $? = 71 ] && grep -qx 'error: the stack is limited to 64 KiB, and 256 KiB are needed. Raise it: ulimit -s 8192' small.log ||
-            { cat small.log; return 1; }
-    done
-    env -i "$BASH" -c "$limited" - 256 "$train" --sample-only --model "$(newest_checkpoint f)" --prompt int > small.log 2>&1 ||
-        { cat small.log; return 1; }
-}
-threads_that_cannot_start() { # one line of ours in place of libgomp's, and nothing is written
+threads_that_cannot_start() { # a line of ours after libgomp's, and nothing is written
     local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
     local limited=(env OMP_STACKSIZE=100000G timeout 60)
     mkdir -p unstarted && cd unstarted || return 1
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
     [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
-    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(cat ../unstarted.*.log)" = "${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
+    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
 }
 prints_its_commit() { # with --version and in run.json
     local commit
@@ -425,7 +410,7 @@ for test in two_runs_are_identical a_run_is_run_again bash_completes_its_options
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model several_samples a_prompt_from_a_file a_prompt_from_a_pipe \
-    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams a_small_stack threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
+    greedy_sampling_takes_top_1 keeps_the_nucleus samples_with_top_p a_conversation a_run_is_checked an_earlier_run_is_kept config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
