@@ -14,7 +14,7 @@
 #
 # The launcher restarts the run until it is done: after a stop that it was not asked for (75), and after a lost rank, as
 # long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
-# queues the job again. On Ctrl-C, TERM, USR1 or HUP to the launcher, or its end by KILL, the run finishes its step, saves
+# queues the job again. --max-hours counts from the launcher's start, and ends the launcher too. On Ctrl-C, TERM, USR1 or HUP to the launcher, or its end by KILL, the run finishes its step, saves
 # and exits; the same command resumes it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
@@ -192,7 +192,7 @@ train_until_done() {
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
-        [ $code != 75 ] || [ -z "${RUN:-}" ] || return $code # the batch system's time is up
+        [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the batch system's time is up, or --max-hours
         newest=$(newest_checkpoint "$OUT")
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
@@ -202,12 +202,14 @@ train_until_done() {
 }
 
 launch() { # OPTIONS...
-    local note='' code command
+    local note='' code command hours
     read_given "$@"
     [ -z "${given[--help]+1}" ] || { print_help && exit; }
     unblock_signals "$@"
     trap_stop_requests
     announce_launcher launch.sh
+    hours=${given[--max-hours]:-$(config_value max-hours)}
+    [ -z "$hours" ] || export GNS_END=${GNS_END:-$(awk -v h="$hours" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}
     TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
     need_files
     need_gpus

@@ -78,6 +78,11 @@ typedef struct {
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
     int64_t first_step;         // of this start of the run
+    double limit;               // of --max-hours, in seconds of the clock
+    double longest_save;        // seconds
+    double longest_step;        // likewise, with what follows the step
+    double step_began;          // seconds of the clock; 0 before the first
+    bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
     bool log_save_tried;        // a save for the lines of the log that wait now was tried
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)

@@ -22,6 +22,7 @@ int compare_ranks(Setup *setup, Position *position, Error *e) {
 }
 
 const char *stop_cause(const Run *r) {
+    if (r->saving.out_of_time) return "the end of --max-hours";
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
@@ -67,6 +68,7 @@ static void report_save(Run *r, const SaveReport *report) {
         report_failure(r, report->step, &report->error, false);
         return;
     }
+    r->saving.longest_save = fmax(r->saving.longest_save, report->seconds);
     snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
     r->saving.saved_step = report->step;
     print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, report->seconds,

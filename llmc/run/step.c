@@ -142,7 +142,8 @@ static bool overflows(const Setup *setup, const Position *position, int64_t B) {
 
 // The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
 static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
-    *sums = (StepSums){.result = &position->result, .stop = comm_asked_to_stop(setup->comm), .save = position->save};
+    *sums = (StepSums){
+        .result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm), .save = position->save};
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
@@ -226,6 +227,20 @@ static bool wants_save(Run *r) {
     return waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_save_tried);
 }
 
+// True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
+static bool out_of_time(Run *r) {
+    const double disk = 1e8, ending = 2,
+                 now = clock_seconds(); // bytes a second, a guess until a save has told; seconds
+    Saving *s = &r->saving;
+    double save = s->longest_save;
+    if (save == 0) save = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) / disk;
+    if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
+    s->step_began = now;
+    s->out_of_time =
+        is_first(&r->setup) && now + 2 * s->longest_step + 2 * save + ending >= s->limit; // one may be under way
+    return s->out_of_time;
+}
+
 int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -236,6 +251,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     bool skipped;
     RampTarget target = {NAN, NAN, NAN};
     position->save = wants_save(r);
+    position->stop = out_of_time(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;

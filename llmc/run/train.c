@@ -3,6 +3,9 @@
 
 #include "base/terminal.h"
 
+#include <stdlib.h>
+#include <time.h>
+
 // The parts of an iteration, in the order in which the loop calls them; save.h has the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
 static int validate(Run *r, const StepMetrics *m, Error *e);
@@ -17,8 +20,8 @@ static int train_loop(Run *r, Error *e) {
     const RunPoint *at = &r->position.at;
     StepMetrics m;
     for (bool last = false; !last;) {
-        if (r->setup.comm->ranks == 1)
-            r->position.stop = comm_asked_to_stop(r->setup.comm); // more ranks agree in train_step
+        if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
+            r->position.stop = true; // more ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
@@ -136,7 +139,17 @@ static void begin_loss_scale(const Setup *setup, LossScale *s) {
     else if (s->scale == 0) s->scale = setup->options.loss_scale > 0 ? setup->options.loss_scale : LOSS_SCALE_START;
 }
 
+// When the time of --max-hours is over, in seconds of the clock. A launcher has counted from its own start, and says the
+// end in GNS_END, in seconds since 1970.
+static double time_limit(const Run *r) {
+    const double hours = r->setup.options.max_hours, started = r->position.begun + r->position.at.seconds;
+    const char *end = getenv("GNS_END");
+    if (hours == 0) return INFINITY;
+    return end ? clock_seconds() + strtod(end, NULL) - (double)time(NULL) : started + 3600 * hours;
+}
+
 int train_run(Run *r, Error *e) {
+    r->saving.limit = time_limit(r);
     begin_loss_scale(&r->setup, &r->position.at.loss_scale);
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));

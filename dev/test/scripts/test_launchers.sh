@@ -528,6 +528,20 @@ END
     [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
 }
 
+time_is_up() { # the real trainer ends in time, of its own option and, with two ranks, at a launcher's end; nobody restarts it
+    local begun code ranks end how=--max-hours=0.003
+    for ranks in 1 2; do
+        [ $ranks = 1 ] || { has_mpi && how=--max-hours=100; } || skip "no Open MPI here, or a build without it" || return
+        begun=$(date +%s) end=$(($(date +%s) + 11))
+        env $([ $ranks = 1 ] || echo GNS_END=$end) TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" OUT="$work/up$ranks" PROGRAM="$train" \
+            RANKS=$ranks bash "$work/small.sh" --steps 100000000 $how > "$work/log" 2>&1
+        code=$?
+        [ $code = 75 ] && [ "$(date +%s)" -le $end ] && [ "$(date +%s)" -ge $((begun + 6)) ] && ! grep 'starting again' "$work/log" &&
+            grep -qE '^stopped( .rank 0.)?: the end of --max-hours after step [0-9]+, saved in ' "$work/log" ||
+            { echo "code $code, $(($(date +%s) - begun)) s"; tail -n 4 "$work/log"; return 1; }
+    done
+}
+time_is_not_up_for_a_lost_rank() { GNS_END=1 launches 75 2 78+ 75+; }
 restarts_when_a_rank_is_killed() { # the real trainer
     has_mpi || skip "no Open MPI here, or a build without it" || return
     cat > "$work/again.sh" <<END
@@ -593,7 +607,7 @@ for test in no_program no_data no_gpu too_many_ranks visible_gpus no_mpirun no_m
     slurm_restarts_after_a_lost_rank slurm_starts_over_here slurm_gives_up slurm_without_pmix slurm_without_model slurm_without_tasks recipes \
     given_options given_of_no_use given_places given_recipes from_elsewhere helps wrong_words machines_that_nobody_can_play newest_by_name done_at_once \
     one_tokenizer lost again_until_done no_restart_without_progress no_restart_without_checkpoint no_restart_of_a_permanent_error while_the_last_start_dies \
-    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start mpirun_needs_room asked_before_it_began stops_and_resumes restarts_when_a_rank_is_killed mpirun_that_hangs; do
+    mpirun_hears mpirun_outlives_its_reader mpirun_keeps_words_apart mpirun_binds_as_asked mpirun_overrides_the_binding mpirun_that_cannot_start mpirun_needs_room asked_before_it_began stops_and_resumes time_is_up time_is_not_up_for_a_lost_rank restarts_when_a_rank_is_killed mpirun_that_hangs; do
     try $test
 done
 try slurm_starts_over_once 75 m75+
