@@ -6,6 +6,7 @@ set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help
 pages=(README.md data/README.md dev/RESULTS.md dev/docs/*.md)
+"$tokenize" --help > "$work/tokenize"
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
 
 # What --help says of each option, a line each: its name, and its name in llm.c where it has one.
@@ -72,7 +73,7 @@ passed_over() {
     done
 }
 
-# Options of the trainer in code: those of its commands in every ```sh block.
+# Options of the trainer in code: those of its commands in every ```sh block. And those that the text names, of either program.
 options() {
     local page option
     for page in "${pages[@]}"; do
@@ -81,6 +82,11 @@ options() {
             grep -oE -- '--[a-z][a-z0-9-]*' | sort -u | while read -r option; do
             case $option in --bind-to | --allow-run-as-root) continue ;; esac # mpirun's
             grep -qE -- "^  $option( |\$)" "$help" || echo "$page: no option $option"
+        done
+        [ "$page" != dev/docs/coming-from.md ] || continue # its tables name others' options
+        grep -oE '`--[a-z][a-z0-9-]*' "$page" | tr -d '`' | sort -u | while read -r option; do
+            [ "$option" = --from ] && continue # of data/*.sh
+            grep -qE -- "^  $option( |\$)" "$help" "$work/tokenize" || echo "$page: no option $option in the text"
         done
     done
 }
