@@ -88,6 +88,7 @@ typedef struct {
     StepResult result;    // of a step
     int64_t steps, saves; // so far
     Metrics *metrics;
+    Archive archive; // of `out`
     double figure[FIGURES][ROUNDS_MAX];
 } Bench;
 
@@ -102,7 +103,8 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
     snprintf(b->out, sizeof b->out, "%s/bench_save_XXXXXX", directory);
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
-    TRY(metrics_open(&b->metrics, b->out, &(LockHolder){0}, e));
+    TRY(archive_open(&b->archive, b->out, e));
+    TRY(metrics_open(&b->metrics, b->archive.dir, b->out, &(LockHolder){0}, e));
     TRY(metrics_begin(b->metrics, 0, 0, e));
     TRY(model_create(&b->model, &shape, e));
     EngineConfig config = {.model = &b->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
@@ -115,8 +117,12 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     TRY(parallel_create(&b->parallel, &b->comm, &b->model, &alone, e));
     TRY(engine_create(&GNS_ENGINE, &b->engine, &config, e));
     TRY(parallel_start(&b->parallel, b->engine, WIRE_FP32, e));
-    SaverConfig saver = {
-        .out = b->out, .engine = b->engine, .model = &b->model, .text = {-1, -1}, .keep = 1, .metrics = b->metrics};
+    SaverConfig saver = {.archive = &b->archive,
+                         .engine = b->engine,
+                         .model = &b->model,
+                         .text = {-1, -1},
+                         .keep = 1,
+                         .metrics = b->metrics};
     TRY(saver_create(&b->saver, &saver, e));
     return saver_prepare(b->saver, NULL, e);
 }
@@ -131,6 +137,7 @@ static void destroy(Bench *b) {
     memory_free(b->result.grad_sq);
     memory_free(b->result.example_sq);
     metrics_close(b->metrics, &ignored);
+    archive_close(&b->archive);
     remove_tree(b->out);
 }
 

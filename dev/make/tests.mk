@@ -27,12 +27,11 @@ $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
 # Calls that tests make fail, count or replace.
 wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
-FAULTS := write pread fsync rename mkdir open openat unlink unlinkat posix_memalign statvfs # dev/test/run/faults.h
+FAULTS := write pread fsync renameat mkdir mkdirat openat unlinkat posix_memalign fstatvfs # dev/test/run/faults.h
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,fsync pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,write fsync pread fcntl)
-$(BUILD)/dev/test/run/test_remove: LDFLAGS += $(call wrap,lstat fstatat open openat unlink unlinkat rename)
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 

@@ -106,6 +106,14 @@ static pid_t trainer_start(const char *format, va_list args) {
     _exit(code);
 }
 
+__attribute__((format(printf, 1, 2))) static inline pid_t trainer_begin(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    pid_t child = trainer_start(format, args);
+    va_end(args);
+    return child;
+}
+
 // Returns the exit code, or 1000 + the signal that ended the process.
 static int trainer_wait(pid_t child) {
     int status = 0;
@@ -250,6 +258,45 @@ static inline long newest_step(const char *run) {
         if (archive_step_of(names.name[i]) > newest) newest = (long)archive_step_of(names.name[i]);
     names_free(&names);
     return newest;
+}
+
+// A run directory, to be closed; the id is that of checkpoints which the tests make.
+static inline Archive archive_at(const char *run) {
+    Archive archive = {0};
+    Error e = {0};
+    CHECK_OK(archive_open(&archive, run, &e), &e);
+    strcpy(archive.id, "made by a test");
+    return archive;
+}
+
+static inline int count_checkpoints(const char *run) {
+    int count = -1;
+    Error e = {0};
+    Archive archive = archive_at(run);
+    CHECK_OK(archive_count(&archive, &count, &e), &e);
+    archive_close(&archive);
+    return count;
+}
+
+// archive_newest: the step; -1 if none is found.
+static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
+    char id[HASH_TEXT];
+    bool found = false;
+    int64_t step = -1;
+    FILE *notes = fopen("/dev/null", "w");
+    Archive archive = archive_at(run);
+    int code = archive_newest(&archive, notes, NULL, &found, &step, directory, id, e);
+    CHECK_OK(code, e);
+    archive_close(&archive);
+    fclose(notes);
+    return found && !code ? step : -1;
+}
+
+// Reads all bytes of a checkpoint and compares them with its manifest.
+static inline int verify(const char *checkpoint, Error *e) {
+    Manifest manifest;
+    TRY(manifest_read(&manifest, IN_PATH, checkpoint, e));
+    return manifest_verify(&manifest, checkpoint, VERIFY_DISK, e);
 }
 
 // Checks that the files of two checkpoints are equal, except those that describe the run and not its position.

@@ -1,14 +1,11 @@
 // These functions keep four promises together:
-// 1. Nothing is written through a link, a device or a FIFO. file_open_output opens every output, with O_NOFOLLOW, and
-//    takes regular files only. Before a rename gives a file its name, file_check_output checks that name. The bytes of
-//    a file with further names (hard links) do not change: a whole file is written anew, and a file to append to
-//    is first replaced by a copy (file_own).
+// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): its other
+//    names may be somebody else's. A whole file is written anew; file_open_output opens the rest, and checks.
 // 2. A written file is on the disk when outfile_finish returns 0, and its digest is that of the bytes handed over. A
 //    file that could not be written is removed. file_replace never leaves a part of a file under the final name.
-// 3. A new name is on the disk after directory_sync of the directory that holds it. path_rename includes it.
-// 4. Removal follows no link and removes only the files that its caller names. directory_remove works on descriptors
-//    (openat with O_NOFOLLOW, unlinkat): if another process replaces the directory meanwhile, nothing else is lost.
-#define _GNU_SOURCE // O_DIRECT
+// 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename includes it.
+// 4. With `dir`, the descriptor of a directory, a call reads and writes in that directory, whatever its name leads to.
+#define _GNU_SOURCE // O_DIRECT, scandirat
 #include "base/files.h"
 
 #include <dirent.h>
@@ -29,6 +26,10 @@ static const char *const make_room = "free some space, or choose another place";
 static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
 }
+
+// The arguments of openat, unlinkat and fstatat.
+static int at_directory(int dir) { return dir == IN_PATH ? AT_FDCWD : dir; }
+static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
 
 // ---- Digests --------------------------------------------------------------------------------------------------------
 
@@ -125,38 +126,24 @@ int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e
     return 0;
 }
 
-// The arguments of openat, unlinkat and fstatat.
-static int at_directory(int dir) { return dir == IN_PATH ? AT_FDCWD : dir; }
-static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
-
-static int check_output(int dir, const char *path, Error *e) {
-    struct stat st;
-    if (fstatat(at_directory(dir), at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) != 0 || S_ISREG(st.st_mode)) return 0;
-    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not written: the path is %s", path,
-                S_ISLNK(st.st_mode) ? "a link" : "not a regular file");
-}
-
-int file_check_output(const char *path, Error *e) { return check_output(IN_PATH, path, e); }
-
 static int cannot_write(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path, strerror(errno));
 }
 
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
     struct stat st;
-    int directory = at_directory(dir);
-    const char *name = at_name(dir, path);
-    TRY(check_output(dir, path, e));
     if (flags & O_TRUNC) {
-        if (unlinkat(directory, name, 0) != 0 && errno != ENOENT) return cannot_write(path, e);
+        if (unlinkat(at_directory(dir), at_name(dir, path), 0) != 0 && errno != ENOENT) return cannot_write(path, e);
         flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
     }
-    *fd = openat(directory, name, flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666); // a FIFO: no waiting
+    // O_NONBLOCK: a FIFO is refused, not waited for
+    *fd = openat(at_directory(dir), at_name(dir, path), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (*fd < 0) return cannot_write(path, e);
-    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) return 0;
-    close(*fd); // created after the check
+    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink <= 1) return 0;
+    close(*fd);
     *fd = -1;
-    return FAIL(e, ERR_WRITE, "move it away, or choose another place", "%s: not a regular file", path);
+    return FAIL(e, ERR_WRITE, "move it away, or put a copy in its place",
+                "%s: cannot write: not a regular file, or one with a second name (a hard link)", path);
 }
 
 int outfile_create(OutFile **out, int dir, const char *path, Error *e) {
@@ -231,66 +218,15 @@ int file_save_in(int dir, const char *path, const void *data, size_t bytes, File
     return code ? code : outfile_finish(file, digest, e);
 }
 
-static int partial_path(char out[PATH_MAX], const char *path, Error *e) {
-    return snprintf(out, PATH_MAX, "%s.partial", path) < PATH_MAX ? 0 : too_long(path, e);
-}
-
-static int publish(const char *partial, const char *path, Error *e) {
-    if (rename(partial, path) == 0) return 0;
+int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
+    char partial[PATH_MAX];
+    int at = at_directory(dir);
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_MAX) return too_long(path, e);
+    TRY(file_save_in(dir, partial, data, bytes, NULL, e));
+    if (renameat(at, at_name(dir, partial), at, at_name(dir, path)) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
-    unlink(partial);
+    unlinkat(at, at_name(dir, partial), 0);
     return e->code;
-}
-
-int file_replace(const char *path, const void *data, size_t bytes, Error *e) {
-    char partial[PATH_MAX];
-    TRY(partial_path(partial, path, e));
-    TRY(file_check_output(path, e));
-    TRY(file_save(partial, data, bytes, e));
-    return publish(partial, path, e);
-}
-
-// Writes the bytes of an open file to a new one.
-static int copy_file(int fd, uint64_t bytes, const char *path, Error *e) {
-    OutFile *file;
-    void *buffer;
-    int code = 0;
-    TRY(memory_alloc(&buffer, STAGE_BYTES, path, e));
-    code = outfile_create(&file, IN_PATH, path, e);
-    for (uint64_t at = 0, n; !code && at < bytes; at += n) {
-        n = bytes - at < STAGE_BYTES ? bytes - at : STAGE_BYTES;
-        code = file_read_range(fd, path, at, buffer, n, e);
-        if (!code) code = outfile_write(file, buffer, n, e);
-        if (code) outfile_abandon(file);
-    }
-    memory_free(buffer);
-    return code ? code : outfile_finish(file, NULL, e);
-}
-
-int file_own(const char *path, int *fd, Error *e) {
-    char partial[PATH_MAX];
-    struct stat st;
-    int copy, flags = fcntl(*fd, F_GETFL);
-    if (fstat(*fd, &st) != 0) return cannot_write(path, e);
-    if (!file_missing(path) && st.st_nlink <= 1) return 0;
-    TRY(partial_path(partial, path, e));
-    TRY(copy_file(*fd, (uint64_t)st.st_size, partial, e));
-    TRY(publish(partial, path, e));
-    TRY(file_open_output(IN_PATH, path, flags & (O_ACCMODE | O_APPEND), &copy, e));
-    close(*fd);
-    *fd = copy;
-    return 0;
-}
-
-int file_truncate(const char *path, int64_t bytes, Error *e) {
-    int fd, code = 0;
-    if (!file_exists(path)) return 0;
-    TRY(file_open_output(IN_PATH, path, O_RDWR, &fd, e));
-    code = file_own(path, &fd, e);
-    if (!code && ftruncate(fd, (off_t)bytes) != 0)
-        code = FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot truncate: %s", path, strerror(errno));
-    close(fd);
-    return code;
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -303,12 +239,13 @@ static bool is_lfs_pointer(int fd, uint64_t bytes) {
            memcmp(text, begins, sizeof text) == 0;
 }
 
-int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
+int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e) {
     struct stat st;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // does not wait for a FIFO's writer
+    // O_NONBLOCK: does not wait for a FIFO's writer
+    *fd = openat(at_directory(dir), at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-        e->unreadable = !file_missing(path);
+        e->unreadable = !file_missing_in(dir, path);
         return e->code;
     }
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
@@ -354,12 +291,12 @@ int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t
     return read_between(fd, path, offset, out, bytes, bytes, e);
 }
 
-int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
     int fd, code = 0;
     uint64_t bytes;
     *out = NULL;
     *out_bytes = 0;
-    TRY(file_open_input(path, &fd, &bytes, e));
+    TRY(file_open_input_in(dir, path, &fd, &bytes, e));
     if (bytes > max_bytes)
         code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: %llu bytes, more than the %zu it may have", path,
                     (unsigned long long)bytes, max_bytes);
@@ -406,10 +343,10 @@ done:
     return code;
 }
 
-int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e) {
+int file_digest_in(int dir, const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e) {
     int fd;
     uint64_t bytes;
-    TRY(file_open_input(path, &fd, &bytes, e));
+    TRY(file_open_input_in(dir, path, &fd, &bytes, e));
     if (how == DIGEST_DISK && bytes >= STAGE_BYTES) direct_begin(fd);
     bool sampled = how == DIGEST_SAMPLE && bytes > SAMPLE_ABOVE_BYTES;
     int code = hash_blocks(fd, path, bytes, sampled, pulse, digest, e);
@@ -419,9 +356,9 @@ int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest 
 
 // ---- Directories ----------------------------------------------------------------------------------------------------
 
-bool file_exists(const char *path) {
+bool file_exists_in(int dir, const char *path) {
     struct stat st;
-    return lstat(path, &st) == 0;
+    return fstatat(at_directory(dir), at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool directory_holds(const char *directory, const char *name) {
@@ -429,9 +366,15 @@ bool directory_holds(const char *directory, const char *name) {
     return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
 }
 
-bool file_missing(const char *path) {
-    struct stat st;
-    return lstat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR);
+bool file_missing_in(int dir, const char *path) {
+    return !file_exists_in(dir, path) && (errno == ENOENT || errno == ENOTDIR);
+}
+
+bool path_leads_to(int dir, const char *path, int fd) {
+    struct stat named, held;
+    if (fstatat(at_directory(dir), at_name(dir, path), &named, 0) != 0)
+        return errno != ENOENT && errno != ENOTDIR && errno != ELOOP; // a server that is down says nothing
+    return fstat(fd, &held) != 0 || (named.st_dev == held.st_dev && named.st_ino == held.st_ino);
 }
 
 bool directory_exists(const char *path) {
@@ -439,24 +382,12 @@ bool directory_exists(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-int directory_sync(const char *path, Error *e) {
+static int directory_sync(const char *path, Error *e) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
     if (fd < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     int code = descriptor_sync(fd, path, e);
     close(fd);
     return code;
-}
-
-int directory_open(const char *path, int *fd, Error *e) {
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY | O_NOFOLLOW);
-    return *fd < 0 ? FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno)) : 0;
-}
-
-int directory_is(const char *path, int fd, Error *e) {
-    struct stat held, named;
-    if (fstat(fd, &held) == 0 && lstat(path, &named) == 0 && held.st_dev == named.st_dev && held.st_ino == named.st_ino)
-        return 0;
-    return FAIL(e, ERR_WRITE, "let nothing else change the run directory", "%s: replaced by another directory", path);
 }
 
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {
@@ -502,11 +433,12 @@ int directory_create(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "choose another path", "%s: exists and is not a directory", path);
 }
 
-int path_rename(const char *from, const char *to, const char *parent, Error *e) {
-    if (file_exists(to)) return FAIL(e, ERR_WRITE, "move it away", "%s: exists already", to);
-    if (rename(from, to) != 0)
+int path_rename(int dir, const char *from, const char *to, Error *e) {
+    int at = at_directory(dir);
+    if (file_exists_in(dir, to)) return FAIL(e, ERR_WRITE, "move it away", "%s: exists already", to);
+    if (renameat(at, at_name(dir, from), at, at_name(dir, to)) != 0)
         return FAIL(e, ERR_WRITE, make_room, "%s: cannot rename to %s: %s", from, to, strerror(errno));
-    return directory_sync(parent, e);
+    return descriptor_sync(dir, to, e);
 }
 
 void names_free(Names *names) {
@@ -519,10 +451,10 @@ static int is_name(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-int directory_list(const char *path, Names *out, Error *e) {
+int directory_list_in(int dir, const char *path, Names *out, Error *e) {
     struct dirent **entries;
     *out = (Names){0};
-    int count = scandir(path, &entries, is_name, alphasort);
+    int count = scandirat(at_directory(dir), dir == IN_PATH ? path : ".", &entries, is_name, alphasort);
     if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
     int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
     for (int i = 0; i < count; i++) // the name moves to the start of its entry's memory
@@ -532,42 +464,10 @@ int directory_list(const char *path, Names *out, Error *e) {
     return code;
 }
 
-static int cannot_remove(const char *path, Error *e) {
-    return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot remove: %s", path, strerror(errno));
-}
-
-// directory_remove, of the last part of `path` in the directory `parent`.
-static int remove_at(int parent, const char *path, const char *const *names, int count, Error *e) {
-    const char *name = path_name(path);
-    struct stat st;
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC), error = errno, code = 0;
-    if (fd < 0) {
-        if (fstatat(parent, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return errno == ENOENT ? 0 : cannot_remove(path, e);
-        if (S_ISLNK(st.st_mode)) return unlinkat(parent, name, 0) == 0 ? 0 : cannot_remove(path, e);
-        errno = error;
-        return S_ISDIR(st.st_mode) ? cannot_remove(path, e) : 0;
-    }
-    for (int i = 0; i < count && !code; i++)
-        if (unlinkat(fd, names[i], 0) != 0 && errno != ENOENT && errno != EISDIR) code = cannot_remove(path, e);
-    close(fd);
-    if (code || unlinkat(parent, name, AT_REMOVEDIR) == 0) return code;
-    return errno == ENOTEMPTY || errno == EEXIST ? 0 : cannot_remove(path, e);
-}
-
-int directory_remove(const char *path, const char *const *names, int count, Error *e) {
-    char parent[PATH_MAX];
-    path_parent(path, parent, sizeof parent);
-    int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return errno == ENOENT ? 0 : cannot_remove(path, e);
-    int code = remove_at(fd, path, names, count, e);
-    close(fd);
-    return code;
-}
-
-int disk_free(const char *directory, uint64_t *bytes, Error *e) {
+int disk_free(int dir, const char *path, uint64_t *bytes, Error *e) {
     struct statvfs st;
-    if (statvfs(directory, &st) != 0)
-        return FAIL(e, ERR_WRITE, "check --out", "%s: cannot read the free space: %s", directory, strerror(errno));
+    if ((dir == IN_PATH ? statvfs(path, &st) : fstatvfs(dir, &st)) != 0)
+        return FAIL(e, ERR_WRITE, "check --out", "%s: cannot read the free space: %s", path, strerror(errno));
     *bytes = (uint64_t)st.f_bavail * st.f_frsize;
     return 0;
 }

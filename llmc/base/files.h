@@ -31,15 +31,8 @@ typedef struct OutFile OutFile;
 enum { IN_PATH = -1 };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks
-// an existing file and creates a new one. ERR_WRITE also if `path` is a link, a device or a FIFO.
+// an existing file and creates a new one. ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
-
-// Before a file is changed in place: makes sure that `path` is the only name of the open file. If the file has further
-// names (hard links), or `path` no longer exists, a copy gets the name and becomes *fd, which can be read, too.
-int file_own(const char *path, int *fd, Error *e);
-
-// ERR_WRITE if the path exists and is not a regular file.
-int file_check_output(const char *path, Error *e);
 
 // Creates the file (file_open_output with O_TRUNC).
 int outfile_create(OutFile **out, int dir, const char *path, Error *e);
@@ -58,10 +51,7 @@ static inline int file_save(const char *path, const void *data, size_t bytes, Er
 }
 
 // The same under a temporary name, which is renamed to `path` when the file is on the disk.
-int file_replace(const char *path, const void *data, size_t bytes, Error *e);
-
-// Truncates a file to this many bytes; a missing one is fine.
-int file_truncate(const char *path, int64_t bytes, Error *e);
+int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 
 // Writes all bytes to a descriptor; `path` is for the message.
 int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
@@ -72,14 +62,20 @@ int descriptor_sync(int fd, const char *path, Error *e);
 // These set e->unreadable if a file exists but cannot be read: it may be undamaged.
 
 // Opens a regular file for reading and returns its size. ERR_INPUT for any other kind, at once even for a FIFO.
-int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e);
+int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e);
+static inline int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
+    return file_open_input_in(IN_PATH, path, fd, bytes, e);
+}
 int file_check_input(const char *path, Error *e); // the error of file_open_input
 
 // Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
 
 // Reads a whole file of at most max_bytes and adds a NUL; *out from memory_alloc.
-int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
+int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
+static inline int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+    return file_read_in(IN_PATH, path, max_bytes, out, out_bytes, e);
+}
 
 typedef enum {
     DIGEST_ALL,
@@ -88,17 +84,20 @@ typedef enum {
 } DigestHow;
 
 // Reads a file and hashes it. ERR_INPUT if it cannot be read. The pulse (NULL is fine) beats every 4 MiB.
-int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e);
+int file_digest_in(int dir, const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e);
+static inline int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e) {
+    return file_digest_in(IN_PATH, path, how, pulse, digest, e);
+}
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
-bool file_exists(const char *path);  // of any kind, a broken link included
-bool file_missing(const char *path); // nothing has this name; false if the lookup fails otherwise
+bool file_exists_in(int dir, const char *path);  // of any kind, a broken link included
+bool file_missing_in(int dir, const char *path); // nothing has this name; false if the lookup fails otherwise
+static inline bool file_exists(const char *path) { return file_exists_in(IN_PATH, path); }
+static inline bool file_missing(const char *path) { return file_missing_in(IN_PATH, path); }
+bool path_leads_to(int dir, const char *path, int fd); // false: to another file or directory than the open one, or none
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
-int directory_sync(const char *path, Error *e);
-int directory_open(const char *path, int *fd, Error *e); // to create files in; a link is ERR_WRITE
-int directory_is(const char *path, int fd, Error *e);    // ERR_WRITE if the path no longer names this directory
 
 // "DIRECTORY/NAME". ERR_USAGE if it does not fit.
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
@@ -110,25 +109,24 @@ bool path_ends(const char *path, const char *ending); // false for the ending al
 
 // The directory that holds a path; "." if the path names none.
 void path_parent(const char *path, char *out, size_t bytes);
-void parent_sync(const char *path); // directory_sync of that directory; failures are ignored
+void parent_sync(const char *path); // syncs that directory; failures are ignored
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
 
-// Renames, and syncs the parent, which both names share. ERR_WRITE if the new name is taken.
-int path_rename(const char *from, const char *to, const char *parent, Error *e);
+// Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
+int path_rename(int dir, const char *from, const char *to, Error *e);
 
 // The names in a directory, ascending, without . and ..; names_free them.
 typedef struct {
     char **name;
     int count;
 } Names;
-int directory_list(const char *path, Names *out, Error *e);
+int directory_list_in(int dir, const char *path, Names *out, Error *e); // dir: of this directory itself, or IN_PATH
+static inline int directory_list(const char *path, Names *out, Error *e) {
+    return directory_list_in(IN_PATH, path, out, e);
+}
 void names_free(Names *names);
 
-// Removes these files of a directory, in this order, and then the directory if it is empty. A missing directory is
-// fine. If the path is a link, the link is unlinked, never followed; if it is a file, the file stays.
-int directory_remove(const char *path, const char *const *names, int count, Error *e);
-
-// Free bytes of the directory's file system.
-int disk_free(const char *directory, uint64_t *bytes, Error *e);
+// Free bytes of the file system of a directory: of its descriptor `dir`, or of its path.
+int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -10,11 +10,11 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define LAST_LINES "  \"xxh3_128_above\": \"%s\"\n}\n"
 
@@ -23,19 +23,6 @@ enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
 static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
-
-int manifest_hold(Manifest *manifest, const char *directory, Error *e) {
-    TRY(directory_open(directory, &manifest->dir, e));
-    manifest->held = true;
-    return 0;
-}
-
-int manifest_dir(const Manifest *manifest) { return manifest && manifest->held ? manifest->dir : IN_PATH; }
-
-void manifest_release(Manifest *manifest) {
-    if (manifest->held) close(manifest->dir);
-    manifest->held = false;
-}
 
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
     if (!manifest) return;
@@ -63,7 +50,9 @@ int manifest_save(Manifest *manifest, const char *directory, const char *name, c
 int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
-    fputs("{\n  \"format\": 1,\n  \"files\": [", text.f);
+    fputs("{\n  \"format\": 1,\n", text.f);
+    if (*manifest->run) fprintf(text.f, "  \"run\": \"%s\",\n", manifest->run);
+    fputs("  \"files\": [", text.f);
     for (int i = 0; i < manifest->count; i++)
         fprintf(text.f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3_128\": \"%s\"}", i ? "," : "",
                 manifest->file[i].name, manifest->file[i].digest.bytes, manifest->file[i].digest.hash);
@@ -71,11 +60,11 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = save_file(manifest_dir(manifest), directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
+    int code = save_file(manifest->dir, directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
     text_free(&text);
     if (code) return code;
     pulse_beat(manifest->pulse);
-    return manifest->held ? descriptor_sync(manifest->dir, directory, e) : directory_sync(directory, e);
+    return descriptor_sync(manifest->dir, directory, e);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -95,6 +84,8 @@ static int parse_file(Manifest *manifest, const cJSON *item, const char *path, E
 
 static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
     const cJSON *format = json_get(json->root, "format"), *files = json_get(json->root, "files"), *item;
+    const char *run = cJSON_GetStringValue(json_get(json->root, "run"));
+    snprintf(manifest->run, sizeof manifest->run, "%s", run ? run : "");
     manifest->foreign = !json_whole(format, 1, 1);
     if (manifest->foreign)
         return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1", path);
@@ -111,13 +102,13 @@ static bool last_lines_right(const char *text, size_t bytes) {
     return memcmp(last, want, LAST_BYTES) == 0;
 }
 
-int manifest_read(Manifest *manifest, const char *directory, Error *e) {
+int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) {
     char path[PATH_MAX], *text;
     size_t bytes;
     JsonText json;
-    *manifest = (Manifest){.count = 0};
+    *manifest = (Manifest){.dir = dir};
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    TRY(file_read(path, 1 << 20, &text, &bytes, e));
+    TRY(file_read_in(dir, path, 1 << 20, &text, &bytes, e));
     if (!last_lines_right(text, bytes)) {
         memory_free(text);
         return FAIL(e, ERR_INPUT, damaged,
@@ -135,8 +126,10 @@ static int verify_file(const Manifest *manifest, int i, const char *directory, V
     struct stat st;
     FileDigest got = *want;
     TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    if (stat(path, &st) != 0) {
-        if (!file_missing(path)) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
+    bool in_path = manifest->dir == IN_PATH;
+    if (fstatat(in_path ? AT_FDCWD : manifest->dir, in_path ? path : path_name(path), &st, 0) != 0) {
+        if (!file_missing_in(manifest->dir, path))
+            return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
         st.st_mode = 0;
     }
     if (!S_ISREG(st.st_mode)) return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
@@ -144,7 +137,8 @@ static int verify_file(const Manifest *manifest, int i, const char *directory, V
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
                     (long long)st.st_size, want->bytes);
     if (what != VERIFY_SIZES)
-        TRY(file_digest(path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, manifest->pulse, &got, e));
+        TRY(file_digest_in(manifest->dir, path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, manifest->pulse, &got,
+                           e));
     pulse_beat(manifest->pulse);
     if (digest_equal(&got, want)) return 0;
     return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,

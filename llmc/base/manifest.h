@@ -2,6 +2,7 @@
 //
 //     {
 //       "format": 1,
+//       "run": "...",                  the run's id; missing in manifests of older builds
 //       "files": [
 //         {"name": "config.json", "bytes": 598, "xxh3_128": "..."},
 //         ...
@@ -19,21 +20,18 @@
 enum { MANIFEST_FILES = 64, MANIFEST_FILE_NAME = 64 }; // at most
 
 typedef struct {
+    char run[HASH_TEXT]; // "": none
     struct {
         char name[MANIFEST_FILE_NAME];
         FileDigest digest;
     } file[MANIFEST_FILES];
     int count;
-    bool held;          // `dir` is open: files are written there
-    int dir;            // descriptor of the directory (files.h)
+    int dir;            // its directory: an open descriptor, or IN_PATH (files.h)
     bool foreign;       // undamaged, but of another format (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per 4 MiB read; may be NULL
 } Manifest;
 
-// Opens the directory. All writers of its files then write there, even if another directory takes its path.
-int manifest_hold(Manifest *manifest, const char *directory, Error *e);
-int manifest_dir(const Manifest *manifest); // the `dir` of files.h for its files; manifest may be NULL
-void manifest_release(Manifest *manifest);  // closes the directory; may be called again
+static inline int manifest_dir(const Manifest *manifest) { return manifest ? manifest->dir : IN_PATH; }
 
 // Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
 void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
@@ -45,8 +43,9 @@ int manifest_save(Manifest *manifest, const char *directory, const char *name, c
 // Writes DIRECTORY/MANIFEST.json, and syncs file and directory.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
-// Reads DIRECTORY/MANIFEST.json. ERR_INPUT where it is damaged, or of another format: then `foreign` is set.
-int manifest_read(Manifest *manifest, const char *directory, Error *e);
+// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH. ERR_INPUT where it is damaged, or of another
+// format: then `foreign` is set.
+int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
     VERIFY_SIZES,

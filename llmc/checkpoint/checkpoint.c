@@ -341,7 +341,7 @@ int checkpoint_verify_model(const char *path, bool moments, Error *e) {
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
     if (file_missing(file)) return 0;
-    TRY(manifest_read(&manifest, path, e));
+    TRY(manifest_read(&manifest, IN_PATH, path, e));
     for (int i = manifest.count - 1; i >= 0 && !moments; i--)
         if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
     int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);

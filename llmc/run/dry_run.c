@@ -80,7 +80,7 @@ int run_dry(Run *r, Error *e) {
         .mixture = data.weighted,
         .host_bytes = copies ? plan_copy_bytes(&setup->shape) : 0,
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
-        .disk_free_bytes = disk_free(disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
+        .disk_free_bytes = disk_free(IN_PATH, disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
     };
     plan_print(stdout, &plan);

@@ -39,20 +39,22 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
 // Where the run stood, and whether the checkpoint of --keep-best is in the same directory.
 static int inspect_state(const char *directory, FILE *out, Error *e) {
     RunSummary s;
-    char run[ARCHIVE_PATH];
+    char name[64], best[ARCHIVE_PATH];
     TRY(run_state_summary(&s, directory, e));
     fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
             directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
     if (!s.at.best.step) return 0;
-    TRY(path_join(run, sizeof run, directory, "..", e));
+    snprintf(name, sizeof name, "../");
+    archive_name(name + 3, sizeof name - 3, s.at.best.step);
+    TRY(path_join(best, sizeof best, directory, name, e));
     fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, s.at.best.loss,
-            s.at.best.step, archive_has(run, s.at.best.step) ? "" : ", whose checkpoint is not next to this one");
+            s.at.best.step, file_exists(best) ? "" : ", whose checkpoint is not next to this one");
     return 0;
 }
 
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
-    TRY(manifest_read(&manifest, directory, e));
+    TRY(manifest_read(&manifest, IN_PATH, directory, e));
     TRY(manifest_verify(&manifest, directory, VERIFY_DISK, e));
     for (int i = 0; i < manifest.count; i++)
         fprintf(out, "  %-24s %12" PRIu64 " bytes  %s\n", manifest.file[i].name, manifest.file[i].digest.bytes,
@@ -120,7 +122,7 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
     Manifest manifest;
     path_parent(path, directory, sizeof directory);
     if (directory_holds(directory, MANIFEST_NAME)) { // a file of a checkpoint
-        TRY(manifest_read(&manifest, directory, e));
+        TRY(manifest_read(&manifest, IN_PATH, directory, e));
         if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
         if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
         fprintf(out, "%s: undamaged\n", path);

@@ -4,74 +4,43 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <string.h>
 #include <sys/file.h>
 #include <unistd.h>
 
-enum { HOST_BYTES = 256, HOLDER_BYTES = 512 };
+enum { HOST_BYTES = 256 };
 
-// Start of a process of this machine: word 22 of its stat (proc(5)). Word 2, the name, ends at the last ')'.
-static bool start_of_process(long process, unsigned long long *ticks) {
-    char path[64], line[1024];
-    snprintf(path, sizeof path, "/proc/%ld/stat", process);
-    FILE *f = fopen(path, "re");
-    if (!f) return false;
-    const char *at = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
-    fclose(f);
-    for (int word = 3; at && word <= 22; word++) at = strchr(at + 1, ' ');
-    return at && sscanf(at, "%llu", ticks) == 1;
+static void host_name(char host[HOST_BYTES]) {
+    if (gethostname(host, HOST_BYTES - 1) != 0) strcpy(host, "unknown");
+    host[HOST_BYTES - 1] = 0;
 }
 
-// Writes the line of written_by for a process; no two processes share one. False if this machine has no such process.
-static bool describe_process(long process, char out[HOLDER_BYTES]) {
-    char host[HOST_BYTES] = "", boot[64] = "";
-    unsigned long long start;
-    if (!start_of_process(process, &start) || gethostname(host, sizeof host - 1) != 0) return false;
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f && !fgets(boot, sizeof boot, f)) boot[0] = 0;
-    if (f) fclose(f);
-    boot[strcspn(boot, "\n")] = 0;
-    snprintf(out, HOLDER_BYTES, "%s %ld %llu %s\n", host, process, start, boot);
-    return true;
-}
-
-// The line of written_by, and what it says. False where there is none.
-static bool read_holder(const char *directory, char line[HOLDER_BYTES], char host[HOST_BYTES], long *process) {
-    char path[PATH_MAX], *text;
+int run_lock_take(int fd, int dir, const char *directory, LockHolder *holder, Error *e) {
+    char path[PATH_MAX], host[HOST_BYTES], here[HOST_BYTES], who[HOST_BYTES + 64] = "", *text;
     size_t bytes;
-    if (path_join(path, sizeof path, directory, RUN_LOCK_HOLDER, &(Error){0}) ||
-        file_read(path, HOLDER_BYTES - 1, &text, &bytes, &(Error){0}))
-        return false;
-    strcpy(line, text);
-    memory_free(text);
-    return sscanf(line, "%255s %ld", host, process) == 2;
-}
-
-int run_lock_take(int fd, const char *path, const char *directory, LockHolder *holder, Error *e) {
-    char line[HOLDER_BYTES], host[HOST_BYTES], now[HOLDER_BYTES], who[HOST_BYTES + 64] = "";
     long process;
     *holder = LOCK_FREE;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
-    *holder = LOCK_UNKNOWN;
-    if (read_holder(directory, line, host, &process)) {
-        if (describe_process(process, now) && strcmp(line, now) == 0) *holder = LOCK_ALIVE;
-        snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_UNKNOWN ? "; the last known one was" : ":",
-                 process, host);
+    *holder = LOCK_ELSEWHERE;
+    TRY(path_join(path, sizeof path, directory, "written_by", e));
+    if (file_read_in(dir, path, 2 * HOST_BYTES, &text, &bytes, e) == 0) {
+        if (sscanf(text, "%255s %ld", host, &process) == 2) {
+            host_name(here);
+            if (strcmp(host, here) == 0 && (kill((pid_t)process, 0) == 0 || errno == EPERM)) *holder = LOCK_HERE;
+            snprintf(who, sizeof who, "%s process %ld on %s", *holder == LOCK_HERE ? ":" : "; the last known one was",
+                     process, host);
+        }
+        memory_free(text);
     }
-    return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out", "%s: another run is writing to it%s", path,
-                who);
+    return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
+                "%s/metrics.jsonl: another run is writing to it%s", directory, who);
 }
 
-int run_lock_sign(const char *directory, Error *e) {
-    char holder_path[PATH_MAX], self[HOLDER_BYTES];
-    TRY(path_join(holder_path, sizeof holder_path, directory, RUN_LOCK_HOLDER, e));
-    if (!describe_process((long)getpid(), self)) strcpy(self, "\n"); // no /proc
-    return file_save(holder_path, self, strlen(self), e);
-}
-
-bool run_lock_is_ours(const char *directory) {
-    char line[HOLDER_BYTES], host[HOST_BYTES], self[HOLDER_BYTES];
-    long process;
-    return read_holder(directory, line, host, &process) && describe_process((long)getpid(), self) &&
-           !strcmp(line, self);
+int run_lock_sign(int dir, const char *directory, Error *e) {
+    char path[PATH_MAX], host[HOST_BYTES], line[HOST_BYTES + 32];
+    TRY(path_join(path, sizeof path, directory, "written_by", e));
+    host_name(host);
+    int n = snprintf(line, sizeof line, "%s %ld\n", host, (long)getpid());
+    return file_replace(dir, path, line, (size_t)n, e);
 }

@@ -3,7 +3,6 @@
 #include "base/files.h"
 #include "text/hellaswag.h"
 #include "gns/noise.h"
-#include "run/lock.h"
 #include "base/text.h"
 
 #include <errno.h>
@@ -23,10 +22,10 @@ typedef struct {
 } Log;
 
 struct Metrics {
-    int fd; // of metrics.jsonl
+    int dir; // both files' (files.h)
+    int fd;  // of metrics.jsonl
     int64_t bytes;
     Log steps, samples;
-    char directory[PATH_MAX];
 };
 
 static int cannot_write(const char *path, Error *e) {
@@ -57,9 +56,8 @@ static int log_send(Log *log, int fd, Error *e) {
 static int send_samples(Metrics *m, Error *e) {
     int fd;
     if (log_waits(&m->samples) == 0) return 0;
-    TRY(file_open_output(IN_PATH, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
-    int code = file_own(m->samples.path, &fd, e);
-    if (!code) code = log_send(&m->samples, fd, e);
+    TRY(file_open_output(m->dir, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
+    int code = log_send(&m->samples, fd, e);
     if (!code) code = descriptor_sync(fd, m->samples.path, e);
     close(fd);
     return code;
@@ -74,28 +72,20 @@ int metrics_flush(Metrics *m, Error *e) {
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
 
-// Locks the file, or the copy of it that file_own makes.
-static int take(Metrics *m, LockHolder *holder, Error *e) {
-    int locked = m->fd;
-    TRY(run_lock_take(m->fd, m->steps.path, m->directory, holder, e));
-    TRY(file_own(m->steps.path, &m->fd, e));
-    return m->fd == locked ? 0 : run_lock_take(m->fd, m->steps.path, m->directory, holder, e); // the copy
-}
-
-int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e) {
+int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e) {
     Metrics *m;
     int code = 0;
     *out = NULL;
     *holder = LOCK_FREE;
     TRY(memory_alloc_zero((void **)&m, sizeof *m, "metrics", e));
     m->fd = -1;
+    m->dir = dir;
     TRY_GOTO(path_join(m->steps.path, sizeof m->steps.path, directory, "metrics.jsonl", e));
     TRY_GOTO(path_join(m->samples.path, sizeof m->samples.path, directory, "samples.jsonl", e));
-    strcpy(m->directory, directory); // shorter than these
     TRY_GOTO(text_begin(&m->steps.lines, e));
     TRY_GOTO(text_begin(&m->samples.lines, e));
-    TRY_GOTO(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
-    TRY_GOTO(take(m, holder, e));
+    TRY_GOTO(file_open_output(dir, m->steps.path, O_RDWR | O_CREAT | O_APPEND, &m->fd, e));
+    TRY_GOTO(run_lock_take(m->fd, dir, directory, holder, e));
     m->bytes = lseek(m->fd, 0, SEEK_END);
     TRY_GOTO(m->bytes < 0 ? cannot_write(m->steps.path, e) : 0);
     *out = m;
@@ -104,29 +94,24 @@ done:
     return code;
 }
 
-int metrics_restore(Metrics *m, bool *recreated, Error *e) {
-    struct stat named, ours;
-    LockHolder holder;
-    bool there = lstat(m->steps.path, &named) == 0;
-    *recreated = !there && errno == ENOENT;
-    if (*recreated) TRY(directory_create(m->directory, e));
-    else if (there && fstat(m->fd, &ours) == 0 && (named.st_dev != ours.st_dev || named.st_ino != ours.st_ino)) {
-        int fd; // m->fd stays if it cannot be opened
-        TRY(file_open_output(IN_PATH, m->steps.path, O_RDWR | O_APPEND, &fd, e));
-        int code = run_lock_take(fd, m->steps.path, m->directory, &holder, e);
-        bool taken = !run_lock_is_ours(m->directory);
-        if (!code && taken && directory_holds(m->directory, RUN_LOCK_HOLDER))
-            code = FAIL(e, ERR_WRITE, "move that run away", "%s: another run took its place", m->steps.path);
-        close(code ? fd : m->fd);
-        if (code) return taken ? (e->code = ERR_WRITE) : 0; // ours, under two inode numbers
-        m->fd = fd;
-        m->bytes = lseek(m->fd, 0, SEEK_END) + (int64_t)log_waits(&m->steps);
-    }
-    TRY(take(m, &holder, e));
-    return *recreated ? run_lock_sign(m->directory, e) : 0;
+int metrics_check_name(const Metrics *m, Error *e) {
+    if (path_leads_to(m->dir, m->steps.path, m->fd)) return 0;
+    return FAIL(e, ERR_WRITE, "the same command resumes without them",
+                "%s was removed or replaced, and its lines are lost", m->steps.path);
 }
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
+
+static int open_stream(const Metrics *m, const char *path, FILE **f, Error *e) {
+    uint64_t bytes;
+    int fd;
+    TRY(file_open_input_in(m->dir, path, &fd, &bytes, e)); // not a FIFO
+    *f = fdopen(fd, "r");
+    if (*f) return 0;
+    cannot_read(path, errno, e);
+    close(fd);
+    return e->code;
+}
 
 // ERR_INPUT where reading ended before the end of the file.
 static int end_reading(FILE *f, const char *path, Error *e) {
@@ -157,21 +142,14 @@ static bool next_is(FILE *f, int wanted) {
 
 // *keep: the bytes of a log before the first line of a later step than `step`, or the first incomplete line, or the line
 // at byte `end`; 0: no file.
-static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
+static int bytes_until(const Metrics *m, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     long long at;
-    uint64_t size;
-    int fd;
+    FILE *f;
     *keep = 0;
-    if (!file_exists(path)) return 0;
-    TRY(file_open_input(path, &fd, &size, e)); // not a FIFO
-    FILE *f = fdopen(fd, "r");
-    if (!f) {
-        int error = errno;
-        close(fd);
-        return cannot_read(path, error, e);
-    }
+    if (!file_exists_in(m->dir, path)) return 0;
+    TRY(open_stream(m, path, &f, e));
     // next_is: a hole that a full disk or a power cut left would be a very long line.
     for (ssize_t n; *keep != end && next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
         if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
@@ -179,24 +157,20 @@ static int bytes_until(const char *path, int64_t step, int64_t end, off_t *keep,
     return end_reading(f, path, e);
 }
 
-// Checks at the start of a run that its first sample can be written.
-static int can_append(const char *path, Error *e) {
-    int fd;
-    if (!file_exists(path)) return 0;
-    TRY(file_open_output(IN_PATH, path, O_WRONLY | O_APPEND, &fd, e));
-    close(fd);
-    return 0;
-}
-
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
+    const char *samples = m->samples.path;
     off_t keep;
+    int fd;
     // By steps as well as bytes: the checkpoint may be from another directory, or the file edited.
-    TRY(bytes_until(m->steps.path, step, bytes, &keep, e));
+    TRY(bytes_until(m, m->steps.path, step, bytes, &keep, e));
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
-    if (step == 0) return can_append(m->samples.path, e); // a new run keeps the lines of an older samples.jsonl
-    TRY(bytes_until(m->samples.path, step, INT64_MAX, &keep, e));
-    return file_truncate(m->samples.path, keep, e);
+    if (!file_exists_in(m->dir, samples)) return 0;
+    TRY(bytes_until(m, samples, step, INT64_MAX, &keep, e));
+    TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run of which samples cannot be written ends now
+    int code = step > 0 && ftruncate(fd, keep) != 0 ? cannot_write(samples, e) : 0; // a new run keeps older samples
+    close(fd);
+    return code;
 }
 
 // ---- Lines ----------------------------------------------------------------------------------------------------------

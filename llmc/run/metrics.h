@@ -56,8 +56,9 @@ typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
-// Opens or creates DIRECTORY/metrics.jsonl to append to. ERR_USAGE where another process has it open, *holder (lock.h).
-int metrics_open(Metrics **out, const char *directory, LockHolder *holder, Error *e);
+// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h). ERR_USAGE
+// where another process has it open, *holder (lock.h).
+int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e);
 
 // Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before
 // anything is written to them.
@@ -71,10 +72,8 @@ int metrics_sync(const Metrics *m, Error *e);
 size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
 int metrics_flush(Metrics *m, Error *e);  // writes them. ERR_WRITE if that still fails
 
-// Makes sure that DIRECTORY/metrics.jsonl is the locked log. If the file or its directory was removed or moved, it is
-// written again with all its lines, and *recreated is true. If another file has the name, that file is appended to;
-// ERR_WRITE if another run has it locked.
-int metrics_restore(Metrics *m, bool *recreated, Error *e);
+// ERR_WRITE if the name metrics.jsonl no longer leads to the open log.
+int metrics_check_name(const Metrics *m, Error *e);
 
 // The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
 // all steps so far, or while EMA(G2) <= 0.

@@ -33,26 +33,30 @@ static int move_old_run(const char *out, Error *e) {
 // Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
+    Archive *archive = &r->saving.archive;
     LockHolder ignored;
     int checkpoints;
     TRY(directory_create(out, e));
-    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, out, &ignored, e));
-    TRY(archive_count(out, &checkpoints, e));
+    if (!archive_is_open(archive)) TRY(archive_open(archive, out, e));
+    if (!r->output.metrics) TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
+    TRY(archive_count(archive, &checkpoints, e));
     // A run that stopped before its first step left neither.
     if (!r->saving.saved[0] && (checkpoints > 0 || metrics_bytes(r->output.metrics) > 0)) {
         metrics_close(r->output.metrics, e);
         r->output.metrics = NULL;
+        archive_close(archive);
         TRY(move_old_run(out, e));
-        TRY(metrics_open(&r->output.metrics, out, &ignored, e));
+        TRY(archive_open(archive, out, e));
+        TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
     }
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         print_folded(stderr, 9,
                      "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                      out);
-    TRY(run_lock_sign(out, e));
-    TRY(archive_tidy(out, stderr, e));
+    TRY(run_lock_sign(archive->dir, out, e));
+    TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // reads the old one: before anything of the run is changed
-    TRY(archive_set_aside_after(out, r->position.at.step, stderr, e));
+    TRY(archive_set_aside_after(archive, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
 
@@ -75,8 +79,8 @@ int setup_output(Run *r, Error *e) {
     TRY(setup_directory(r, e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
-    SaverConfig saver = {o->out, r->setup.engine, &r->setup.model,   r->setup.tokenizer,
-                         text,   o->keep,         r->output.metrics, o->dropout};
+    SaverConfig saver = {&r->saving.archive, r->setup.engine, &r->setup.model, r->setup.tokenizer, text, o->keep,
+                         r->output.metrics,  o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,

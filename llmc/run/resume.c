@@ -23,12 +23,13 @@
 #include <time.h>
 
 // Prints notes at the end: until then the terminal's line belongs to the progress.
-static int find_newest(Run *r, const char *out, Newest *newest, Error *e) {
+static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
     const Pulse pulse = {comm_beat, r->setup.comm};
     Text notes;
     TRY(text_begin(&notes, e));
     progress_begin(&r->output.progress, STAGE_SETUP, "reading the checkpoint", 0, 0);
-    int code = archive_newest(out, notes.f, &pulse, &newest->found, &newest->step, newest->directory, e);
+    int code =
+        archive_newest(archive, notes.f, &pulse, &newest->found, &newest->step, newest->directory, newest->run, e);
     progress_end(&r->output.progress);
     if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
     text_free(&notes);
@@ -44,44 +45,38 @@ static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) 
     return comm_broadcast(setup->comm, newest, sizeof *newest, e);
 }
 
-// Locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s, with a note after 2 s.
-// A dead process on another machine may still hold the lock: waits with a note for its lease to end, except with
-// --fresh, which resumes nothing.
-static int lock_run(const Setup *setup, Output *output, Error *e) {
-    const struct timespec moment = {0, 20000000}, second = {1, 0};
-    enum { ENDING = 5, SILENT = 2, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
-    const char *out = setup->options.out;
-    char log[ARCHIVE_PATH];
+// Opens and locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s. A dead process
+// on another machine may still hold the lock: waits for its lease to end, except with --fresh, which resumes nothing.
+static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
+    const struct timespec moment = {0, 20000000};
+    enum { ENDING = 5, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
     double begin = clock_seconds();
-    TRY(path_join(log, sizeof log, out, "metrics.jsonl", e));
-    if (file_missing(log)) return 0;
-    for (bool said = false;;) {
+    for (bool said = false;; said = true) {
         LockHolder holder;
-        int code = metrics_open(&output->metrics, out, &holder, e);
+        int code = metrics_open(metrics, archive->dir, archive->path, &holder, e);
         if (!code || holder == LOCK_FREE) return code;
         if (comm_asked_to_stop(setup->comm))
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
-                        out);
-        bool lease = holder == LOCK_UNKNOWN && !setup->options.fresh;
-        double waited = clock_seconds() - begin, timeout = fmin(lease ? LEASE : ENDING, setup->options.deadline_setup);
-        if (waited >= timeout) return code;
-        if (!said && (lease || waited > SILENT)) {
+                        archive->path);
+        bool here = holder == LOCK_HERE;
+        double timeout = fmin(here ? ENDING : setup->options.fresh ? 0 : LEASE, setup->options.deadline_setup);
+        if (clock_seconds() - begin >= timeout) return code;
+        if (!said)
             print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
-                         lease ? "the lock of a crashed machine lasts until its lease ends" : "it may be ending");
-            said = true;
-        }
+                         here ? "it may be ending" : "the lock of a crashed machine lasts until its lease ends");
         comm_beat(setup->comm);
-        nanosleep(waited < ENDING ? &moment : &second, NULL);
+        nanosleep(&moment, NULL);
     }
 }
 
 // On rank 0: this run's own newest checkpoint. Searches once.
 static int find_own(Run *r, Newest *newest, Error *e) {
-    const char *out = r->setup.options.out;
+    Archive *archive = &r->saving.archive;
     if (!is_first(&r->setup)) return 0;
-    if (!r->saving.own.searched) {
-        TRY(lock_run(&r->setup, &r->output, e));
-        if (!r->setup.options.fresh && directory_exists(out)) TRY(find_newest(r, out, &r->saving.own.newest, e));
+    if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
+        TRY(archive_open(archive, r->setup.options.out, e));
+        if (file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
+        if (!r->setup.options.fresh) TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
     *newest = r->saving.own.newest;
@@ -103,11 +98,14 @@ static int find_own_of_model(Run *r, Newest *newest, Error *e) {
 
 // The newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
 static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
-    int checkpoints;
+    Archive archive;
+    int checkpoints = 0;
     if (!directory_exists(path)) return 0;
-    TRY(find_newest(r, path, newest, e));
-    if (newest->found || !directory_holds(path, "metrics.jsonl")) return 0;
-    TRY(archive_count(path, &checkpoints, e));
+    TRY(archive_open(&archive, path, e));
+    int code = find_newest(r, &archive, newest, e);
+    if (!code) code = archive_count(&archive, &checkpoints, e);
+    archive_close(&archive);
+    if (code || newest->found || !directory_holds(path, "metrics.jsonl")) return code;
     return FAIL(e, ERR_INPUT, checkpoints ? "use another run" : "wait for its first one: see its --checkpoint-every",
                 "--model %s: a run without %s checkpoint", path, checkpoints ? "an undamaged" : "a");
 }
@@ -206,6 +204,7 @@ int setup_resume(Run *r, Error *e) {
     strcpy(r->saving.saved, newest.directory);
     TRY(check_same_checkpoint(&r->setup, r->saving.saved, e));
     TRY(comm_agree(r->setup.comm, resume_from(r, r->saving.saved, e), e));
-    if (!archive_has(r->setup.options.out, best->step)) *best = (BestPoint){.loss = INFINITY}; // removed since
-    return comm_broadcast(r->setup.comm, best, sizeof *best, e);                               // from rank 0's disk
+    if (is_first(&r->setup) && !archive_has(&r->saving.archive, best->step))
+        *best = (BestPoint){.loss = INFINITY}; // removed since
+    return comm_broadcast(r->setup.comm, best, sizeof *best, e);
 }

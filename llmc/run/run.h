@@ -28,6 +28,7 @@ typedef struct {
     bool found;
     int64_t step;
     char directory[ARCHIVE_PATH];
+    char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
 // From the command line, the build and the machine: constant during training, except the engine's own state.
@@ -75,6 +76,7 @@ typedef struct {
 
 typedef struct {
     Saver *saver;               // NULL on other ranks
+    Archive archive;            // the run directory; not open on other ranks
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
     int64_t first_step;         // of this start of the run
@@ -156,8 +158,8 @@ int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix produc
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
 int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
 
-int print_setup(const Run *r, Error *e);    // for the user (summary.c)
-int write_run_json(const Run *r, Error *e); // run_json.c
+int print_setup(const Run *r, Error *e); // for the user (summary.c)
+int write_run_json(Run *r, Error *e);    // run_json.c; chooses the run's id
 
 // True if the run is long enough for a checkpoint before its end, which is made from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);

@@ -2,7 +2,7 @@
 //
 // Each start of a run begins a part. "parts" has them in order, without those whose steps a later part wrote again. The
 // first part's "options" are those that were given; a later part's are those that changed. The "options" of the file are
-// all options of the last part.
+// all options of the last part. "id" is in the manifest of each checkpoint, too: only those with it are removed (--keep).
 #include "run/run.h"
 
 #include "base/files.h"
@@ -10,6 +10,8 @@
 #include "base/text.h"
 
 #include <cjson/cJSON.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <time.h>
 #include <unistd.h>
@@ -33,21 +35,15 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
 
 // ---- Parts ----------------------------------------------------------------------------------------------------------
 
-// The parts in the existing run.json whose first step is kept. A damaged run.json has none; ERR_INPUT where it cannot be
-// read.
-static int put_earlier_parts(FILE *f, const Run *r, const char *path, Error *e) {
-    JsonText old;
+// Writes the parts in the existing run.json whose first step is kept.
+static void put_earlier_parts(FILE *f, const Run *r, const cJSON *old) {
     const cJSON *part;
-    if (!r->saving.saved[0]) return 0;
-    if (json_read(&old, path, RUN_JSON_MAX_BYTES, NULL, e)) return e->unreadable ? e->code : 0;
-    cJSON_ArrayForEach(part, json_get(old.root, "parts")) {
+    cJSON_ArrayForEach(part, json_get(old, "parts")) {
         double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
         char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
         if (text) fprintf(f, "    %s,\n", text);
         cJSON_free(text);
     }
-    json_free(&old);
-    return 0;
 }
 
 static void put_text_field(FILE *f, const char *name, const char *text) {
@@ -83,11 +79,12 @@ static void put_this_part(FILE *f, const Run *r) {
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-static int put_run_json(FILE *f, const Run *r, const char *path, Error *e) {
+static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     char engine[256];
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
-    fprintf(f, "{\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", version_text(), engine);
+    fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->saving.archive.id,
+            version_text(), engine);
     fprintf(f,
             "  \"model\": {\"layers\": %d, \"heads\": %d, \"channels\": %d, \"vocab\": %d, \"context\": %d, "
             "\"parameters\": %zu, \"flops_per_token\": %.17g, \"flops_formula\": \"" MODEL_FLOPS_FORMULA "\"},\n",
@@ -99,23 +96,43 @@ static int put_run_json(FILE *f, const Run *r, const char *path, Error *e) {
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
     fputs("  \"parts\": [\n", f);
-    TRY(put_earlier_parts(f, r, path, e));
+    put_earlier_parts(f, r, old);
     fputs("    ", f);
     put_this_part(f, r);
     fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
     options_write_json(f, &r->setup.options, 2);
     fprintf(f, "\n}\n");
+}
+
+// The id in run.json, else that of the checkpoint that the run resumed from. A new run, and one that an older build
+// began, gets 128 random bits.
+static int choose_id(Archive *archive, const char *of_json, const char *of_checkpoint, Error *e) {
+    const char *known = of_json && strlen(of_json) < sizeof archive->id ? of_json : of_checkpoint;
+    uint64_t random[2];
+    snprintf(archive->id, sizeof archive->id, "%s", known);
+    if (*archive->id) return 0;
+    if (getentropy(random, sizeof random) != 0)
+        return FAIL(e, ERR_INTERNAL, NULL, "no random number for the run's id: %s", strerror(errno));
+    snprintf(archive->id, sizeof archive->id, "%016" PRIx64 "%016" PRIx64, random[0], random[1]);
     return 0;
 }
 
-int write_run_json(const Run *r, Error *e) {
-    char path[ARCHIVE_PATH];
-    Text text;
-    TRY(path_join(path, sizeof path, r->setup.options.out, "run.json", e));
-    TRY(text_begin(&text, e));
-    int code = put_run_json(text.f, r, path, e);
-    if (!code) code = text_end(&text, e);
-    if (!code) code = file_replace(path, text.text, text.bytes, e);
-    text_free(&text);
+int write_run_json(Run *r, Error *e) {
+    Archive *archive = &r->saving.archive;
+    char path[ARCHIVE_PATH], *text = NULL;
+    size_t bytes;
+    JsonText old = {0};
+    Text new = {0};
+    TRY(path_join(path, sizeof path, archive->path, "run.json", e));
+    if (r->saving.saved[0] && file_read_in(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
+        return e->code;
+    if (text) json_parse_text(&old, text, bytes, 0, path, NULL, e); // a damaged one counts as none
+    int code = choose_id(archive, cJSON_GetStringValue(json_get(old.root, "id")), r->saving.own.newest.run, e);
+    if (!code) code = text_begin(&new, e);
+    if (!code) put_run_json(new.f, r, old.root);
+    if (!code) code = text_end(&new, e);
+    if (!code) code = file_replace(archive->dir, path, new.text, new.bytes, e);
+    text_free(&new);
+    json_free(&old);
     return code;
 }

@@ -33,7 +33,7 @@ const char *stop_cause(const Run *r) {
 static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
     BestPoint *best = &r->position.at.best;
     if (step == best->step) *best = r->saving.best_before;
-    if (!archive_has(r->setup.options.out, best->step)) *best = (BestPoint){.loss = INFINITY};
+    if (!archive_has(&r->saving.archive, best->step)) *best = (BestPoint){.loss = INFINITY};
     print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
                  why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
@@ -90,17 +90,10 @@ static int await_save(Run *r, Error *e) {
     return 0;
 }
 
-// Recreates removed or moved files of the run directory. A removed checkpoint is no longer the newest or the best.
-static int restore_directory(Run *r, Error *e) {
-    const char *out = r->setup.options.out;
-    bool recreated;
-    TRY(metrics_restore(r->output.metrics, &recreated, e));
-    if (!archive_has(out, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
-    if (!archive_has(out, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
-    if (!recreated) return 0;
-    progress_break(&r->output.progress);
-    fprintf(stderr, "warning: %s/metrics.jsonl was removed or moved: written again\n", out);
-    return directory_holds(out, "run.json") ? 0 : write_run_json(r, e);
+// A checkpoint that somebody removed is no longer the newest or the best.
+static void forget_removed(Run *r) {
+    if (!archive_has(&r->saving.archive, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
+    if (!archive_has(&r->saving.archive, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
 }
 
 // Writes the text of state.json for a checkpoint of this step, and protects the best checkpoints from removal.
@@ -121,7 +114,7 @@ static int save_here(Run *r, Error *e) {
     char *text;
     size_t bytes;
     await_save(r, e);
-    TRY(restore_directory(r, e));
+    forget_removed(r);
     if (r->saving.saved_step == r->position.at.step) return 0;
     TRY(prepare_save(r, &text, &bytes, e));
     saver_run(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &report);
@@ -140,7 +133,7 @@ static int begin_save(Run *r, Error *e) {
     size_t bytes;
     if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) return save_here(r, e);
     await_save(r, e);
-    TRY(restore_directory(r, e));
+    forget_removed(r);
     if (r->saving.saved_step == r->position.at.step) return 0; // for the log
     TRY(prepare_save(r, &text, &bytes, e));
     return saver_start(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, e);
@@ -181,13 +174,31 @@ static int save_log_here(Run *r, Error *e) {
     return unsaved ? report_unsaved(r, e) : e->code;
 }
 
+static int check_names(const Run *r, Error *e) {
+    TRY(archive_check_name(&r->saving.archive, e));
+    return metrics_check_name(r->output.metrics, e);
+}
+
+// A name no longer leads to what this run writes: saves where that is now.
+static int save_apart(Run *r, Error *e) {
+    Error why;
+    int unsaved = save_here(r, &why);
+    check_names(r, e);
+    return error_prefix(e, "step %lld is %s%s", (long long)r->position.at.step,
+                        unsaved ? "not saved: " : "saved in this run's directory", unsaved ? why.what : "");
+}
+
 static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
-    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
+    Comm *comm = r->setup.comm;
+    comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
+    int apart = is_first(&r->setup) && check_names(r, &(Error){0});
+    TRY(comm_broadcast(comm, &apart, sizeof apart, e));
+    r->saving.last = r->saving.last || apart;
     progress_begin(&r->output.progress, STAGE_SAVE, "saving", 0, 0);
-    int code = on_rank_0(r, save_on_rank_0, e);
+    int code = on_rank_0(r, apart ? save_apart : save_on_rank_0, e);
     progress_end(&r->output.progress);
-    return code;
+    return apart ? comm_agree(comm, code, e) : code;
 }
 
 int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }

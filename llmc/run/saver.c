@@ -101,7 +101,8 @@ static int write_files(Saver *s, const char *directory, Manifest *manifest, Erro
 }
 
 static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {
-    return archive_make_room(s->config.out, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse, e);
+    return archive_make_room(s->config.archive, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse,
+                             e);
 }
 
 static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
@@ -111,17 +112,17 @@ static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     int full = make_room(s, bytes + s->log_bytes, notes, e);
     if (full && s->log_bytes) full = make_room(s, bytes, notes, e); // the checkpoint matters more than the log's lines
     if (full) return full;
-    TRY(archive_begin(s->config.out, s->report.step, directory, &manifest, notes, e));
+    TRY(archive_begin(s->config.archive, s->report.step, directory, &manifest, notes, e));
     int code = write_files(s, directory, &manifest, e);
     if (!code) code = metrics_sync(s->config.metrics, e);
     count_piece(s);
-    if (!code) code = archive_commit(s->config.out, s->report.step, &manifest, s->report.directory, e);
-    if (code) archive_abandon(s->config.out, s->report.step, &manifest, notes); // frees the room it took
+    if (!code) code = archive_commit(s->config.archive, s->report.step, &manifest, s->report.directory, e);
+    if (code) archive_abandon(s->config.archive, s->report.step, &manifest, notes); // frees the room it took
     return code;
 }
 
-static int read_back(const char *directory, const Pulse *pulse, Error *e) {
-    int code = archive_verify(directory, pulse, e);
+static int read_back(Saver *s, Error *e) {
+    int code = archive_verify(s->config.archive, s->report.step, &s->pulse, e);
     if (code != ERR_INPUT) return code;
     e->code = ERR_WRITE; // the file is not an input: this program has just written it
     return error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
@@ -143,8 +144,8 @@ static void *save_all(void *argument) {
     if (s->source) sem_post(&s->snapshot_taken);
     if (!code) code = write_checkpoint(s, notes, &report->error);
     report->seconds = clock_seconds() - s->started;
-    if (!code) code = read_back(report->directory, &s->pulse, &report->error);
-    if (!code) archive_thin(s->config.out, s->config.keep, s->after, notes, &report->note); // (6)
+    if (!code) code = read_back(s, &report->error);
+    if (!code) archive_thin(s->config.archive, s->config.keep, s->after, notes, &report->note); // (6)
     if (lines) fclose(lines);
     atomic_store(&s->ended, true);
     return NULL;

@@ -30,8 +30,8 @@
 typedef struct Saver Saver;
 
 typedef struct {
-    const char *out; // the run directory
-    Engine *engine;  // outlives the saver
+    const Archive *archive;
+    Engine *engine; // outlives the saver
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
     TextTokens text;            // for config.json

@@ -518,6 +518,7 @@ int run_destroy(Run *r, Error *e) {
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
     int code = metrics_close(r->output.metrics, e);
+    archive_close(&r->saving.archive);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.rank_sq);

@@ -120,13 +120,13 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
 }
 
 // Warns before the first step of a disk that is too small for the run's checkpoints.
-static void warn_of_disk(const Setup *setup, const Position *position) {
+static void warn_of_disk(const Setup *setup, const Position *position, const Archive *archive) {
     const Options *o = &setup->options;
     const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer);
     int present;
     uint64_t left;
     Error ignored;
-    if (archive_count(o->out, &present, &ignored) || disk_free(o->out, &left, &ignored)) return;
+    if (archive_count(archive, &present, &ignored) || disk_free(archive->dir, archive->path, &left, &ignored)) return;
     int64_t most = plan_checkpoints(&position->ramp, o), more = most > present ? most - present : 1;
     if ((double)left >= (double)more * one) return;
     double fit = present + (double)left / one;
@@ -158,6 +158,6 @@ int print_setup(const Run *r, Error *e) {
     print_lines(stdout, INDENT, text.text);
     text_free(&text);
     fflush(stdout);
-    if (r->data.train) warn_of_disk(&r->setup, &r->position);
+    if (r->data.train) warn_of_disk(&r->setup, &r->position, &r->saving.archive);
     return 0;
 }

@@ -374,7 +374,6 @@ int shard_writer_close(ShardWriter **writer, Error *e) {
 int shard_publish(const char *path, Error *e) {
     char partial[PARTIAL_MAX];
     partial_path(partial, path);
-    TRY(file_check_output(path, e));
     if (rename(partial, path) != 0)
         return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
     parent_sync(path); // a rename is on disk once the directory that holds the name is

@@ -259,11 +259,11 @@ static void test_replace(void) {
     FileDigest digest = digest_of(data, 1000);
     Error e = {0};
     plan_fault(WRITE, NOTHING, 0, 0);
-    CHECK_OK(file_replace("replaced", data + 1, fault_bytes, &e), &e);
-    CHECK_OK(file_replace("replaced", data, 1000, &e), &e);
+    CHECK_OK(file_replace(IN_PATH, "replaced", data + 1, fault_bytes, &e), &e);
+    CHECK_OK(file_replace(IN_PATH, "replaced", data, 1000, &e), &e);
     check_file("replaced", 1000, &digest);
     plan_fault(WRITE, FAILS, 1, ENOSPC);
-    CHECK_ERROR(file_replace("replaced", data, 2000, &e), &e, ERR_WRITE, "replaced.partial: write failed");
+    CHECK_ERROR(file_replace(IN_PATH, "replaced", data, 2000, &e), &e, ERR_WRITE, "replaced.partial: write failed");
     plan_fault(WRITE, NOTHING, 0, 0);
     check_file("replaced", 1000, &digest);
     CHECK(!file_exists("replaced.partial"), "the failed file is left");

@@ -27,7 +27,7 @@ static int ignore_values(void *context, Range range, const float *values, Error 
 
 static int read_manifest(const char *directory, Error *e) {
     Manifest manifest;
-    TRY(manifest_read(&manifest, directory, e));
+    TRY(manifest_read(&manifest, IN_PATH, directory, e));
     return manifest_verify(&manifest, directory, true, e);
 }
 

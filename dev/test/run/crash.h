@@ -19,13 +19,7 @@ static inline uint32_t draw(uint32_t below) { return rng_u32(draws.seed, 5, draw
 
 static inline void sleep_us(long us) { usleep((useconds_t)us); }
 
-__attribute__((format(printf, 1, 2))) static inline pid_t start(const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    pid_t child = trainer_start(format, args);
-    va_end(args);
-    return child;
-}
+#define start trainer_begin
 
 // Waits until a running program has written `text`, at most a minute: the machine may be busy.
 static inline void wait_for(const char *path, const char *text) {
@@ -43,17 +37,11 @@ static inline void check_synced(const char *what) {
 // The newest whole checkpoint is no older than the last one that got its name.
 static inline void check_nothing_lost(const char *what) {
     char directory[ARCHIVE_PATH];
-    bool found = false;
-    int64_t step = -1;
     Error e = {0};
-    FILE *notes = fopen("/dev/null", "w");
     long committed = faults->committed;
     check_synced(what);
-    int code = access("part", F_OK) == 0 ? archive_newest("part", notes, NULL, &found, &step, directory, &e) : 0;
-    fclose(notes);
-    CHECK(code == 0, "%s: %s", what, e.what);
-    CHECK(committed == 0 || (found && step >= committed), "%s: step %ld was saved, the newest is now %ld", what,
-          committed, found ? (long)step : -1);
+    long step = access("part", F_OK) == 0 ? (long)newest_whole_step("part", directory, &e) : -1;
+    CHECK(committed == 0 || step >= committed, "%s: step %ld was saved, the newest is now %ld", what, committed, step);
 }
 
 static inline void no_faults(void) { faults_plan(FAULT_NONE, -1, 0, 0); }

@@ -40,7 +40,7 @@ typedef struct {
     int call;            // of this kind; -1: any but ALLOC
     long at;             // the n-th such call, from 1
     int error;           // errno
-    long free_kb;        // free space that statvfs reports, if not 0
+    long free_kb;        // free space that fstatvfs reports, if not 0
     long disk_kb;        // or the disk's size, of which only checkpoints take space
     long slow_us;        // added to every fsync
     long slow_store_us;  // added to every engine_store
@@ -284,15 +284,25 @@ int __wrap_fsync(int fd) {
     return result;
 }
 
-int __real_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to);
-int __wrap_rename(const char *from, const char *to) {
+// The path of a name in an open directory.
+static void path_at(int directory, const char *name, char path[PATH_MAX]) {
+    path[0] = 0;
+    if (directory != AT_FDCWD && *name != '/') path_of_descriptor(directory, path);
+    size_t n = strlen(path);
+    snprintf(path + n, PATH_MAX - n, "%s%s", n ? "/" : "", name);
+}
+
+int __real_renameat(int a, const char *from, int b, const char *to);
+int __wrap_renameat(int a, const char *from, int b, const char *to);
+int __wrap_renameat(int a, const char *from, int b, const char *to) {
+    char path[PATH_MAX];
     if (strikes(CALL_RENAME)) return -1;
-    int result = __real_rename(from, to);
-    const char *step = strstr(to, "/step_");
+    int result = __real_renameat(a, from, b, to);
+    path_at(b, to, path);
+    const char *step = strstr(path, "/step_");
     if (result == 0 && faults && step && !strchr(step, '.')) {
         faults->committed = atol(step + 6);
-        disk_named(to);
+        disk_named(path);
     }
     return result;
 }
@@ -301,9 +311,11 @@ int __real_mkdir(const char *path, mode_t mode);
 int __wrap_mkdir(const char *path, mode_t mode);
 int __wrap_mkdir(const char *path, mode_t mode) { return strikes(CALL_MKDIR) ? -1 : __real_mkdir(path, mode); }
 
-int __real_unlink(const char *path);
-int __wrap_unlink(const char *path);
-int __wrap_unlink(const char *path) { return strikes(CALL_UNLINK) ? -1 : __real_unlink(path); }
+int __real_mkdirat(int directory, const char *name, mode_t mode);
+int __wrap_mkdirat(int directory, const char *name, mode_t mode);
+int __wrap_mkdirat(int directory, const char *name, mode_t mode) {
+    return strikes(CALL_MKDIR) ? -1 : __real_mkdirat(directory, name, mode);
+}
 
 int __real_unlinkat(int directory, const char *name, int flags);
 int __wrap_unlinkat(int directory, const char *name, int flags);
@@ -311,33 +323,19 @@ int __wrap_unlinkat(int directory, const char *name, int flags) {
     return strikes(CALL_UNLINK) ? -1 : __real_unlinkat(directory, name, flags);
 }
 
-int __real_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...);
-int __wrap_open(const char *path, int flags, ...) {
+int __real_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...);
+int __wrap_openat(int directory, const char *name, int flags, ...) {
+    char path[PATH_MAX];
     va_list args;
     va_start(args, flags);
     mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
     va_end(args);
     bool writes = flags & (O_WRONLY | O_RDWR | O_CREAT);
+    path_at(directory, name, path);
     if ((writes && strikes(CALL_OPEN)) || (!writes && is_unreadable(path, true))) return -1;
-    int fd = __real_open(path, flags, mode);
-    if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
-    return fd;
-}
-
-int __real_openat(int directory, const char *name, int flags, ...);
-int __wrap_openat(int directory, const char *name, int flags, ...);
-int __wrap_openat(int directory, const char *name, int flags, ...) {
-    char path[PATH_MAX], place[PATH_MAX] = "";
-    va_list args;
-    va_start(args, flags);
-    mode_t mode = flags & O_CREAT ? va_arg(args, mode_t) : 0;
-    va_end(args);
-    if ((flags & (O_WRONLY | O_RDWR | O_CREAT)) && strikes(CALL_OPEN)) return -1;
     int fd = __real_openat(directory, name, flags, mode);
-    if (directory != AT_FDCWD) path_of_descriptor(directory, place);
-    if (fd < 0 || !(flags & O_CREAT) || !in_child()) return fd;
-    if (snprintf(path, sizeof path, "%s%s%s", place, *place ? "/" : "", name) < (int)sizeof path) disk_created(path);
+    if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
     return fd;
 }
 
@@ -365,10 +363,12 @@ static long disk_used_kb(const char *run) {
     return blocks / 2;
 }
 
-int __real_statvfs(const char *path, struct statvfs *st);
-int __wrap_statvfs(const char *path, struct statvfs *st);
-int __wrap_statvfs(const char *path, struct statvfs *st) {
-    int result = __real_statvfs(path, st);
+int __real_fstatvfs(int fd, struct statvfs *st);
+int __wrap_fstatvfs(int fd, struct statvfs *st);
+int __wrap_fstatvfs(int fd, struct statvfs *st) {
+    char path[PATH_MAX];
+    int result = __real_fstatvfs(fd, st);
+    path_of_descriptor(fd, path);
     if (!in_child() || (!faults->free_kb && !faults->disk_kb)) return result;
     long left = faults->disk_kb ? faults->disk_kb - disk_used_kb(path) : faults->free_kb;
     st->f_frsize = 1024;

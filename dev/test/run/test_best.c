@@ -52,19 +52,12 @@ static void test_an_example_is_found(void) {
     CHECK(is_in_the_middle(&lowest), "none in %d", seed);
 }
 
-static int count_checkpoints(void) {
-    int count = -1;
-    Error e = {0};
-    CHECK_OK(archive_count("part", &count, &e), &e);
-    return count;
-}
-
 static void check_best(const char *what, int kept) {
     Error e = {0};
     Lowest lowest = lowest_of("part/metrics.jsonl");
     CHECK(is_in_the_middle(&lowest), "%s: step %ld of %ld: a bad example", what, lowest.step, lowest.last);
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
-    CHECK(count_checkpoints() == kept + 1, "%s: %d are kept", what, count_checkpoints());
+    CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
+    CHECK(count_checkpoints("part") == kept + 1, "%s: %d are kept", what, count_checkpoints("part"));
 }
 
 static void test_the_best_stays(void) {
@@ -92,7 +85,7 @@ static void test_the_best_stays(void) {
     CHECK(trainer_run(COMMAND "--val-every 7 --fresh", seed, TOKENS) == 0, "%s", log_tail());
     CHECK_RUN(trainer_run(EVALUATE "part:best"), 65, "--model part:best: the run has no --keep-best. name a step");
     CHECK_RUN(trainer_run(EVALUATE "part"), 0, path_of("note: --model part is part/step_%08ld\n", newest_step("part")));
-    CHECK(count_checkpoints() == 2, "not asked for, and %d are kept", count_checkpoints());
+    CHECK(count_checkpoints("part") == 2, "not asked for, and %d are kept", count_checkpoints("part"));
     CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
     remove_tree("part.1");
     remove_tree("part");
@@ -113,14 +106,14 @@ static void test_across_stops(void) {
     CHECK(trainer_run("train_gpt2 --check part") == 0 && log_mentions(gone), "%s", log_tail());
     CHECK(trainer_run(COMMAND "--keep-best --val-every 0", seed, 1000) == 64 && log_mentions("--val-every above 0"),
           "%s", log_tail());
-    CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints() == 2, "%d are kept: %s",
-          count_checkpoints(), log_tail());
+    CHECK(trainer_run(COMMAND "--val-every 7", seed, 1000) == 0 && count_checkpoints("part") == 2, "%d are kept: %s",
+          count_checkpoints("part"), log_tail());
     long begun = newest_step("part");
     Error e = {0};
     CHECK(trainer_run(COMMAND "--val-every 7 --keep-best", seed, 1500) == 0, "%s", log_tail());
     lowest = lowest_after(begun, "part/metrics.jsonl");
     CHECK(lowest.step > begun, "no validation after step %ld", begun);
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
+    CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
     remove_tree("part");
 }
 
@@ -130,7 +123,7 @@ static void test_alone(void) {
           log_tail());
     Lowest lowest = lowest_of("part/metrics.jsonl");
     Error e = {0};
-    CHECK_OK(archive_verify(path_of("part/step_%08ld", lowest.step), NULL, &e), &e);
+    CHECK_OK(verify(path_of("part/step_%08ld", lowest.step), &e), &e);
     remove_tree("part");
 }
 
@@ -219,21 +212,17 @@ static long one_kb; // of such a checkpoint
 // The best of the newest undamaged checkpoint exists and is undamaged, and so is the one named at the end of the log.
 static void check_best_is_there(const char *what) {
     char directory[ARCHIVE_PATH];
-    bool found = false;
-    int64_t step;
     Error e = {0};
     RunSummary summary = {0};
-    FILE *notes = fopen("/dev/null", "w");
-    int code = archive_newest("part", notes, NULL, &found, &step, directory, &e);
-    fclose(notes);
-    CHECK(code == 0 && (found || newest_step("part") < 0), "%s: %s", what, e.what);
+    bool found = newest_whole_step("part", directory, &e) >= 0;
+    CHECK(found || newest_step("part") < 0, "%s: %s", what, e.what);
     if (found) CHECK_OK(run_state_summary(&summary, directory, &e), &e);
     long best = (long)summary.at.best.step, named = 0;
-    if (best) CHECK(archive_verify(path_of("part/step_%08ld", best), NULL, &e) == 0, "%s: %s", what, e.what);
+    if (best) CHECK(verify(path_of("part/step_%08ld", best), &e) == 0, "%s: %s", what, e.what);
     size_t bytes;
     char *log = read_text("log", &bytes), *lowest = log ? strstr(log, "lowest validation loss") : NULL;
     if (lowest) named = atol(strstr(lowest, "after step ") + 11);
-    CHECK(named == 0 || archive_has("part", named), "%s: %s", what, log_tail());
+    CHECK(named == 0 || file_exists(path_of("part/step_%08ld", named)), "%s: %s", what, log_tail());
     memory_free(log);
 }
 

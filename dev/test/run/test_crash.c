@@ -27,16 +27,14 @@ static void test_undisturbed(void) {
 static int count_good(const char *out) {
     int good = 0;
     Error e;
-    for (long step = newest_step(out); step > 0; step--)
-        good += archive_verify(path_of("%s/step_%08ld", out, step), NULL, &e) == 0;
+    for (long step = newest_step(out); step > 0; step--) good += verify(path_of("%s/step_%08ld", out, step), &e) == 0;
     return good;
 }
 
 // A checkpoint has its name only while it is whole: it loses its name before the first of its files is removed.
 static void check_all_good(const char *what) {
-    Error e;
     int count = 0, good = count_good("part");
-    if (access("part", F_OK) == 0) CHECK_OK(archive_count("part", &count, &e), &e);
+    if (access("part", F_OK) == 0) count = count_checkpoints("part");
     CHECK(good == count, "%s: %d of %d checkpoints are whole", what, good, count);
 }
 
@@ -274,12 +272,12 @@ static void begin_with_whole(void) {
 static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
     char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
     Manifest manifest = {.count = 0};
-    FileDigest digest;
     Error e = {0};
-    CHECK_OK(archive_begin(out, step, directory, &manifest, stderr, &e), &e);
-    CHECK_OK(file_save_in(IN_PATH, path_of("%s/state.json", directory), data, bytes, &digest, &e), &e);
-    manifest_add(&manifest, "state.json", digest);
-    CHECK_OK(archive_commit(out, step, &manifest, final, &e), &e);
+    Archive archive = archive_at(out);
+    CHECK_OK(archive_begin(&archive, step, directory, &manifest, stderr, &e), &e);
+    CHECK_OK(manifest_save(&manifest, directory, "state.json", data, bytes, &e), &e);
+    CHECK_OK(archive_commit(&archive, step, &manifest, final, &e), &e);
+    archive_close(&archive);
 }
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
@@ -357,50 +355,36 @@ static void check_steps_once(const char *path) {
     memory_free(text);
 }
 
-// A run directory, or its log, that is removed or moved while the run writes to it.
-static void test_the_directory_is_made_again(void) {
-    for (int how = 0; how < 3; how++) {
+// The run directory or its log is moved or removed, or another run takes its place: the run writes nothing there. It saves
+// where its directory is now, and ends.
+static void test_the_name_leads_elsewhere(void) {
+    for (int how = 0; how < 4; how++) {
         remove_part();
         remove_tree("moved");
         no_faults();
-        pid_t child = start(UNSAVED "--out part");
+        pid_t second = 0, child = start(ENDLESS "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
-        if (how == 0) CHECK(rename("part", "moved") == 0, "rename");
-        if (how == 1) remove_tree("part");
-        if (how == 2) unlink("part/metrics.jsonl");
-        kill(child, SIGTERM);
-        CHECK_RUN(trainer_wait(child), ERR_STOPPED, "warning: part/metrics.jsonl was removed or moved: written again");
-        check_steps_once("part/metrics.jsonl");
-        CHECK(file_exists("part/run.json") && file_exists("part/written_by"), "%d: files are missing", how);
-        CHECK_RUN(trainer_run("train_gpt2 --check part"), 0);
-    }
-}
-
-// Another run took the place of one that was moved, and writes there or has ended: the first does not write there.
-static void test_the_place_is_taken(void) {
-    for (int ended = 0; ended < 2; ended++) {
-        remove_part();
-        remove_tree("moved");
-        no_faults();
-        pid_t first = start(UNSAVED "--out part");
-        wait_for("part/metrics.jsonl", "{\"step\": 9,");
-        CHECK(rename("part", "moved") == 0 && rename("log", "first.log") == 0, "rename");
-        pid_t second = start(UNSAVED "--out part");
-        wait_for("part/metrics.jsonl", "{\"step\": 9,");
-        if (ended) kill(second, SIGTERM);
-        if (ended) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
-        long newest = newest_step("part");
-        kill(first, SIGTERM);
-        int code = trainer_wait(first);
-        CHECK(code == ERR_WRITE &&
-                  file_mentions("first.log", ended ? "part/metrics.jsonl: another run took its place"
-                                                   : "part/metrics.jsonl: another run is writing to it"),
-              "%d", code);
-        CHECK(newest_step("part") == newest, "it wrote there");
-        if (!ended) kill(second, SIGTERM);
-        if (!ended) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
-        check_steps_once("part/metrics.jsonl");
-        remove_tree("moved");
+        kill(child, SIGSTOP);
+        if (how == 2) remove_tree("part");
+        else if (how == 3) unlink("part/metrics.jsonl");
+        else CHECK(rename("part", "moved") == 0, "rename");
+        CHECK(rename("log", "first.log") == 0, "rename");
+        if (how == 1) second = start(UNSAVED "--out part"), wait_for("part/metrics.jsonl", "{\"step\": 9,");
+        kill(child, SIGCONT);
+        int code = trainer_wait(child);
+        CHECK(rename("first.log", how == 1 ? "first.log" : "log") == 0, "rename");
+        const char *log = how == 1 ? "first.log" : "log", *moved = path_of("now %s/moved", trainer.scratch);
+        CHECK(code == ERR_WRITE, "%d: exit code %d: %s", how, code, log_tail());
+        CHECK(file_mentions(log, how == 2 ? " is not saved: " : " is saved in this run's directory: "), "%d", how);
+        CHECK(file_mentions(log, how < 2    ? moved
+                                 : how == 2 ? "part no longer leads to this run's directory"
+                                            : "part/metrics.jsonl was removed or replaced"),
+              "%d: %s", how, log_tail());
+        if (how == 1) kill(second, SIGTERM);
+        if (how == 1) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
+        if (how == 1) check_steps_once("part/metrics.jsonl");
+        if (how < 2) CHECK_RUN(trainer_run("train_gpt2 --check moved"), 0);
+        CHECK(how != 0 || !file_exists("part"), "it is made again");
     }
 }
 
@@ -438,10 +422,10 @@ static void test_unreadable_stays_on_a_full_disk(void) {
     pid_t child = fork();
     if (!child) {
         Removed removed;
-        _exit(archive_make_room("part", 250 << 10, 2, -1, &removed, stderr, NULL, &e)); // 1 and 2 are not enough
+        Archive archive = archive_at("part");
+        _exit(archive_make_room(&archive, 250 << 10, 2, -1, &removed, stderr, NULL, &e)); // 1 and 2 are not enough
     }
-    int code = trainer_wait(child), count;
-    CHECK_OK(archive_count("part", &count, &e), &e);
+    int code = trainer_wait(child), count = count_checkpoints("part");
     CHECK(code == ERR_WRITE && count == 4, "exit code %d, %d are left", code, count);
 }
 
@@ -474,10 +458,10 @@ static void test_flipped_bits_are_noticed(void) {
         const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
         uint64_t bit = (uint64_t)draw(1u << 31) % bits_of(path);
         flip_bit(path, bit);
-        CHECK_ERROR(archive_verify(checkpoint, NULL, &e), &e, ERR_INPUT, name);
+        CHECK_ERROR(verify(checkpoint, &e), &e, ERR_INPUT, name);
         flip_bit(path, bit);
     }
-    CHECK_OK(archive_verify(checkpoint, NULL, &e), &e);
+    CHECK_OK(verify(checkpoint, &e), &e);
     names_free(&names);
 }
 
@@ -631,7 +615,7 @@ static pid_t lock_part(void) {
     int fd = open("part/metrics.jsonl", O_WRONLY | O_APPEND);
     CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0, "cannot lock part");
     pid_t child = fork();
-    if (!child) run_lock_sign("part", &(Error){0}), pause(), _exit(0);
+    if (!child) run_lock_sign(IN_PATH, "part", &(Error){0}), pause(), _exit(0);
     close(fd);
     return child;
 }
@@ -668,11 +652,9 @@ static void test_waits_for_a_process_that_is_ending(void) {
 // The lock of a crashed machine lasts until its lease ends: a resumed run waits, says so at once, and can be stopped
 // meanwhile. --fresh does not wait. No run waits longer than --deadline-setup.
 static void test_waits_for_a_lock_from_elsewhere(void) {
-    static const char *const holders[] = {NULL, "elsewhere 1 7 no-boot-of-this-machine\n", "half a li"};
-    char self[80];
-    snprintf(self, sizeof self, "here %ld 1 no-start-of-this-process\n", (long)getpid());
-    for (int i = 0; i < 4; i++) {
-        const char *holder = i < 3 ? holders[i] : self;
+    static const char *const holders[] = {NULL, "elsewhere 1 7 of-an-older-build\n", "half a li"};
+    for (int i = 0; i < 3; i++) {
+        const char *holder = holders[i];
         begin_with_whole();
         pid_t lock = lock_from_elsewhere(holder);
         pid_t child = start(COMMAND "--out part");
@@ -705,7 +687,9 @@ static void test_set_aside_again(void) {
         size_t bytes;
         FILE *notes = fopen("notes", "w");
         make_checkpoint("aside", 2, path_of("again %d", i), 7);
-        CHECK_OK(archive_set_aside_after("aside", 1, notes, &e), &e);
+        Archive archive = archive_at("aside");
+        CHECK_OK(archive_set_aside_after(&archive, 1, notes, &e), &e);
+        archive_close(&archive);
         fclose(notes);
         char *said = read_text("notes", &bytes);
         CHECK(said && strcmp(said, path_of("aside/step_00000002 is now %s\n", asides[i])) == 0, "'%s'", said);
@@ -716,24 +700,21 @@ static void test_set_aside_again(void) {
         size_t bytes;
         char *text = read_text(path_of("%s/state.json", asides[i]), &bytes);
         CHECK(text && bytes == 7 && memcmp(text, path_of("again %d", i), 7) == 0, "%s: %s", asides[i], text);
-        CHECK_OK(archive_verify(asides[i], NULL, &e), &e);
+        CHECK_OK(verify(asides[i], &e), &e);
         memory_free(text);
     }
-    CHECK_OK(archive_verify("aside/step_00000001", NULL, &e), &e);
+    CHECK_OK(verify("aside/step_00000001", &e), &e);
 }
 
 // Large files are written in several calls: killed at every one of them.
 static void test_killed_within_a_large_file(void) {
     const size_t bytes = (9 << 20) + 5;
     unsigned char *data = malloc(bytes);
-    FILE *notes = fopen("/dev/null", "w");
     int code = -1;
     long n = 0;
     for (size_t i = 0; i < bytes; i++) data[i] = (unsigned char)draw(256);
     while (code != 0 && !test_state.failures) {
         char directory[ARCHIVE_PATH];
-        int64_t step = -1;
-        bool found;
         Error e = {0};
         remove_tree("large");
         CHECK_OK(directory_create("large", &e), &e);
@@ -743,23 +724,20 @@ static void test_killed_within_a_large_file(void) {
         if (!child) make_checkpoint("large", 2, data, bytes), _exit(0);
         code = trainer_wait(child);
         CHECK(code == 0 || code == 1000 + SIGKILL, "call %ld: exit code %d", n, code);
-        CHECK_OK(archive_newest("large", notes, NULL, &found, &step, directory, &e), &e);
-        CHECK(found && step == (faults->committed ? 2 : 1), "killed at call %ld: step %ld", n, (long)step);
+        int64_t step = newest_whole_step("large", directory, &e);
+        CHECK(step == (faults->committed ? 2 : 1), "killed at call %ld: step %ld", n, (long)step);
     }
     CHECK(n > 8 && faults->of[0].count[CALL_WRITE] >= 4, "%ld calls", n);
-    fclose(notes);
     free(data);
 }
 
 // For any --keep and any damage the newest good checkpoint is never removed.
 static void test_retention(void) {
     int rounds = trainer.thorough ? 1000 : 60;
-    FILE *notes = fopen("/dev/null", "w");
     Error e = {0};
     for (int round = 0; round < rounds; round++) {
         int64_t keep = draw(5) + 1, step = 0, newest = 0, newest_found = 0; // 1 included
         int count, damaged = 0;
-        bool found;
         char directory[ARCHIVE_PATH];
         remove_tree("kept");
         CHECK_OK(directory_create("kept", &e), &e);
@@ -768,19 +746,20 @@ static void test_retention(void) {
             make_checkpoint("kept", step, &step, sizeof step);
             if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
             else newest = step;
-            CHECK_OK(archive_thin("kept", keep, -1, stderr, &e), &e);
+            Archive archive = archive_at("kept");
+            CHECK_OK(archive_thin(&archive, keep, -1, stderr, &e), &e);
+            archive_close(&archive);
             if (newest) {
-                CHECK_OK(archive_newest("kept", notes, NULL, &found, &newest_found, directory, &e), &e);
-                CHECK(found && newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);
+                newest_found = newest_whole_step("kept", directory, &e);
+                CHECK(newest_found == newest, "step %ld, want %ld", (long)newest_found, (long)newest);
             }
         }
-        CHECK_OK(archive_count("kept", &count, &e), &e);
+        count = count_checkpoints("kept");
         CHECK(count <= keep + damaged, "%d kept with --keep %ld, %d damaged", count, (long)keep, damaged);
         int good = 0, want = 6 - damaged < keep ? 6 - damaged : (int)keep;
         for (int64_t s = 1; s <= step; s++) good += file_exists(path_of("kept/step_%08ld/state.json", (long)s));
         CHECK(good == want, "%d good ones kept, want %d", good, want);
     }
-    fclose(notes);
 }
 
 int main(void) {
@@ -804,8 +783,7 @@ int main(void) {
     RUN(test_log_waits_no_longer);
     RUN(test_saves_where_the_log_cannot_grow);
     RUN(test_saves_before_unreadable_data);
-    RUN(test_the_directory_is_made_again);
-    RUN(test_the_place_is_taken);
+    RUN(test_the_name_leads_elsewhere);
     RUN(test_unreadable_is_not_damaged);
     RUN(test_unreadable_stays_on_a_full_disk);
     RUN(test_flipped_bits_are_noticed);
