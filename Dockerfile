@@ -12,4 +12,4 @@ RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates
     libxxhash-dev make openmpi-bin procps python3-venv && rm -rf /var/lib/apt/lists/*
 WORKDIR /gns
 COPY . .
-RUN make -j2 NATIVE=0 train_gpt2 data/tokenize && make -j4 NATIVE=0 CUDA_ARCH="80 90a" train_gpt2cu
+RUN make -j2 NATIVE=0 train_gpt2 data/tokenize && make -j4 NATIVE=0 train_gpt2cu
