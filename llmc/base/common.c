@@ -2,6 +2,7 @@
 
 #include "base/terminal.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,11 +10,20 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
+// Limits of the system, which have one remedy wherever they are met.
+static const struct {
+    int error;
+    const char *remedy;
+} limits[] = {{EMFILE, "raise the limit on open files: ulimit -n 4096"},
+              {EFBIG, "raise the limit on the size of a file: ulimit -f unlimited"}};
+
 int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...) {
     va_list args;
     va_start(args, format);
     vsnprintf(e->what, sizeof e->what, format, args);
     va_end(args);
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        if (strstr(e->what, strerror(limits[i].error))) hint = limits[i].remedy;
     snprintf(e->hint, sizeof e->hint, "%s", hint ? hint : "");
     e->code = code;
     e->file = file;

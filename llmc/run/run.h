@@ -70,6 +70,7 @@ typedef struct {
     bool save;             // rank 0 wants a save because lines of its log wait in memory; all ranks know
     bool uneven;           // some step's shares differed, and a note said so
     double val_bytes;      // of the last validation's text, a token; 0: unknown
+    int64_t clipped;       // steps since the start whose gradient was clipped
     double begun;          // seconds of the clock, the time of earlier parts subtracted
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
 } Position;

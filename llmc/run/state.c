@@ -365,6 +365,20 @@ static void print_option_changes(FILE *f, bool *changed, const Options *o, const
     }
 }
 
+// A longer run bends the schedule: the rate at this point may rise at once.
+static void print_rate_jump(FILE *f, const Position *p, const cJSON *was) {
+    const double much = 1.5;
+    Schedule then = p->schedule;
+    then.train_tokens = cJSON_GetNumberValue(json_get(json_get(was, "resolved"), "horizon_tokens"));
+    double tokens = (double)p->at.tokens, before = schedule_lr(&then, tokens), now = schedule_lr(&p->schedule, tokens);
+    if (then.train_tokens < p->schedule.train_tokens && now > much * before)
+        fprintf(
+            f,
+            "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr or "
+            "--lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
+            before, now);
+}
+
 // The options as JSON, to be deleted.
 static int options_object(const Options *o, cJSON **out, Error *e) {
     Text text;
@@ -375,7 +389,8 @@ static int options_object(const Options *o, cJSON **out, Error *e) {
     return *out ? 0 : out_of_memory(e);
 }
 
-static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *changed, Error *e) {
+static int list_changes(const StateIO *io, const Run *r, Text *changes, bool *changed, Error *e) {
+    const Setup *s = &r->setup;
     cJSON *now;
     TRY(options_object(&s->options, &now, e));
     int code = text_begin(changes, e);
@@ -385,6 +400,7 @@ static int list_changes(const StateIO *io, const Setup *s, Text *changes, bool *
         if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->comm->ranks)
             fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->comm->ranks);
         print_option_changes(changes->f, changed, &s->options, get(io, "options"), now);
+        print_rate_jump(changes->f, &r->position, get(io, "options"));
         code = text_end(changes, e);
     }
     cJSON_Delete(now);
@@ -499,7 +515,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
-    if (!code) code = list_changes(&io, &r->setup, changes, r->saving.changed, e);
+    if (!code) code = list_changes(&io, r, changes, r->saving.changed, e);
     json_free(&io.json);
     return code;
 }

@@ -295,6 +295,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,
     };
+    position->clipped += metrics->clipped;
     ramp_why(&position->ramp, target.aim, metrics->why);
     return is_first(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
 }

@@ -99,7 +99,10 @@ static void print_engine(FILE *f, const Run *r) {
     if (r->setup.comm->ranks > 1) fprintf(f, "ranks   %d, each with such an engine\n", r->setup.comm->ranks);
 }
 
-static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
+static void print_notes(FILE *f, const Run *r) {
+    const Setup *setup = &r->setup;
+    const RunData *data = &r->data;
+    const Options *o = &setup->options;
     const CommCores *c = &setup->comm->cores;
     const Parallel *p = &setup->parallel;
     if (comm_is_bound(setup->comm)) { // loading, saving, MPI and NCCL share these cores with the computation
@@ -108,12 +111,15 @@ static void print_notes(FILE *f, const Setup *setup, const RunData *data) {
         fprintf(f, ", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
                 c->here / setup->comm->local_ranks);
     }
+    if (data->train && r->position.at.step == 0 && o->warmup_tokens == 0 && o->optimizer != OPTIMIZER_LAMB)
+        fprintf(f, "note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
+                   "--warmup-tokens of 1%% of the run is usual\n");
     if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
         fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
                    "micro-step shards them, in sums of another order\n");
     if (data->train && setup->shape.label_smoothing > 0)
         fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
-                setup->options.label_smoothing);
+                o->label_smoothing);
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");
@@ -153,7 +159,7 @@ int print_setup(const Run *r, Error *e) {
     }
     if (r->data.hellaswag) print_hellaswag(text.f, &r->setup, &r->data);
     print_engine(text.f, r);
-    print_notes(text.f, &r->setup, &r->data);
+    print_notes(text.f, r);
     TRY(text_end(&text, e));
     print_lines(stdout, INDENT, text.text);
     text_free(&text);

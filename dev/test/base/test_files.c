@@ -283,6 +283,19 @@ static void test_parent(void) {
     CHECK_OK(directory_create("/", &e), &e);
 }
 
+// A limit of the system has its remedy in every message.
+static void test_limits(void) {
+    static const struct {
+        int error;
+        const char *remedy;
+    } cases[] = {{EMFILE, "ulimit -n"}, {EFBIG, "ulimit -f"}, {ENOENT, "other"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Error e;
+        FAIL(&e, ERR_WRITE, "other", "x: cannot write: %s", strerror(cases[i].error));
+        CHECK(strstr(e.hint, cases[i].remedy), "%s (%s)", e.what, e.hint);
+    }
+}
+
 int main(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
     char scratch[4096];
@@ -292,6 +305,7 @@ int main(void) {
     printf("  seed %llu\n", (unsigned long long)seed);
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
+    RUN(test_limits);
     RUN(test_all_sizes);
     RUN(test_digester);
     RUN(test_past_the_page_cache);

@@ -70,12 +70,15 @@ static void test_what_may_change(void) {
     CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 10 "
                           "--lr 1e-3 --micro-batch 4 --batch-tokens 32") == 0,
           "%s", log_tail());
+    CHECK(log_mentions("note: no warm-up: ") && log_mentions("gradients clipped (--grad-clip 1) in "), "%s",
+          log_tail());
     CHECK(trainer_run(OWN "--layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 --train train.bin --steps 20 "
                           "--lr 2e-3 --micro-batch 2 --batch-tokens 64 --beta2 0.99 --val val.bin --val-every 4") == 0,
           "%s", log_tail());
     static const char *const said[] = {"resuming from own/step_00000010: 10 steps, 320 tokens done",
                                        "--steps 10 is now 20",
                                        "--lr 0.001 is now 0.002",
+                                       "the learning rate rises from 0.0002 to 0.00174 in one step",
                                        "--micro-batch 4 is now 2",
                                        "--beta2 0.95 is now 0.99",
                                        "--val \"\" is now \"val.bin\""};
