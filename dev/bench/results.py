@@ -30,12 +30,10 @@ LINES = [
     # bench_cpu.sh
     (r"^(.*) peak ([\d.]+) GFLOP/s$", "peak of {1}", "{2} GFLOP/s"),
     (r"^((?:124M|small), \w+): (\d+) tok/s, ([\d.]+)% of the peak", "{1}", "{2} tok/s, {3}% of the peak"),
-    (r"^((?:124M|small), \w+), torch.compile ([01]): PyTorch (\S+): .* (\d+) tok/s", "{1}, PyTorch {3}, compiled: {2}", "{4} tok/s"),
+    (r"^((?:124M|small), \w+), torch.compile ([01]): PyTorch (\S+): .* (\d+) tok/s", "{1}, PyTorch {3}, torch.compile {2}", "{4} tok/s"),
     (r"^(kernels .*); step: .* ([\d.]+)% of the peak, ([\d.]+)% of the roofline", "{section}", "{2}% of the peak, {3}% of the roofline"),
-    # bench_save, demo
+    # bench_save
     (r"^(\S.*?) {2,}([\d.]+ \S*) +\(quartiles ([\d.]+) to ([\d.]+)", "a checkpoint of 124M: {1}", "{2} ({3} to {4})"),
-    (r"^bits a byte of the validation text: (.*)", "make demo, bits a byte", "{1}"),
-    (r"^real\t(.*)", "make demo", "{1}"),
 ]
 
 
@@ -49,7 +47,7 @@ def figures_of(log, text):
             if match:
                 words = {"log": log.replace("-", " "), "section": section}
                 groups = [group or "-" for group in (match[0], *match.groups())]
-                figure = re.sub(r"\d{4,}(?= tok/s)", lambda n: f"{int(n[0]):,}", figure.format(*groups, **words).strip())
+                figure = re.sub(r"\d{4,}(?= tok/s)", lambda n: f"{int(n[0]):,}", " ".join(figure.format(*groups, **words).split()))
                 found.append({"what": what.format(*groups, **words).strip(), "figure": figure})
                 break
     return [f for i, f in enumerate(found) if f not in found[:i]]

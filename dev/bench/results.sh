@@ -3,7 +3,7 @@
 #
 #     dev/bench/results.sh [cpu] [gpu] [ranks] [draw]    (default: cpu, gpu where there is a GPU, ranks where there are two, draw)
 #
-#     cpu    make bench, a demo, a save against dd; a quarter of an hour on a quiet machine
+#     cpu    make bench, a save against dd; a quarter of an hour on a quiet machine
 #     gpu    whole steps, sampling, attention and a plan on one GPU: at most 8 minutes, from programs that are built
 #            (make cuda-programs); needs no network, no compiler and no git
 #     ranks  the stages agree and scaling of dev/test/ranks_check.sh, on all GPUs here
@@ -41,7 +41,6 @@ cpu() {
     begin cpu
     LIMIT=1500 run bench dev/bench/bench_cpu.sh "$BUILD/cpu"
     LIMIT=900 run save "$BUILD/cpu/dev/bench/bench_save" /tmp gpt2-124M 5
-    LIMIT=600 run demo bash -c 'time make -s demo'
     record "$(./train_gpt2 --version)" "$(nproc) threads, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
 }
 
