@@ -5,7 +5,8 @@
 #   AVX2=1          for any x86-64 machine with AVX2, in a build of its own: the kernels of a machine without AVX-512
 #   ARM=1           for any 64-bit Arm machine, on another one: cross-compiled, without MPI, in a build of its own
 #   PRECISION=...   the CUDA trainer in BF16 (default), in FP16 for GPUs from 7.5 on, or in FP32 for comparisons
-#   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80 and 90
+#   CUDA_ARCH=...   for example 80 or "80 90"; default: this machine's GPUs, else 80, 90, 100, 120 and, as PTX, later ones
+#   NCCL_HOME=...   where NCCL is, for several GPUs, if not in CUDA_HOME, /usr or /usr/local
 #   V=1             nvcc's whole commands
 #   NO_MPI=1        one process only; default: Open MPI if it is installed
 #   PREFIX=...      where install and uninstall put and look for programs, below DESTDIR; default: /usr/local
@@ -31,11 +32,13 @@ endif
 
 # Several GPUs need NCCL and MPI; without NCCL the CUDA trainer is one process.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(or $(shell command -v nvcc 2> /dev/null),$(wildcard /usr/local/cuda/bin/nvcc)))
-NCCL := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
+NCCL := $(wildcard $(addsuffix /include/nccl.h,$(or $(NCCL_HOME),$(CUDA_HOME) /usr /usr/local)))
 CUDA_GOALS := $(filter train_gpt2cu cuda-% %-gpu build/cuda-%,$(MAKECMDGOALS))
 ifneq ($(CUDA_GOALS),)
-ifeq ($(NCCL),)
+ifeq ($(NCCL)$(filter 1,$(NO_MPI)),)
 NO_MPI := 1
+NO_NCCL := 1
+$(info note: no nccl.h$(NCCL_HOME:%= in %/include), so for one GPU only: install libnccl-dev, or say where NCCL is: NCCL_HOME=/path)
 endif
 endif
 
@@ -51,7 +54,7 @@ MPI_LIBS += $(shell pkg-config --libs pmix)
 MPI_CFLAGS += -DGNS_PMIX $(shell pkg-config --cflags pmix)
 endif
 endif
-VARIANT := $(if $(filter 1,$(ARM)),cpu-arm64,cpu$(if $(MPI_LIBS),,-nompi)$(if $(filter 0,$(NATIVE)),-generic)$(if $(filter 1,$(AVX2)),-avx2))
+VARIANT := $(if $(filter 1,$(ARM)),cpu-arm64,cpu$(if $(MPI_LIBS),,$(if $(NO_NCCL),-nonccl,-nompi))$(if $(filter 0,$(NATIVE)),-generic)$(if $(filter 1,$(AVX2)),-avx2))
 SAN_BUILD := build/$(VARIANT)-san
 BUILD := $(if $(filter 1,$(SAN)),$(SAN_BUILD),build/$(VARIANT))
 
@@ -126,7 +129,7 @@ $(BUILD)/flags: FORCE
 	$(call write_if_new,$(FLAGS))
 
 # Only these see the headers of MPI.
-$(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS)
+$(BUILD)/llmc/ranks/comm.o $(BUILD)/llmc/ranks/transport_mpi.o $(BUILD)/llmc/ranks/open_mpi.o: ALL_CFLAGS += $(MPI_CFLAGS) $(if $(NO_NCCL),-DGNS_NO_NCCL)
 
 # Checks the compiler and the libraries' headers once: a missing one is an error of one line, not a page of the compiler's.
 $(BUILD)/headers: $(BUILD)/flags

@@ -122,7 +122,7 @@ need_gpus() {
 
 need_mpi() {
     [ "$RANKS" = 1 ] && return
-    grep -q MPI_Init_thread "$PROGRAM" || fail 64 "$PROGRAM was built without MPI" "Install Open MPI and build it again"
+    grep -q MPI_Init_thread "$PROGRAM" || fail 64 "$PROGRAM was built without MPI or NCCL" "Install Open MPI and, for GPUs, NCCL; build it again"
     [ -z "${RUN:-}" ] || return
     command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again, or use RANKS=1"
     [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"

@@ -9,7 +9,8 @@ CUDA_OBJECTS := $(filter-out %/transport_nccl.o,$(CUDA_OBJECTS))
 endif
 
 # Which GPUs to build for. 80 is the first with tensor cores for bf16. The fp16 kernels also run on 75, but not on 70, which
-# CUDA 13 has dropped. Without a GPU nvidia-smi prints a message, which grep removes.
+# CUDA 13 has dropped. Without a GPU nvidia-smi prints a message, which grep removes. CUDA 12.8 is the first that knows
+# 100 and 120; for later GPUs the driver compiles PTX_ARCH.
 TUNED_ARCH := 80 90a
 OLDEST := $(if $(filter FP16,$(PRECISION)),75,80)
 OLDEST_GPU := $(if $(filter FP16,$(PRECISION)),7.5 (T4),8.0 (A100))
@@ -19,7 +20,11 @@ $(error PRECISION=$(PRECISION): it may be BF16, FP16 or FP32)
 endif
 ifeq ($(CUDA_ARCH),)
 GPUS := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | grep -xE '[0-9]+\.[0-9]' | tr -d . | sort -un)
-CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | awk '$$1 >= $(OLDEST)'),$(GPUS),$(TUNED_ARCH))
+CUDA_ARCH := $(or $(shell printf '%s\n' $(GPUS) | awk '$$1 >= $(OLDEST)'),$(GPUS))
+ifeq ($(CUDA_ARCH),)
+CUDA_ARCH := $(TUNED_ARCH) $(if $(shell $(NVCC) --list-gpu-arch 2> /dev/null | grep -x compute_120),100 120)
+PTX_ARCH := 80
+endif
 endif
 TOO_OLD := $(firstword $(shell printf '%s\n' $(CUDA_ARCH) | sed 's/[a-z]*$$//' | awk '$$1 && $$1 < $(OLDEST) { printf "%.1f\n", $$1 / 10 }'))
 ifneq ($(TOO_OLD),)
@@ -28,9 +33,11 @@ endif
 endif
 # Only 90a has Hopper's own instructions (wgmma), which the fast attention and products use.
 NVCC_FLAGS := -O3 -std=c++20 -Illmc -diag-suppress 177 -Xcompiler -Wall,-Wextra,-Wno-deprecated-enum-enum-conversion -Xptxas -v \
-	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) \
-	$(if $(filter FP%,$(PRECISION)),-DGNS_$(PRECISION))
-CUDA_LINK = -Xcompiler -fopenmp -L$(CUDA_HOME)/lib64 -lcublasLt $(if $(MPI_LIBS),-L$(CUDA_HOME)/lib -lnccl) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
+	$(foreach a,$(patsubst 90,90a,$(CUDA_ARCH)),-gencode=arch=compute_$(a),code=sm_$(a)) $(if $(PTX_ARCH),-gencode=arch=compute_$(PTX_ARCH)$(comma)code=compute_$(PTX_ARCH)) \
+	$(if $(filter FP%,$(PRECISION)),-DGNS_$(PRECISION)) $(NCCL_HOME:%=-I%/include)
+# NCCL from PyPI has no libnccl.so, only libnccl.so.2.
+LIBRARY_DIRS = $(CUDA_HOME)/lib64 $(if $(MPI_LIBS),$(or $(NCCL_HOME:%=%/lib),$(CUDA_HOME)/lib))
+CUDA_LINK = -Xcompiler -fopenmp $(foreach d,$(LIBRARY_DIRS),-L$(d) -Xlinker -rpath=$(d)) -lcublasLt $(if $(MPI_LIBS),-Xlinker -l:libnccl.so.2) $(patsubst -Wl$(comma)%,-Xlinker %,$(MPI_LIBS)) $(LDLIBS)
 
 # Prints a short line instead of nvcc's long command; with V=1 the command, with make -s nothing.
 say = $(if $(filter 1,$(V)),,@$(if $(findstring s,$(firstword -$(MAKEFLAGS))),,echo "NVCC $(1)";))

@@ -271,7 +271,11 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
 int comm_check_launch(const Comm *comm, Error *e) {
     static const char *const counts[] = {"SLURM_STEP_NUM_TASKS", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     if (comm->ranks > 1) return 0;
-#ifndef GNS_MPI
+#ifdef GNS_NO_NCCL
+    if (comm_launched())
+        return FAIL(e, ERR_USAGE, "install NCCL (libnccl-dev), or set NCCL_HOME=/path, and run make again",
+                    "started as one of several processes, but this program was built without NCCL");
+#elif !defined GNS_MPI
     if (comm_launched())
         return FAIL(e, ERR_USAGE, "install Open MPI (libopenmpi-dev) and run make again",
                     "started as one of several processes, but this program was built without MPI");

@@ -78,7 +78,7 @@ no_mpirun() {
 }
 no_mpi_in_it() {
     sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
-    refuses 64 "built without MPI" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
+    refuses 64 "built without MPI or NCCL" PATH="$work/bin:$work" PROGRAM="$work/other_cu"
 }
 no_slurm() {
     env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M > "$work/log" 2>&1

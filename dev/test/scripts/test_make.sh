@@ -152,11 +152,12 @@ end compiler
 mkdir -p "$work"/gpu/{bin,cuda/bin,llmc/{base,cuda,run}}
 cd "$work/gpu" || exit 70
 with_make
-program cuda/bin/nvcc 'echo "$*" >> calls
+program cuda/bin/nvcc '[ "$*" != --list-gpu-arch ] || exec cat archs
+echo "$*" >> calls
 for word; do [ "$before" != -o ] || : > "$word"; before=$word; done
 case "$*" in *" -c "*) cat report >&2 ;; esac'
 echo 'int module;' | tee llmc/base/module.c > llmc/run/main_cuda.c
-touch train_gpt2.cu llmc/cuda/kernel.cu report
+touch train_gpt2.cu llmc/cuda/kernel.cu report archs
 build_gpu() { rm -f calls && touch calls && PATH=$work/gpu/bin:$PATH make train_gpt2cu CUDA_HOME="$work/gpu/cuda" NO_MPI=1 "$@"; } # [VARIABLE=VALUE...]
 compiled() { grep -e ' -c ' calls | grep -oE 'sm_[0-9]+a?|[a-z0-9_]+\.cu$' | sort -u | xargs; } # files, architectures
 gpus() { program bin/nvidia-smi "printf '$1\\n'"; }
@@ -185,6 +186,21 @@ for native in 1 0 1 0; do
 done
 end other_flags
 
+# Without NCCL a build says so, once, and the program knows what it lacks.
+begin
+mkdir -p nccl/include llmc/ranks
+program bin/mpicc '[ "$1" != --showme:link ] || echo -lm'
+echo 'int comm;' > llmc/ranks/comm.c
+with_nccl_home() { PATH=$PWD/bin:$PATH make train_gpt2cu CUDA_HOME="$PWD/cuda" CUDA_ARCH=90a NCCL_HOME="$PWD/nccl"; }
+returns 0 with_nccl_home
+check "$(cat "$work/log")" says "$work/log" "note: no nccl.h in $PWD/nccl/include, so for one GPU only: install libnccl-dev"
+check "its reason: $(cat "$work/log")" grep -q -- '-DGNS_NO_NCCL .*-o build/cpu-nonccl/llmc/ranks/comm.o' "$work/log"
+touch nccl/include/nccl.h
+returns 0 with_nccl_home
+check "there: $(cat "$work/log")" [ "$(grep -c 'no nccl.h\|NO_NCCL' "$work/log")" = 0 ]
+check "linked: $(tail -n 1 calls)" grep -q -- "-L$PWD/nccl/lib -Xlinker -rpath=$PWD/nccl/lib .*-l:libnccl.so.2" calls
+end nccl
+
 # The GPUs that nvidia-smi lists.
 begin
 finds() { # COMPUTE_CAPABILITIES ARCHITECTURES [VARIABLE=VALUE]
@@ -200,6 +216,11 @@ finds '7.0\n7.5\n8.0' "sm_75 sm_80" PRECISION=FP16
 finds '8.9\n12.0\n6.1' "sm_120 sm_89"
 finds 'No devices were found' "sm_80 sm_90a"
 finds 'NVIDIA-SMI has failed (error 9)\n[N/A]' "sm_80 sm_90a"
+printf 'compute_100\ncompute_120\ncompute_121\n' > archs
+finds 'No devices were found' "sm_100 sm_120 sm_80 sm_90a"
+check "nothing for later GPUs: $(cat calls)" says calls code=compute_80
+finds '9.0\n' sm_90a
+check "PTX too: $(cat calls)" [ "$(grep -c code=compute calls)" = 0 ]
 too_old() { # CAPABILITY [VARIABLE=VALUE...]
     local oldest="8.0 (A100) or newer; CUDA_ARCH=80"
     [[ "$*" != *FP16* ]] || oldest="7.5 (T4) or newer; CUDA_ARCH=75"
