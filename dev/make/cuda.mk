@@ -82,8 +82,11 @@ cuda_wrap = $(addprefix -Xlinker --wrap=,$(1))
 $(CUDA_BUILD)/dev/bench/bench_save: CUDA_LINK += $(call cuda_wrap,$(TIMED))
 
 # This test replaces the CUDA runtime and the other ranks.
-$(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(call cuda_wrap,$(addprefix cuda,GetDeviceCount SetDevice GetDevice \
-	DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes) comm_gather comm_agree)
+$(CUDA_BUILD)/dev/test/cuda/test_device_cuda: CUDA_LINK += $(call cuda_wrap,$(addprefix cuda,GetDeviceCount DriverGetVersion SetDevice GetDevice \
+	DeviceGetPCIBusId GetDeviceProperties GetDeviceProperties_v2 FuncGetAttributes DeviceGetStreamPriorityRange \
+	StreamCreateWithPriority EventCreateWithFlags) ncclCommInitRank ncclGetLastError gethostname comm_gather comm_agree comm_broadcast)
+
+$(CUDA_BUILD)/dev/test/cuda/test_matmul_cuda: CUDA_LINK += $(call cuda_wrap,cublasLtMatmulAlgoGetHeuristic cublasLtMatmulAlgoCheck)
 
 cuda-programs-one: $(CUDA_PROGRAMS) $(CUDA_BUILD)/train_gpt2cu
 

@@ -3,12 +3,17 @@
 __global__ static void probe_kernel() {}
 
 static const char *const hint_no_gpu = "the CPU trainer, train_gpt2, needs no GPU";
+static const char *const hint_old_driver =
+    CUDART_VERSION >= 13000 ? "update the driver, or build with CUDA 12" : "update the driver";
 
 int device_count(int *count, Error *e) {
+    int driver = 0; // there is none
     *count = 0;
     cudaError_t status = cudaGetDeviceCount(count);
+    if (status == cudaErrorInsufficientDriver) (void)cudaDriverGetVersion(&driver);
     if (status != cudaSuccess)
-        return FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no usable NVIDIA GPU: %s", cudaGetErrorString(status));
+        return FAIL(e, ERR_UNAVAILABLE, driver ? hint_old_driver : hint_no_gpu, "no usable NVIDIA GPU: %s",
+                    cudaGetErrorString(status));
     return *count ? 0 : FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no NVIDIA GPU on this machine");
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/matmul.cuh"
 
+#include "cuda/gelu.cuh"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -236,10 +238,17 @@ static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t
     return true;
 }
 
+// True if cuBLASLt runs the plan, as it is now, with this algorithm.
+static bool plan_runs(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm) {
+    cublasLtMatmulHeuristicResult_t needs;
+    return cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
+                                   &needs) == CUBLAS_STATUS_SUCCESS &&
+           needs.workspaceSize <= MATMUL_WORKSPACE_BYTES;
+}
+
 // text: what follows the key. cuBLASLt checks that the words are an algorithm for the plan.
 static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
                        Error *e) {
-    cublasLtMatmulHeuristicResult_t needs;
     const char *bad = NULL;
     for (int i = 0; i < ALGORITHM_WORDS && !bad; i++) {
         char *end;
@@ -247,9 +256,7 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
         if (end == text || (i + 1 < ALGORITHM_WORDS && *end != '.')) bad = text;
         text = end + 1;
     }
-    if (!bad && cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
-                                        &needs) == CUBLAS_STATUS_SUCCESS)
-        if (needs.workspaceSize <= MATMUL_WORKSPACE_BYTES) return 0;
+    if (!bad && plan_runs(mm, plan, algorithm)) return 0;
     return FAIL(e, ERR_INPUT, "resume from another checkpoint",
                 "the record of tuned matrix products is damaged: no algorithm for a (%d, %d, %d) product",
                 plan->shape.m, plan->shape.n, plan->shape.k);
@@ -282,10 +289,26 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
     TRY(layout_create(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
     TRY(plan_point(plan, o->extra, e));
+    cublasLtMatmulHeuristicResult_t found;
+    Error none;
+    int count;
+    plan->apart = s->epilogue != MATMUL_PLAIN && plan_ask(mm, plan, 1, &found, &count, &none);
+    if (plan->apart) TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT, e));
     TRY(plan_choose(mm, plan, o, e));
-    for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out})
-        if (s->like_batch) TRY(layout_count(layout, s->batch, e));
+    if (!s->like_batch) return 0;
+    for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
+    if (plan_runs(mm, plan, &plan->algorithm)) return 0;
+    TRY(plan_ask(mm, plan, 1, &found, &count, e)); // with other bits than in other batches
+    plan->algorithm = found.algo;
     return 0;
+}
+
+// The epilogue of a product that is in out.
+__global__ static void epilogue_kernel(real *out, const real *extra, size_t count, int n, bool bias) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
+        const float x = real_to_float(out[i]), y = real_to_float(extra[bias ? i % n : i]);
+        out[i] = (real)(bias ? x + y : x * gelu_derivative(y));
+    }
 }
 
 // Finds or makes the plan of a shape. A full table starts again empty.
@@ -322,7 +345,11 @@ static int run(Matmul *mm, const MatmulShape &shape, const Operands &o, Error *e
     MatmulPlan *plan;
     TRY(plan_get(mm, &plan, &shape, common_alignment(&shape, &o), &o, e));
     TRY(plan_point(plan, o.extra, e));
-    return CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e);
+    TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
+    if (!plan->apart) return 0;
+    epilogue_kernel<<<1024, 256, 0, mm->stream>>>((real *)o.out, (const real *)o.extra, (size_t)shape.m * shape.n,
+                                                  shape.n, shape.epilogue == MATMUL_BIAS);
+    return CUDA_LAUNCHED(e);
 }
 
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,

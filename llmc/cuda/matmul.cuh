@@ -40,6 +40,7 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
+    bool apart; // cuBLASLt has no algorithm with this epilogue here: a kernel of its own follows
 } MatmulPlan;
 
 // Plans kept (a run needs about 20 for each number of rows); answers of the heuristic that tuning times.

@@ -4,8 +4,8 @@
 // 1. A transfer starts after all work that the engine's stream has queued before it (after_engine).
 // 2. Transfers run one after another, so that they share `rounded`.
 // 3. wait_for makes the engine's stream wait for a transfer, not the host; finish makes the host wait for all.
-// 4. The watchdog holds its lock while it aborts NCCL; every call that hands NCCL work takes that lock first
-//    (watchdog_begin), so that an aborted communicator gets none.
+// 4. The watchdog holds its lock while it aborts NCCL. Every call that hands NCCL work takes that lock first
+//    (watchdog_handing) and the watchdog awaits its end, so that an aborted communicator gets none.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 
@@ -35,6 +35,10 @@ struct Transport {
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
     if (result == ncclSuccess) return 0;
+    if (strstr(ncclGetLastError(comm), "out of memory")) // "Cuda failure 2 'out of memory'"
+        return error_set(e, file, line, ERR_MEMORY, "use a smaller --micro-batch, or try NCCL_NVLS_ENABLE=0",
+                         "out of GPU memory: NCCL needs more than was left to it (%.*s)", (int)strcspn(call, "("),
+                         call);
     return error_set(e, file, line, ERR_RANK, "NCCL_DEBUG=INFO says more; look for the rank that failed first",
                      "%.*s: %s (%s)", (int)strcspn(call, "("), call, ncclGetErrorString(result),
                      ncclGetLastError(comm));
@@ -74,7 +78,8 @@ static int find_place(Place *place, Error *e) {
 }
 
 // Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that stand for several machines,
-// each with its own NCCL_HOSTID, may share one: dev/test/ranks_check.sh, MACHINES.)
+// each with its own NCCL_HOSTID, may share one: dev/test/ranks_check.sh, MACHINES.) NCCL takes two containers of one machine
+// for two machines: a note, from the later rank.
 static int check_apart(Comm *comm, Error *e) {
     Place mine, *all;
     int same = -1;
@@ -82,7 +87,13 @@ static int check_apart(Comm *comm, Error *e) {
     TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e));
     int code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int r = 0; !code && r < comm->ranks; r++)
-        if (r != comm->rank && memcmp(&all[r], &mine, sizeof mine) == 0) same = r;
+        if (r == comm->rank || strcmp(all[r].boot, mine.boot) != 0 || strcmp(all[r].bus, mine.bus) != 0) continue;
+        else if (strcmp(all[r].host, mine.host) == 0) same = r;
+        else if (r < comm->rank && *mine.boot)
+            fprintf(stderr,
+                    "note: ranks %d and %d, in containers of one machine (%s, %s), have the same GPU (%s): give each "
+                    "its own (docker run --gpus '\"device=0\"')\n",
+                    r, comm->rank, all[r].host, mine.host, mine.bus);
     memory_free(all);
     if (!code && same >= 0)
         code = FAIL(e, ERR_UNAVAILABLE, "start one rank a GPU", "ranks %d and %d have the same GPU (%s of %s)",
@@ -168,10 +179,13 @@ static void destroy(Transport *t) {
 static int after_engine(Transport *t, Error *e) {
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     CUDA_TRY(cudaEventRecord(t->engine_done, t->engine), e);
-    return CUDA_CALL(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
+    CUDA_TRY(cudaStreamWaitEvent(t->stream, t->engine_done, 0), e);
+    watchdog_handing(t->comm->watchdog, true);
+    return 0;
 }
 
 static int work_started(Transport *t, Error *e) {
+    watchdog_handing(t->comm->watchdog, false);
     return CUDA_CALL(cudaEventRecord(t->ended[t->started++ % MARKS], t->stream), e);
 }
 

@@ -15,6 +15,7 @@
 enum {
     CHECK_MS = 100,        // between two checks of the clock
     SECONDS_TO_END = 5,    // for MPI to end the job; then this process exits by itself
+    HANDING_MS = 1000,     // for the main thread to return from the device's communication before that is aborted
     SECONDS_FOR_OTHERS = 1 // after a report that blames no rank, for reports of other machines (invariant 4)
 };
 static const double seconds_for_other_machines = 4; // before such a report: their ranks began to wait later or earlier
@@ -37,6 +38,7 @@ struct Watchdog {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool done;
+    atomic_bool handing; // becomes true under the lock alone
     // Below: under the lock.
     WatchdogPhase phase;
     int64_t step;
@@ -163,6 +165,7 @@ static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
     signal(SIGALRM, on_alarm);
     alarm((unsigned)(seconds_before + SECONDS_TO_END));
     sleep((unsigned)seconds_before);
+    for (int ms = 0; w->device.abort && atomic_load(&w->handing) && ms < HANDING_MS; ms++) usleep(1000);
     if (w->device.abort) w->device.abort(w->device.context);
     w->config.end(e->code);
 }
@@ -293,6 +296,13 @@ static void note(Watchdog *w, const char *what, int begun) {
 
 void watchdog_begin(Watchdog *w, const char *collective) { note(w, collective, 1); }
 void watchdog_wait(Watchdog *w, const char *what) { note(w, what, 0); }
+
+void watchdog_handing(Watchdog *w, bool handing) {
+    if (!w) return;
+    if (handing) pthread_mutex_lock(&w->lock);
+    atomic_store(&w->handing, handing);
+    if (handing) pthread_mutex_unlock(&w->lock);
+}
 
 void watchdog_device(Watchdog *w, const WatchdogDevice *device) {
     if (!w) return;

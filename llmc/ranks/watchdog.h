@@ -47,6 +47,9 @@ void watchdog_progress(Watchdog *w);
 void watchdog_begin(Watchdog *w, const char *collective); // counts it (invariant 1). The string is kept
 void watchdog_wait(Watchdog *w, const char *what);        // the same for what only some ranks do: not counted
 
+// Around a call that hands the device's communication work: an abort awaits its end, for a second at most.
+void watchdog_handing(Watchdog *w, bool handing);
+
 // A device's communication. The watchdog's thread calls `check` now and then: an error ends the job. It calls `abort`
 // before it ends the job.
 typedef struct {

@@ -11,6 +11,8 @@ enum { RANKS = 2, SENT_BYTES = 256 };
 static struct {
     int count;           // GPUs
     const char *bus;     // where the one is that this rank takes
+    const char *host;    // the container's name
+    const char *nccl;    // what NCCL's start fails with
     bool asked;          // for their number
     int current;         // the one taken
     int major;           // their compute capability
@@ -37,6 +39,10 @@ cudaError_t __wrap_cudaGetDeviceCount(int *count) {
     *count = gpu.count;
     return gpu.counted;
 }
+cudaError_t __wrap_cudaDriverGetVersion(int *version) {
+    *version = gpu.count ? 12000 : 0;
+    return cudaSuccess;
+}
 cudaError_t __wrap_cudaSetDevice(int device) {
     gpu.current = device;
     return gpu.taken;
@@ -53,6 +59,20 @@ cudaError_t __wrap_cudaGetDeviceProperties(cudaDeviceProp *p, int) { return prop
 cudaError_t __wrap_cudaGetDeviceProperties_v2(cudaDeviceProp *p, int) { return properties(p); } // its name in CUDA 12
 cudaError_t __wrap_cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return gpu.opened; }
 
+cudaError_t __wrap_cudaDeviceGetStreamPriorityRange(int *, int *) { return cudaSuccess; }
+cudaError_t __wrap_cudaStreamCreateWithPriority(cudaStream_t *, unsigned, int) { return cudaSuccess; }
+cudaError_t __wrap_cudaEventCreateWithFlags(cudaEvent_t *, unsigned) { return cudaSuccess; }
+struct NcclId {
+    char bytes[128];
+};
+int __wrap_ncclCommInitRank(void **, int, NcclId, int) { return 1; } // ncclUnhandledCudaError
+const char *__wrap_ncclGetLastError(void *) { return gpu.nccl; }
+int __wrap_gethostname(char *name, size_t bytes) {
+    snprintf(name, bytes, "%s", gpu.host);
+    return 0;
+}
+
+int __wrap_comm_broadcast(Comm *, void *, size_t, Error *) { return 0; }
 int __wrap_comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *) {
     CHECK(bytes <= SENT_BYTES && comm->ranks == RANKS, "%zu bytes", bytes);
     memcpy(talk.sent[comm->rank], mine, bytes);
@@ -71,6 +91,7 @@ static void gpus_are(int count) {
     gpu.count = count;
     gpu.major = 9;
     gpu.bus = "0000:1B:00.0";
+    gpu.host = "node";
 }
 
 // Rank `rank` of two on one machine chooses; its GPU is at `bus`.
@@ -101,6 +122,39 @@ static void test_two_ranks_on_one(void) {
     CHECK(talk.settled, "the other rank does not know");
 }
 
+// Two containers of one machine that show each rank all GPUs: NCCL takes them for two machines.
+static void test_two_containers(void) {
+    Error e = {};
+    char *text = NULL;
+    size_t bytes;
+    FILE *before = stderr;
+    gpus_are(2);
+    CHECK_OK(take(0, "0000:1B:00.0", &e), &e);
+    gpu.host = "other";
+    stderr = open_memstream(&text, &bytes);
+    CHECK_OK(take(1, "0000:1B:00.0", &e), &e);
+    fclose(stderr);
+    stderr = before;
+    CHECK(strncmp(text, "note: ranks 0 and 1, in containers of one machine (node, other), have the same GPU (0000:1B",
+                  91) == 0,
+          "%s", text);
+    free(text);
+}
+
+static void test_nccl_lacks_memory(void) {
+    Error e = {};
+    Transport *t = NULL;
+    Comm comm = {};
+    comm.rank = 1, comm.ranks = RANKS;
+    gpus_are(2);
+    gpu.nccl = "Cuda failure 2 'out of memory'";
+    CHECK_ERROR(nccl_transport.create(&t, &comm, WIRE_FP32, 0, NULL, NULL, &e), &e, ERR_MEMORY,
+                "out of GPU memory: NCCL");
+    CHECK(strstr(e.hint, "--micro-batch"), "%s", e.hint);
+    gpu.nccl = "unrecognized";
+    CHECK_ERROR(nccl_transport.create(&t, &comm, WIRE_FP32, 0, NULL, NULL, &e), &e, ERR_RANK, "ncclCommInitRank: ");
+}
+
 static void test_more_ranks_than_gpus(void) {
     Error e = {};
     gpus_are(3);
@@ -119,6 +173,11 @@ static void test_no_gpu(void) {
     CHECK(talk.settled, "the other rank does not know");
     gpu.counted = cudaErrorInsufficientDriver;
     CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "driver");
+    CHECK(strstr(e.hint, "needs no GPU"), "without a driver: %s", e.hint);
+    gpu.count = 1;
+    CHECK_ERROR(device_open(&device, &e), &e, ERR_UNAVAILABLE, "driver");
+    CHECK(strncmp(e.hint, "update the driver", 17) == 0, "%s", e.hint);
+    gpu.count = 0;
     CHECK_ERROR(take(0, "", &e), &e, ERR_UNAVAILABLE, "driver");
 }
 
@@ -162,6 +221,8 @@ int main(void) {
     if (!gpu.asked) return printf("SKIP test_device_cuda: built without NCCL, for one process\n"), ERR_SKIPPED;
     RUN(test_every_rank_has_its_own);
     RUN(test_two_ranks_on_one);
+    RUN(test_two_containers);
+    RUN(test_nccl_lacks_memory);
     RUN(test_more_ranks_than_gpus);
     RUN(test_no_gpu);
     RUN(test_busy);

@@ -6,6 +6,34 @@
 
 static Matmul *mm;
 
+// What cuBLASLt answers, as on other GPUs (the Makefile wraps these functions).
+static bool no_epilogues, no_algorithm_fits;
+static int asked;
+#define LAYOUTS                                                                                                        \
+    cublasLtHandle_t h, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,                 \
+        cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d
+extern "C" {
+decltype(cublasLtMatmulAlgoGetHeuristic) __real_cublasLtMatmulAlgoGetHeuristic;
+decltype(cublasLtMatmulAlgoCheck) __real_cublasLtMatmulAlgoCheck;
+cublasStatus_t __wrap_cublasLtMatmulAlgoGetHeuristic(LAYOUTS, cublasLtMatmulPreference_t preference, int most,
+                                                     cublasLtMatmulHeuristicResult_t *found, int *count) {
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    size_t bytes;
+    cublasLtMatmulDescGetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, &bytes);
+    asked++;
+    const cublasStatus_t status =
+        __real_cublasLtMatmulAlgoGetHeuristic(h, desc, a, b, c, d, preference, most, found, count);
+    if (no_epilogues && epilogue != CUBLASLT_EPILOGUE_DEFAULT) *count = 0;
+    return status;
+}
+cublasStatus_t __wrap_cublasLtMatmulAlgoCheck(LAYOUTS, const cublasLtMatmulAlgo_t *x,
+                                              cublasLtMatmulHeuristicResult_t *needs) {
+    const cublasStatus_t status = __real_cublasLtMatmulAlgoCheck(h, desc, a, b, c, d, x, needs);
+    if (no_algorithm_fits) needs->workspaceSize = (size_t)MATMUL_WORKSPACE_BYTES + 1;
+    return status;
+}
+}
+
 static double gelu_slope(double x) {
     const double k = sqrt(2 / M_PI), t = tanh(k * (x + 0.044715 * x * x * x));
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x);
@@ -102,6 +130,28 @@ static void test_addend(void) {
     }
 }
 
+// A GPU for which cuBLASLt has products alone; and an algorithm of a larger batch that does not fit this one.
+static void test_other_answers(void) {
+    no_epilogues = true;
+    matmul_tune(mm, false); // forgets the plans
+    test_products();
+    test_addend();
+    CHECK(mm->plan[mm->count - 1].apart, "test_addend's products have their epilogue");
+    no_epilogues = false;
+    no_algorithm_fits = true, asked = 0;
+    product_case<real>({.m = 64,
+                        .n = 64,
+                        .k = 64,
+                        .batch = 1,
+                        .stride_a = 4096,
+                        .stride_b = 4096,
+                        .stride_out = 4096,
+                        .like_batch = 24});
+    CHECK(asked == 2, "%d questions, though the answer for 24 products does not fit one", asked);
+    no_algorithm_fits = false;
+    matmul_tune(mm, false);
+}
+
 static int choices(void) {
     int count = 0;
     for (const char *c = mm->choices; *c; c++) count += *c == '=';
@@ -146,6 +196,7 @@ int main(int argc, char **argv) {
     CHECK_OK(matmul_create(mm, workspace, 0, &e), &e);
     RUN(test_products);
     RUN(test_addend);
+    RUN(test_other_answers);
     if (!small_shapes_only) RUN(test_tuning);
     matmul_destroy(mm);
     memory_free(mm);

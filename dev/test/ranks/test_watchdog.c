@@ -2,6 +2,7 @@
 #include "ranks/watchdog.h"
 #include "../test.h"
 
+#include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,6 +15,7 @@ typedef struct {
     int stopped; // rank without a heartbeat; 0: none
     bool joined;
     bool orphaned;
+    bool hands; // rank 0 is handing its device work when its deadline passes
 } Board;
 
 static void end(int code) { _exit(code); }
@@ -41,6 +43,12 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
     return w;
 }
 
+// A device that must not be aborted while it is handed work: the process then ends with another code.
+static atomic_bool handed;
+static void abort_device(void *) {
+    if (!atomic_load(&handed)) _exit(3);
+}
+
 // The others start first, so that rank 0 finds them on the board, and with longer deadlines, so that rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
@@ -49,7 +57,14 @@ static void wait_too_long(const Board *board) {
         Watchdog *w = watchdog_of(board, entries, rank, 60);
         if (rank == board->stopped) watchdog_destroy(w);
     }
-    watchdog_of(board, entries, 0, board->orphaned ? 60 : board->stopped ? 2.5 : 0.5);
+    Watchdog *own = watchdog_of(board, entries, 0, board->orphaned ? 60 : board->stopped ? 2.5 : 0.5);
+    if (board->hands) {
+        watchdog_device(own, &(WatchdogDevice){.abort = abort_device});
+        watchdog_handing(own, true);
+        usleep(900000);
+        atomic_store(&handed, true);
+        watchdog_handing(own, false);
+    }
     sleep(30);
     _exit(2);
 }
@@ -134,6 +149,10 @@ static void test_other_machines(void) {
     CHECK(strstr(text, " is at the earliest collective, collective number 4: look at the other machines too") && !strstr(text, "rank 1"), "%s", text);
 }
 
+static void test_abort_waits(void) {
+    said(&(Board){.ranks = 2, .here = 2, .begun = {1, 1}, .joined = true, .hands = true});
+}
+
 int main(void) {
     RUN(test_earliest);
     RUN(test_reports_itself);
@@ -142,6 +161,7 @@ int main(void) {
     RUN(test_stopped);
     RUN(test_never_started);
     RUN(test_orphaned);
+    RUN(test_abort_waits);
     RUN(test_other_machines);
     return test_summary();
 }
