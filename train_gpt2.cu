@@ -198,7 +198,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
     g.first = engine->first;
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
     if (has_own_bias(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
-    return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->clusters, engine->scratch,
+    return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->pairs, engine->scratch,
                            engine->stream, e);
 }
 
@@ -327,7 +327,7 @@ static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error
     g.squares = example_sq(engine, WTE, 0);
     g.row_at = engine->head_row_at;
     g.rows = engine->head_at_token + (size_t)b * T * C;
-    return weight_gradient(g, engine->logits, engine->lnf + (size_t)b * T * C, {n, T, Vp, C}, engine->clusters,
+    return weight_gradient(g, engine->logits, engine->lnf + (size_t)b * T * C, {n, T, Vp, C}, engine->pairs,
                            engine->scratch, engine->stream, e);
 }
 
@@ -368,9 +368,9 @@ static int head_smooth(Engine *engine, const Pass *p, Error *e) {
                               p->C, engine->scratch, engine->stream, e);
 }
 
-// Losses of rows from `first` on, and the gradient of lnf there, into dy. The product of logits and lnf, as they are on
-// return, is that of wte. scratch: numbers of a row, then sums of a tile's rows.
-static int head_exponentials(Engine *engine, size_t first, int rows, int T, Error *e) {
+// Losses of rows from `first` on; in training the gradient of lnf there, into dy: then the product of logits and lnf, as they
+// are on return, is that of wte. scratch: numbers of a row, then sums of a tile's rows.
+static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
     real *lnf = engine->lnf + first * C, *wte = weight(engine, WTE, 0);
@@ -381,7 +381,7 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, Erro
     d.y = engine->dy + first * C, d.row_values = factors;
     l.ticket = d.ticket = engine->ticket;
     RowSmoothing smooth = {};
-    if (head_is_shifted(engine)) {
+    if (train && head_is_shifted(engine)) {
         smooth = {engine->config.label_smoothing, model->config.vocab, engine->wte_sum, engine->smoothed + first};
         d.epilogue = LINEAR_SHIFTED;
         d.column_values = engine->wte_sum, d.column_factor = -head_everywhere(engine, T);
@@ -390,7 +390,7 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, Erro
     TRY(linear_sm90(l, engine->stream, e));
     TRY(crossentropy_finish(engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp),
                             engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, smooth, engine->stream, e));
-    return linear_sm90(d, engine->stream, e);
+    return train ? linear_sm90(d, engine->stream, e) : 0;
 }
 
 // Losses of rows from `first` on; in training the gradient of lnf there, into dy, and logits become their gradient.
@@ -417,7 +417,7 @@ static int head(Engine *engine, const Pass *p, bool train, Error *e) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
-        if (train && head_is_exponentials(engine)) TRY(head_exponentials(engine, first, rows, p->T, e));
+        if (head_is_exponentials(engine)) TRY(head_exponentials(engine, first, rows, p->T, train, e));
         else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
         if (!train) continue;
         if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
@@ -604,7 +604,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 }
 
 // Runs each kind of micro-step of training on arbitrary tokens, so that all products are timed: with first gradients, and
-// with added ones; and validation's logits, where training has other products. The results are dropped.
+// with added ones. The results are dropped.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -613,7 +613,6 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     TRY(cuda_begin_step(engine, e));
     for (int i = 0; i < 2; i++) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
     if (c->gns == GNS_EXACT) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
-    if (head_is_exponentials(engine)) TRY(head_logits(engine, 0, engine_head_examples(c) * c->seq_len, false, e));
     return cuda_begin_step(engine, e);
 }
 

@@ -38,8 +38,8 @@ typedef struct {
     double seconds;          // a kernel
     double bandwidth, flops; // the ceilings, a second
     bool held;
-    bool fused;   // the model's products are linear_sm90's: what these replace is shown, but not in the sum
-    int clusters; // weight_gradient_clusters
+    bool fused; // the model's products are linear_sm90's: what these replace is shown, but not in the sum
+    WeightGradientPairs pairs;
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
 } Bench;
@@ -170,7 +170,7 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
 
 // With the examples' norms, as exact norms need them, or without; with the bias gradient, or without.
 static void fused_dweight(Bench *b, const char *name, int times, bool norms, bool bias, int B, int in, int out) {
-    if (!b->clusters || !wanted(b, name) || (!norms && left_out(b, times))) return;
+    if (!b->pairs.count || !wanted(b, name) || (!norms && left_out(b, times))) return;
     const WeightGradientShape s = {B, T, in, out};
     const size_t x = (size_t)B * T * in, y = (size_t)B * T * out, n = (size_t)in * out;
     real *left = randoms<real>(SETS * x), *dy = randoms<real>(y);
@@ -178,10 +178,10 @@ static void fused_dweight(Bench *b, const char *name, int times, bool norms, boo
     g.dw = zeros<float>(n), g.first = true;
     if (norms) g.squares = zeros<double>(1);
     if (bias) g.bias = {zeros<float>(out), norms ? zeros<double>(1) : NULL, true};
-    void *workspace = zeros<char>(weight_gradient_workspace_bytes(s, b->clusters));
+    void *workspace = zeros<char>(weight_gradient_workspace_bytes(s, b->pairs.count));
     Error e = {};
     run_case(b, name, times, 2.0 * (B * T) * in * out, (double)(x + y) * sizeof(real) + n * sizeof(float), [&](int i) {
-        bench_check(weight_gradient(g, left + i % SETS * x, dy, s, b->clusters, workspace, 0, &e), &e);
+        bench_check(weight_gradient(g, left + i % SETS * x, dy, s, b->pairs, workspace, 0, &e), &e);
     });
 }
 
@@ -200,7 +200,7 @@ static MatmulShape dweight(int rows, int in, int out) {
 // attention has qkv's bias.
 static void dweights(Bench *b, int B, int C, int L) {
     const int N = B * T;
-    const bool bias = b->clusters && C % WEIGHT_GRADIENT_TILE == 0;
+    const bool bias = b->pairs.count && C % WEIGHT_GRADIENT_TILE == 0;
     product(b, "qkv dweight", bias ? 0 : L, dweight(N, C, 3 * C));
     fused_dweight(b, "qkv dweight and bias, ours", bias ? L : 0, false, true, B, C, 3 * C);
     product(b, "proj dweight", L, dweight(N, C, C));
@@ -461,7 +461,7 @@ static void bench_model(Bench *b, const char *name) {
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
     bench_check(linear_sm90_usable(&b->fused, m.channels, m.channels, &e), &e);
-    bench_check(weight_gradient_clusters(&b->clusters, &e), &e);
+    bench_check(weight_gradient_pairs(&b->pairs, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B);
     head_products(b, examples * T, m.channels, m.vocab, model.vocab_padded, chunks);

@@ -93,7 +93,7 @@ static void time_all(std::vector<Candidate> &all, double seconds, int turns) {
 
 static float middle(const Candidate &c) { return c.us[c.us.size() / 2]; }
 
-static void bench(Matmul *mm, const Problem &p, int clusters, double seconds, int turns) {
+static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs, double seconds, int turns) {
     const WeightGradientShape s = p.s;
     const size_t rows = (size_t)s.B * s.T;
     real *x = device_new<real>(rows * s.in), *dy = device_new<real>(rows * s.out);
@@ -101,8 +101,8 @@ static void bench(Matmul *mm, const Problem &p, int clusters, double seconds, in
     double *squares = device_new<double>(2);
     fill_kernel<<<1056, 256>>>(x, rows * s.in, 1, 1.0f);
     fill_kernel<<<1056, 256>>>(dy, rows * s.out, 2, 0.02f);
-    void *workspace =
-        device_new<char>(size_max(weight_gradient_workspace_bytes(s, clusters), bias_backward_bytes(s.B, s.T, s.out)));
+    void *workspace = device_new<char>(
+        size_max(weight_gradient_workspace_bytes(s, pairs.count), bias_backward_bytes(s.B, s.T, s.out)));
     auto library = [=](bool add, bool exact) {
         Error e = {};
         MatmulShape shape = {
@@ -118,7 +118,7 @@ static void bench(Matmul *mm, const Problem &p, int clusters, double seconds, in
         WeightGradient g = {};
         g.dw = dw, g.first = !add, g.squares = exact ? squares : NULL;
         if (p.bias) g.bias = {dbias, exact ? squares + 1 : NULL, !add};
-        must(weight_gradient(g, x, dy, s, clusters, workspace, 0, &e), &e);
+        must(weight_gradient(g, x, dy, s, pairs, workspace, 0, &e), &e);
     };
     std::vector<Candidate> all = {{"cuBLASLt", true, [=] { library(false, false); }, {}},
                                   {"ours, no norms", false, [=] { ours(false, false); }, {}},
@@ -151,16 +151,16 @@ int main(int argc, char **argv) {
     const double seconds = argc > 1 ? atof(argv[1]) : 0.06;
     const int turns = argc > 2 ? atoi(argv[2]) : 5;
     Error e = {};
-    int clusters;
+    WeightGradientPairs pairs;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    must(weight_gradient_clusters(&clusters, &e), &e);
-    if (!clusters) return printf("SKIP bench_weight_gradient: not in this build, or not on this GPU\n"), ERR_SKIPPED;
+    must(weight_gradient_pairs(&pairs, &e), &e);
+    if (!pairs.count) return printf("SKIP bench_weight_gradient: not in this build, or not on this GPU\n"), ERR_SKIPPED;
     auto mm = std::make_unique<Matmul>();
     must(matmul_create(mm.get(), device_new<char>(MATMUL_WORKSPACE_BYTES), 0, &e), &e);
     for (const Problem &p : problems) {
         bool wanted = argc <= 3;
         for (int i = 3; i < argc; i++) wanted |= strstr(p.name, argv[i]) != NULL;
-        if (wanted) bench(mm.get(), p, clusters, seconds, turns);
+        if (wanted) bench(mm.get(), p, pairs, seconds, turns);
     }
     matmul_destroy(mm.get());
     return 0;

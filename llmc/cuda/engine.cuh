@@ -8,6 +8,7 @@
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/weight_gradient.cuh"
 
 // A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
 // row each block has its own qkv, which cuda_logits reads again.
@@ -35,8 +36,8 @@ struct Engine {
     cudaEvent_t state_ready;   // after the last update: see cuda_store
     Matmul *matmul;
     bool fused_linear; // linear_sm90 computes a block's products, except dinputs, and the head's
-    int clusters;      // weight_gradient_clusters
-    void *memory;      // the one device allocation
+    WeightGradientPairs pairs;
+    void *memory; // the one device allocation
 
     real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
     real *own_weight; // with shard_weights in 16 bits: of the owned ranges, which the ranks gather from here

@@ -39,6 +39,7 @@ static int tables_load(Engine *engine, Error *e) {
         const ReduceSegment segment = {t->offset, t->count};
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
+        CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // segment is this turn's
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
         CUDA_TRY(
             cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule_of(engine, t), granules, engine->stream), e);
@@ -64,7 +65,7 @@ static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
-    TRY(weight_gradient_clusters(&engine->clusters, e));
+    TRY(weight_gradient_pairs(&engine->pairs, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
     TRY(memory_alloc((void **)&engine->seen, c->seq_len * sizeof *engine->seen, "tokens", e));
@@ -122,8 +123,8 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB", d->name, REAL_NAME, d->multiProcessorCount,
-             (double)d->totalGlobalMem / (1 << 30));
+    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME, d->multiProcessorCount,
+             (double)d->totalGlobalMem / (1 << 30), engine->pairs.count ? "Hopper's" : "general");
 }
 
 size_t cuda_memory_in_use(const Engine *) {
@@ -142,5 +143,5 @@ void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // its s
     snprintf(out->name, sizeof out->name, "%s", device.properties.name);
     out->memory_bytes = (double)device.properties.totalGlobalMem;
     sketch.config = *config;
-    if (!weight_gradient_clusters(&sketch.clusters, &none_here)) out->exact_is_fused = engine_fuses(&sketch);
+    if (!weight_gradient_clusters(&sketch.pairs.count, &none_here)) out->exact_is_fused = engine_fuses(&sketch);
 }

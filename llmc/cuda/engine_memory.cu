@@ -31,7 +31,7 @@ int engine_head_examples(const EngineConfig *config) {
 }
 
 bool engine_fuses(const Engine *engine) {
-    return engine->clusters > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
+    return engine->pairs.count > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
 // Workspace of the weight gradients of B examples.
@@ -42,7 +42,7 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     size_t most = 0;
     for (const WeightGradientShape &s :
          {WeightGradientShape{B, T, C, C}, {B, T, C, 3 * C}, {B, T, C, 4 * C}, {B, T, 4 * C, C}, {of_head, T, Vp, C}})
-        most = size_max(most, weight_gradient_workspace_bytes(s, engine->clusters));
+        most = size_max(most, weight_gradient_workspace_bytes(s, engine->pairs.count));
     return most;
 }
 
@@ -53,15 +53,18 @@ size_t engine_muon_bytes(const EngineConfig *config) {
     return size_max(one, size_min(all, (size_t)256 << 20));
 }
 
+// Scratch of a chunk of the head that stores exponentials: numbers of a row, and sums of a tile's rows.
+static size_t head_bytes(const EngineConfig *c) {
+    const size_t rows = (size_t)engine_head_examples(c) * c->seq_len;
+    return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
+}
+
 // The most scratch of any kernel, at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
-    const size_t head_rows = (size_t)engine_head_examples(config) * T, Vp = config->model->vocab_padded;
-    size_t most = reduce_squares_workspace_bytes(config->model->tensor_count);
-    if (REAL_DTYPE == DTYPE_BF16) // numbers of a row, and sums of a tile's rows
-        most = size_max(most, head_rows * (2 + linear_sm90_tiles((int)Vp)) * sizeof(float));
+    size_t most = size_max(reduce_squares_workspace_bytes(config->model->tensor_count), head_bytes(config));
     if (config->label_smoothing > 0) most = size_max(most, bias_backward_bytes(1, m->vocab, C));
     if (config->optimizer == OPTIMIZER_LAMB)
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
@@ -178,11 +181,11 @@ static void layout_scratch(Engine *engine, Arena *a) {
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
     ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
     ADD(what, engine->decode_scratch, decode_scratch_floats(&c->model->config), HEAD, HEAD);
+    arena_add(a, what, &engine->scratch, c->inference ? head_bytes(c) : scratch_bytes(engine), HEAD, UPDATE);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
     ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
-    arena_add(a, what, &engine->scratch, scratch_bytes(engine), HEAD, UPDATE);
     arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
     if (c->optimizer == OPTIMIZER_MUON)
@@ -215,8 +218,9 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Arena arena = {};
     Error none_here;
     sketch.config = *config;
-    if (weight_gradient_clusters(&sketch.clusters, &none_here)) sketch.clusters = 0; // no GPU here
-    if (config->plan_fused && !sketch.clusters) sketch.clusters = HOPPER_MULTIPROCESSORS / 2;
+    int *pairs = &sketch.pairs.count;
+    if (weight_gradient_clusters(pairs, &none_here)) *pairs = 0; // no GPU here
+    if (config->plan_fused && !*pairs) *pairs = HOPPER_MULTIPROCESSORS / 2;
     size_t own = 0;
     memset(plan, 0, sizeof *plan);
     plan->total = engine_layout(&sketch, &arena);
@@ -255,7 +259,7 @@ int engine_memory_take(Engine *engine, Error *e) {
     Arena arena = {};
     size_t bytes = engine_layout(engine, &arena), available = 0, all = 0;
     CUDA_TRY(cudaMemGetInfo(&available, &all), e);
-    size_t leave = engine->config.leave, room = available > leave ? available - leave : 0;
+    size_t leave = engine->config.leave + CUDA_LATER_BYTES, room = available > leave ? available - leave : 0;
     cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
         char fit[128];
@@ -264,7 +268,8 @@ int engine_memory_take(Engine *engine, Error *e) {
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",
              engine->config.micro_batch, engine->config.seq_len, (double)bytes / (1 << 30), (double)room / (1 << 30),
-             engine->device.properties.name, (double)all / (1 << 30), leave ? ", NCCL's share apart" : "");
+             engine->device.properties.name, (double)all / (1 << 30),
+             engine->config.leave ? ", NCCL's share apart" : "");
         return error_hint(e, "%s", fit);
     }
     CUDA_TRY(status, e);

@@ -116,6 +116,7 @@ struct Job {
     int shares;
     const int *row_at;
     float *rows;
+    WeightGradientPairs pairs;
 
     __device__ int m(int tile) const {
         return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
@@ -123,11 +124,7 @@ struct Job {
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
 
-// A pair's place in the schedule, by its number in the launch; as many as are placed, or pairs are not placed. Neighbours in
-// the schedule share X or dY. What multiprocessors of one GPC ask for at about the same time is read from L2 once, so the
-// pairs of a GPC follow one another (pairs_place). Sums depend on the place alone.
-enum { PAIRS_MOST = 128, BLOCKS_MOST = PAIR * PAIRS_MOST };
-__device__ static int place_of[PAIRS_MOST], pairs_placed;
+enum { PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST };
 
 // ---- Shared memory --------------------------------------------------------------------------------------------------
 
@@ -243,6 +240,7 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
                                                      (piece ^ r % 8) * 16));
                     floats_add(sum[p], v);
                 }
+            fence_before_copies(); // into the stage
             release(&s.empty[ring.stage], rank);
             ring.advance();
         }
@@ -291,7 +289,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
             *(float2 *)(piece + lane % 2 * 8) = make_float2(x, y);
             x = y = 0.0f;
         }
-    fence_before_copy_out();
+    fence_before_copies();
     __syncwarp();
     if (lane > 0) return;
     const CUtensorMap *dw = NARROW ? &maps.dw_narrow : &maps.dw;
@@ -420,7 +418,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto &s = *(typename L::Shared *)shared_memory();
     const int number = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
-    const int cluster = uniform(pairs_placed * PAIR == (int)gridDim.x ? place_of[number] : number);
+    const int cluster = uniform(job.pairs.place[number]);
     if (threadIdx.x == 0) {
         for (int i = 0; i < L::STAGES; i++) {
             barrier_init(&s.full[i], 1);
@@ -683,57 +681,54 @@ static int maps_of(Maps *maps, const Tiling &t, WeightGradientShape s, const rea
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
 }
 
-__device__ static int block_at[BLOCKS_MOST], blocks_begun;
-
 // Writes each block's multiprocessor. A block that ended early could leave its own to another, so it waits for all.
-__global__ static void where_kernel() {
+__global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
-    atomicAdd(&blocks_begun, 1);
-    for (int tries = 0; tries < 2000 && *(volatile int *)&blocks_begun < (int)gridDim.x; tries++) {
+    atomicAdd(blocks_begun, 1);
+    for (int tries = 0; tries < 2000 && *(volatile int *)blocks_begun < (int)gridDim.x; tries++) {
     }
 }
 
 // The multiprocessors of all blocks that run at a time, a block a multiprocessor, in clusters of `size`; 0 blocks: none.
-static int blocks_where(int *at, int *blocks, int size, Error *e) {
+// room: (BLOCKS_MOST + 1) on the device.
+static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
     attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(size), config.blockDim = dim3(WARP), config.dynamicSmemBytes = 200 * 1024;
     config.attrs = &attribute, config.numAttrs = 1;
-    const int none = 0;
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, where_kernel, &config) != cudaSuccess) cudaGetLastError();
     *blocks = std::min(clusters, BLOCKS_MOST / size) * size;
     if (*blocks == 0) return 0;
     config.gridDim = dim3(*blocks);
-    CUDA_TRY(cudaMemcpyToSymbol(blocks_begun, &none, sizeof none), e);
-    CUDA_TRY(cudaLaunchKernelEx(&config, where_kernel), e);
-    return CUDA_CALL(cudaMemcpyFromSymbol(at, block_at, *blocks * sizeof *at), e);
+    CUDA_TRY(cudaMemset(room + BLOCKS_MOST, 0, sizeof *room), e);
+    CUDA_TRY(cudaLaunchKernelEx(&config, where_kernel, room, room + BLOCKS_MOST), e);
+    return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
 }
 
-// Fills place_of. Blocks of one cluster are in one GPC; clusters of several sizes, together, cover a GPC.
-static int pairs_place(int pairs, Error *e) {
-    int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], place[PAIRS_MOST], by_group[PAIRS_MOST];
+// Places the pairs. Blocks of one cluster are in one GPC; clusters of several sizes, together, cover a GPC.
+static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
+    int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
     for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
     CUDA_TRY(cudaFuncSetAttribute(where_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), e);
     TRY(shared_memory_allow(where_kernel, 200 * 1024, e));
     for (int size : {16, 8, 6, (int)PAIR}) {
-        TRY(blocks_where(at, &blocks, size, e));
+        TRY(blocks_where(at, &blocks, size, room, e));
         for (int i = 0; i < blocks; i++) {
             if (at[i] >= BLOCKS_MOST) return 0; // as they are numbered
             const int one = group[at[i / size * size]], other = group[at[i]];
             for (int &g : group) g = g == other ? one : g;
         }
     }
-    if (pairs > PAIRS_MOST || blocks != pairs * PAIR) return 0;
-    for (int i = 0; i < pairs; i++) by_group[i] = i;
-    std::stable_sort(by_group, by_group + pairs,
+    if (blocks != pairs->count * PAIR) return 0;
+    for (int i = 0; i < pairs->count; i++) by_group[i] = i;
+    std::stable_sort(by_group, by_group + pairs->count,
                      [&](int a, int b) { return group[at[PAIR * a]] < group[at[PAIR * b]]; });
-    for (int i = 0; i < pairs; i++) place[by_group[i]] = i;
-    CUDA_TRY(cudaMemcpyToSymbol(place_of, place, pairs * sizeof *place), e);
-    return CUDA_CALL(cudaMemcpyToSymbol(pairs_placed, &pairs, sizeof pairs), e);
+    for (int i = 0; i < pairs->count; i++) pairs->place[by_group[i]] = (unsigned char)i;
+    return 0;
 }
 
 int weight_gradient_clusters(int *clusters, Error *e) {
@@ -744,14 +739,25 @@ int weight_gradient_clusters(int *clusters, Error *e) {
     CUDA_TRY(cudaFuncGetAttributes(&attributes, product_kernel<L, true>), e);
     if (attributes.maxThreadsPerBlock < THREADS) return 0;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    Error ignored;
-    if (pairs_place(blocks / PAIR, &ignored)) cudaGetLastError(); // it would have made the kernel faster, no more
-    *clusters = blocks / PAIR;
+    *clusters = std::min(blocks / PAIR, (int)PAIRS_MOST);
     return 0;
 }
 
-int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s, int clusters,
-                    void *workspace, cudaStream_t stream, Error *e) {
+int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
+    Error ignored;
+    int *room;
+    *pairs = {};
+    TRY(weight_gradient_clusters(&pairs->count, e));
+    for (int i = 0; i < pairs->count; i++) pairs->place[i] = (unsigned char)i;
+    if (pairs->count == 0) return 0;
+    CUDA_TRY(cudaMalloc(&room, (BLOCKS_MOST + 1) * sizeof *room), e);
+    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // it would have made the kernel faster, no more
+    return CUDA_CALL(cudaFree(room), e);
+}
+
+int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
+                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
+    const int clusters = pairs.count;
     const Tiling t = tiling_of(s, {g.squares != NULL, g.bias.sum != NULL}, clusters);
     const Places p = places_of(t, s, clusters);
     const Schedule schedule = schedule_of(t, s, clusters);
@@ -770,7 +776,8 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                      g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
                      p.shares,
                      g.row_at,
-                     g.rows};
+                     g.rows,
+                     pairs};
     TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), e));
     TRY(tiles_launch(t, g.squares, maps, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
@@ -795,9 +802,10 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
 #else
 
 int weight_gradient_clusters(int *clusters, Error *) { return *clusters = 0; }
+int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
 size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
-int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape, int, void *, cudaStream_t,
-                    Error *e) {
+int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape,
+                    const WeightGradientPairs &, void *, cudaStream_t, Error *e) {
     return FAIL(e, ERR_INTERNAL, NULL, "weight_gradient: not in this build");
 }
 

@@ -10,6 +10,7 @@
 #include "model/cuda_sizes.h"
 
 enum { WEIGHT_GRADIENT_TILE = 128 }; // rows of dW that a block computes at a time
+enum { WEIGHT_GRADIENT_PAIRS_MOST = 128 };
 
 struct WeightGradientShape {
     int B, T, in, out; // in and out: multiples of WEIGHT_GRADIENT_MULTIPLE
@@ -28,11 +29,19 @@ struct WeightGradient {
     float *rows;       // (B, T, out)
 };
 
-// Pairs of multiprocessors that the kernel runs on; 0: it does not run on this GPU, or in this build. Also finds out which
-// pairs are in one GPC, by four small kernels, for the schedules of all later calls.
+// Pairs of multiprocessors that the kernel runs on; 0: it does not run on this GPU, or in this build.
 int weight_gradient_clusters(int *clusters, Error *e);
+
+// These, and each pair's place in the schedule, by its number in a launch. Neighbours in the schedule share X or dY. What
+// multiprocessors of one GPC ask for at about the same time is read from L2 once, so the pairs of a GPC follow one another:
+// four small kernels find these. Sums depend on the place alone.
+struct WeightGradientPairs {
+    int count;
+    unsigned char place[WEIGHT_GRADIENT_PAIRS_MOST];
+};
+int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e);
 
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters);
 
-int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s, int clusters,
-                    void *workspace, cudaStream_t stream, Error *e);
+int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
+                    const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e);

@@ -100,11 +100,9 @@ static void print_device(FILE *f, const Plan *p) {
             with_prefix(d->spec.bandwidth).s);
     if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
     else fprintf(f, "memory unknown ");
-    fprintf(f, "(%s); critical intensity %.3g FLOPs a byte\n",
-            d->own        ? "figures as given"
-            : d->measured ? "measured just now"
-                          : "data sheet",
-            plan_critical_intensity(d));
+    const char *source = d->own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
+    const char *kernels = d->fuses_exact ? "; Hopper's kernels" : d->measured ? "" : "; general kernels";
+    fprintf(f, "(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
 }
 
 // unit: 2 for MiB, 3 for GiB, 4 for TiB.

@@ -99,6 +99,12 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
         CHECK_OK(gpu.eval(a, w->tokens, (int)n, (int)length, got, &e), &e);
         CHECK_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e), &e);
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
+        if (length < T || masked) continue;
+        double sum = 0; // of validation; training's has the same roundings
+        for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
+        Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
+        CHECK_CLOSE(sum, trained.nll, 2e-6, 0);
+        outcome_free(&trained);
     }
     for (int length = 1; length <= (int)T; length += (int)T / 3 + 1) {
         CHECK_OK(gpu.logits(a, w->tokens, length, got, &e), &e);

@@ -6,7 +6,8 @@
 
 #include <memory>
 
-static int pairs_here;
+static WeightGradientPairs placed;
+static int pairs_here; // of which the schedules of fewer take the first, in order
 
 // A product on the device: operands, everything that may be wanted, and a workspace.
 struct Product {
@@ -64,7 +65,10 @@ static void product_reset(const Product &p) {
 
 static void product_run(const Product &p) {
     Error e = {};
-    CHECK_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, p.clusters, p.workspace, 0, &e), &e);
+    WeightGradientPairs pairs = placed;
+    for (int i = 0; p.clusters < pairs_here && i < p.clusters; i++) pairs.place[i] = (unsigned char)i;
+    pairs.count = p.clusters;
+    CHECK_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e), &e);
 }
 
 static std::vector<Output> product_outputs(const Product &p) {
@@ -250,6 +254,7 @@ int main(int argc, char **argv) {
     Error e = {};
     if (code) return code;
     CHECK_OK(weight_gradient_clusters(&pairs_here, &e), &e);
+    CHECK_OK(weight_gradient_pairs(&placed, &e), &e);
     if (pairs_here == 0) {
         printf("SKIP test_weight_gradient_cuda: not in this build, or not on this GPU\n");
         return ERR_SKIPPED;
