@@ -114,7 +114,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
         *(unsigned *)piece = pack(c[4 * n] * factor0, c[4 * n + 1] * factor0);
         *(unsigned *)(piece + 8 * PANEL_ROW_BYTES) = pack(c[4 * n + 2] * factor1, c[4 * n + 3] * factor1);
     }
-    fence_before_copy_out();
+    fence_before_copies();
     __syncwarp();
     if (lane == 0) {
         UNROLL_FOR (int panel = 0; panel < D / PANEL; panel++)

@@ -135,6 +135,7 @@ __device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows
         for (; F::DQ ? n >= end : n < end; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
+            if (!F::DQ) fence_before_copies(); // threads have read the statistics
             barrier_expect(full, other_bytes);
             pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], maps, full, work,
                                              F::DQ ? n * F::OTHERS : n, s);

@@ -221,8 +221,11 @@ template <bool SMOOTH> __global__ void __launch_bounds__(ROW_THREADS, 2) rows_ke
 
 template <bool SMOOTH> static int launch(const Rows &rows, cudaStream_t stream, Error *e) {
     const size_t row_bytes = rows.Vp * sizeof(real), sums = 2 * ROW_WARPS * (sizeof(Partial) + sizeof(float));
-    int most, processors;
+    int most, of_two, reserved, processors;
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
+    TRY(device_attribute(&of_two, cudaDevAttrMaxSharedMemoryPerMultiprocessor, e));
+    TRY(device_attribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, e));
+    most = min(most, of_two / 2 - reserved); // rows_kernel runs two blocks a multiprocessor
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
     if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most) {
         const int blocks = rows.R < 2 * processors ? rows.R : 2 * processors;

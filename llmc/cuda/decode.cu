@@ -265,6 +265,7 @@ __device__ static void chunk_multiply(Sums *sums, const Pack<VEC> *w, const real
         const float x = in[k * STEP_ROWS + lane / STEP_PACKS];
         UNROLL_FOR (int j = 0; j < VEC; j++) sums->of[j] = add_product(sums->of[j], x, from[j]);
     }
+    __syncwarp(); // all lanes have read the chunk, whose place the next fetch takes
 }
 
 // room (columns): the warp's sums.

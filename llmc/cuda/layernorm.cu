@@ -167,11 +167,11 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
         float dy[VEC], x[VEC];
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
-        const float shift = -t.mean[r] * t.rstd[r];
         sums[2 * r] = sums[2 * r + 1] = 0.0f;
         UNROLL_FOR (int j = 0; j < VEC; j++) {
             sums[2 * r] = fmaf(dy[j], gamma[j], sums[2 * r]);
-            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j], fmaf(x[j], t.rstd[r], shift));
+            layernorm_add(&sums[2 * r + 1], &grads[0][j], &grads[1][j], dy[j], gamma[j],
+                          layernorm_xhat(x[j], t.mean[r], t.rstd[r]));
         }
         pack_forget(t.dy[r]);
         pack_forget(t.x[r]);
@@ -201,14 +201,14 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
-        // rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma and xhat = (x - mean) rstd, by powers of x
-        const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1];
-        const float alone = -rstd * means[2 * r] - at_x * t.mean[r];
+        // rstd (g - mean(g) - xhat mean(g xhat)) with g = dy gamma and xhat = (x - mean) rstd, by powers of x - mean
+        const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1], alone = -rstd * means[2 * r];
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);
         pack_get(x, t.x[r]);
         if (ACCUMULATE) pack_get(dx, t.dresidual[r]);
-        UNROLL_FOR (int j = 0; j < VEC; j++) dx[j] = fmaf(rstd, dy[j] * gamma[j], fmaf(at_x, x[j], dx[j] + alone));
+        UNROLL_FOR (int j = 0; j < VEC; j++)
+            dx[j] = fmaf(rstd, dy[j] * gamma[j], fmaf(at_x, x[j] - t.mean[r], dx[j] + alone));
         const Pack<VEC> written = pack_of<VEC>(dx);
         pack_store(k.dresidual + (size_t)(row + r) * k.C + c, written);
         if constexpr (DROP) {

@@ -161,7 +161,7 @@ __device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
 
 // Sends a warp's slot out.
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel) {
-    fence_before_copy_out();
+    fence_before_copies();
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
         copy_box_out(map, slot, 0, row, panel);
@@ -230,10 +230,9 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
                 continue;
             }
             const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
-            r[q] = pack(c[i] + b.x, c[i + 1] + b.y);
-            if (!takes_extra(EPILOGUE)) continue;
-            const float2 y = unpacked(r[q]), old = unpacked(extra[q]);
-            r[q] = pack(old.x + y.x, old.y + y.y);
+            const float2 old = takes_extra(EPILOGUE) ? unpacked(extra[q]) : float2{};
+            r[q] = takes_extra(EPILOGUE) ? pack(old.x + (c[i] + b.x), old.y + (c[i + 1] + b.y))
+                                         : pack(c[i] + b.x, c[i + 1] + b.y);
         }
         matrices_store(slot, j, r);
     }
@@ -276,6 +275,7 @@ __device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) 
         }
         *sum = all;
     }
+    fence_before_copies(); // into the slot
     __syncwarp();
 }
 

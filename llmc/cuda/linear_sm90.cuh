@@ -9,7 +9,7 @@ enum { LINEAR_SM90_COLUMNS = 192, LINEAR_EXPONENT_MAX = 100 }; // of a tile; so 
 
 typedef enum {
     LINEAR_GELU,     // y = x W + b; gelu = GELU(y as stored), with the bits of gelu_forward
-    LINEAR_RESIDUAL, // y = (x W + b, rounded) + extra, with the bits of layernorm_forward's sum
+    LINEAR_RESIDUAL, // y = x W + b + extra, rounded once
     LINEAR_DGELU,    // y = x W^T gelu'(extra), rounded once; columns: those of y as stored
     LINEAR_BIAS,     // y = x W + b
     LINEAR_SCALED,   // y = row_values[row] x W

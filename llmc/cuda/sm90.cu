@@ -1,10 +1,15 @@
 // sm90: see sm90.cuh.
 #include "cuda/sm90.cuh"
+
+#include <atomic>
+
 #ifndef GNS_FP32
 
-// The driver's cuTensorMapEncodeTiled, without linking to the driver's library.
+// The driver's cuTensorMapEncodeTiled, without linking to the driver's library. The first call that finds it is the last.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
+    static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // a constant of the process, once it is there
     cudaDriverEntryPointQueryResult found;
+    if ((*encode = known)) return 0;
 #    if CUDART_VERSION >= 12050
     CUDA_TRY(
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)encode, 12000, cudaEnableDefault, &found),
@@ -14,6 +19,7 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
 #    endif
     if (found != cudaDriverEntryPointSuccess)
         return FAIL(e, ERR_UNAVAILABLE, "update the NVIDIA driver", "the driver has no cuTensorMapEncodeTiled");
+    known = *encode;
     return 0;
 }
 

@@ -145,7 +145,9 @@ __device__ static inline void copy_box_add(const CUtensorMap *map, const void *f
 __device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ static inline void fence_before_copy_out() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Orders the threads' own reads and writes of shared memory before the copies that follow, out of it or into it. Reads need
+// it as well: PTX ISA, "Causality order", links accesses of two proxies by a proxy fence alone.
+__device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // `bytes` and both addresses: multiples of 16.
 __device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {

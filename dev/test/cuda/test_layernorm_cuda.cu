@@ -94,9 +94,9 @@ struct BackwardInputs {
     std::vector<real> before; // what dresidual held, where it is added to; else empty
 };
 
-static BackwardInputs backward_inputs(int N, int C, bool accumulate) {
+static BackwardInputs backward_inputs(int N, int C, bool accumulate, double mean) {
     const size_t n = (size_t)N * C;
-    BackwardInputs in = {N, C, random_vector<real>(n, 0.5, 1.5), random_vector<real>(n), {}, {}, {}, {}};
+    BackwardInputs in = {N, C, random_vector<real>(n, mean, 1.5), random_vector<real>(n), {}, {}, {}, {}};
     in.gamma = random_vector<real>(C, 1.0, 0.3);
     if (accumulate) in.before = random_vector<real>(n);
     const Normalised statistics = layernorm_reference(in.x, in.gamma, in.gamma, N, C);
@@ -137,11 +137,12 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
 }
 
 // in_place: dresidual is dy's buffer (without accumulate); where it drops, dbranch is.
-static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false) {
+static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
+                                    double mean = 0.5) {
     Error e = {};
     const RowDropout drop = random_dropout(s, drops);
     const int B = s.B, T = s.T, C = s.C;
-    const BackwardInputs in = backward_inputs(B * T, C, accumulate);
+    const BackwardInputs in = backward_inputs(B * T, C, accumulate, mean);
     const size_t n = in.x.size();
     real *d_dy = device_from(in.dy), *d_x = device_from(in.x), *d_gamma = device_from(in.gamma);
     real *dr = device_new<real>(n), *d_branch = in_place ? d_dy : device_new<real>(n);
@@ -196,6 +197,7 @@ static void test_layernorm_backward(void) {
         layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), false);
         layernorm_backward_case(s, false, random_int(0, 1), true);
         layernorm_backward_case(s, true, true, true, true);
+        layernorm_backward_case(s, random_int(0, 1), true, false, false, 1500.0); // a mean of 1,000 times the spread
         layernorm_backward_case(s, random_int(0, 1), random_int(0, 1), random_int(0, 1), true);
     }
 }
