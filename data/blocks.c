@@ -1,3 +1,4 @@
+#define _GNU_SOURCE // memmem
 #include "blocks.h"
 #include "base/hash.h"
 #include "jsonl.h"
@@ -6,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EOT_TEXT "<|endoftext|>"
 enum { KEEP_BYTES = 4 << 20 }; // larger buffers are freed with the next smaller block
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
@@ -52,6 +54,17 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
     return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
 }
 
+#define NOT_UTF8 "its text is not valid UTF-8"
+
+int fail_at_bad_line(Error *e, const Input *input, const BadLine *bad) {
+    bool utf8 = strcmp(bad->why, NOT_UTF8) == 0;
+    return fail_at_line(e, input, bad->line,
+                        utf8 ? HINT_INVALID
+                             : "every line must be a JSON object with a text field: see --field; "
+                               "--invalid skip leaves such lines out",
+                        bad->why);
+}
+
 // ---- Is the text acceptable? ----------------------------------------------------------------------------------------
 
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
@@ -59,12 +72,15 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
         const char *begin, *what, *command;
     } kinds[] = {{"\x1f\x8b", "gzip, not text", "zcat"},
                  {"\x28\xb5\x2f\xfd", "zstd, not text", "zstdcat"},
+                 {"PAR1", "parquet, not text", "data/parquet_to_jsonl.py"},
+                 {"version https://git-lfs", "a Git LFS pointer, not the text", NULL},
                  {"\xff\xfe", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"},
                  {"\xfe\xff", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"}};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         size_t length = strlen(kinds[i].begin);
         if (bytes < length || memcmp(text, kinds[i].begin, length) != 0) continue;
-        FAIL(e, ERR_INPUT, NULL, "%s: is %s", input_name(input), kinds[i].what);
+        FAIL(e, ERR_INPUT, "git lfs pull fetches the text", "%s: is %s", input_name(input), kinds[i].what);
+        if (!kinds[i].command) return e->code;
         return error_hint(e, "say %s %s | data/tokenize ... %s-", kinds[i].command, input->path,
                           input->jsonl ? "--format jsonl " : "");
     }
@@ -86,16 +102,13 @@ static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
         if (is_blank(b->text + at, end - at)) continue;
         TextPiece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
-        if (why)
-            return fail_at_line(e, b->input, line, "every line must be a JSON object with a text field: see --field",
-                                why);
-        if (o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes) {
-            if (o->invalid == INVALID_ERROR)
-                return fail_at_line(e, b->input, line, HINT_INVALID, "its text is not valid UTF-8");
-            b->left_out++;
-        } else TRY(block_add_piece(b, piece, e));
+        bool checks = !why && o->invalid != INVALID_BYTES;
+        if (checks && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes) why = NOT_UTF8;
+        if (!why) TRY(block_add_piece(b, piece, e));
+        else if (o->invalid == INVALID_SKIP) b->left_out++;
+        else if (b->bad_count++ < BAD_LINES) b->bad[b->bad_count - 1] = (BadLine){line, why};
     }
-    return 0;
+    return b->bad_count ? fail_at_bad_line(e, b->input, &b->bad[0]) : 0;
 }
 
 static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e) {
@@ -111,6 +124,7 @@ static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
     if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_text_kind(b->input, b->text, b->bytes, e));
     if (b->input->jsonl) return block_parse_jsonl(b, o, e);
+    b->has_eot = !*o->separator && memmem(b->text, b->bytes, EOT_TEXT, strlen(EOT_TEXT));
     for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) TRY(piece_check_utf8(b, &b->pieces[i], e));
     return 0;
 }

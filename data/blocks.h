@@ -23,6 +23,12 @@ typedef struct { // a document, or a part of one
     int split;
 } TextPiece;
 
+typedef struct { // a line of jsonl that is refused
+    uint64_t line;
+    const char *why;
+} BadLine;
+enum { BAD_LINES = 10 }; // that are named
+
 typedef struct {
     const Input *input;
     Place start;
@@ -31,7 +37,10 @@ typedef struct {
     uint16_t *tokens;  // (text_capacity): no token is shorter than a byte
     TextPiece *pieces; // found by the reader; in jsonl by the worker
     int piece_count, piece_capacity;
-    int left_out; // lines of jsonl that are not UTF-8 (--invalid skip)
+    int left_out;    // lines of jsonl (--invalid skip)
+    BadLine bad[BAD_LINES];
+    int bad_count;   // may be larger
+    bool has_eot;    // a text without --separator has the words <|endoftext|>
     int code;     // of the worker
     Error error;
 } TextBlock;
@@ -50,6 +59,7 @@ uint64_t count_lines(const char *text, size_t bytes); // newlines
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e);
 
 // "INPUT line N: WHY", ERR_INPUT.
+int fail_at_bad_line(Error *e, const Input *input, const BadLine *bad);
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);
 
 // The split of document number `document` (in jsonl: its line) of input number `file`, if documents are not divided.

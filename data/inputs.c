@@ -4,27 +4,81 @@
 #include "base/text.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static bool names_jsonl(const char *path) { return path_ends(path, ".jsonl") || path_ends(path, ".ndjson"); }
+// ---- Text or JSON Lines ---------------------------------------------------------------------------------------------
+
+static bool ends_with(const char *path, const char *ending) { // in capitals or not
+    size_t length = strlen(path), n = strlen(ending);
+    return length > n && strcasecmp(path + length - n, ending) == 0;
+}
+
+static int format_of_name(const char *path) { // FORMAT_AUTO: it says nothing
+    static const char *const endings[] = {".jsonl", ".ndjson", ".jl", ".txt", ".md"};
+    for (int i = 0; i < 5; i++)
+        if (ends_with(path, endings[i])) return i < 3 ? FORMAT_JSONL : FORMAT_TEXT;
+    return FORMAT_AUTO;
+}
+
+// JSON Lines begin with { and ". FORMAT_AUTO: more text is needed.
+static int format_of_text(const char *text, size_t bytes, bool ended) {
+    size_t at = utf8_mark(text, bytes), blank = at + strspn(text + at, " \t\r\n");
+    size_t next = blank + (text[blank] == '{'), quote = next + strspn(text + next, " \t");
+    if (!text[quote] && quote >= bytes && !ended) return FORMAT_AUTO;
+    return next > blank && text[quote] == '"' ? FORMAT_JSONL : FORMAT_TEXT;
+}
+
+static int format_of_file(const char *path) {
+    char text[4097];
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t bytes = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0) close(fd);
+    text[bytes < 0 ? 0 : bytes] = 0;
+    return format_of_text(text, strlen(text), true);
+}
+
+static void set_format(Input *input, int format, bool by_line) {
+    input->jsonl = format == FORMAT_JSONL;
+    input->by_line = by_line && (input->jsonl || ends_with(input->path, ".json"));
+    input->undecided = format == FORMAT_AUTO;
+}
+
+// Refuses options that need a file: the length of a pipe, and whether all of it is UTF-8, are unknown until its end.
+static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
+    if (!input->jsonl && o->invalid == INVALID_SKIP)
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
+                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
+    if (input_has_tail(o, input))
+        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
+                    "--val-fraction: the length of %s is unknown", input_name(input));
+    return 0;
+}
+
+int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e) {
+    char begin[256] = "";
+    memcpy(begin, text, size_min(bytes, sizeof begin - 1));
+    set_format(input, format_of_text(begin, strlen(begin), ended || bytes >= sizeof begin), true);
+    return input->undecided ? 0 : pipe_check(o, input, e);
+}
+
+// ---- The list of inputs ---------------------------------------------------------------------------------------------
 
 static int inputs_push(Inputs *in, const char *path, const struct stat *st, Error *e) {
     Input *all = realloc(in->all, ((size_t)in->count + 1) * sizeof *all);
     if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
     Input *input = &(in->all = all)[in->count];
-    *input = (Input){.path = strdup(path), .jsonl = names_jsonl(path), .pipe = !st || !S_ISREG(st->st_mode)};
+    *input = (Input){.path = strdup(path), .pipe = !st || !S_ISREG(st->st_mode)};
     if (!input->path) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
-    struct stat in_place; // of what standard input was redirected from
-    if (!st && fstat(STDIN_FILENO, &in_place) == 0) st = &in_place;
-    if (st) input->device = st->st_dev, input->inode = st->st_ino;
-    if (!input->pipe) {
-        input->bytes = (uint64_t)st->st_size;
-        input->time = (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec;
-    }
+    int format = in->o->format ? in->o->format : format_of_name(path);
+    if (format || input->pipe) set_format(input, format, false);
+    else set_format(input, format_of_file(path), true);
+    if (!input->pipe) input->bytes = (uint64_t)st->st_size;
     in->count++;
     return 0;
 }
@@ -44,7 +98,8 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         return linked ? 0 : inputs_add_directory(in, path, e);
     }
     if (inside && !S_ISREG(st.st_mode)) return 0;
-    if (inside && !path_ends(path, ".txt") && !path_ends(path, ".md") && !names_jsonl(path)) {
+    bool json = inside && ends_with(path, ".json") && format_of_file(path) == FORMAT_JSONL;
+    if (inside && !json && format_of_name(path) == FORMAT_AUTO) {
         in->passed_over++;
         return 0;
     }
@@ -85,33 +140,22 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     return code;
 }
 
-// Refuses options that need a file: the length of a pipe, and whether all of it is UTF-8, are unknown until its end.
-static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
-    if (!input->jsonl && o->invalid == INVALID_SKIP)
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
-                    "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
-    if (input_has_tail(o, input))
-        return FAIL(e, ERR_USAGE, "write it to a file first, or give --separator or --format jsonl",
-                    "--val-fraction: the length of %s is unknown", input_name(input));
-    return 0;
-}
-
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e) {
+    in->o = o;
     int standard_inputs = *o->files_from && strcmp(o->files_from, "-") == 0;
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
-        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl and .ndjson files", "no text in %s",
+        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson and .jl files", "no text in %s",
                     pipe_name(count ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");
     for (int i = 0; i < in->count; i++) {
         Input *input = &in->all[i];
-        if (o->format != FORMAT_AUTO) input->jsonl = o->format == FORMAT_JSONL;
         if (strcmp(input->path, "-") == 0 && standard_inputs++)
             return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
-        if (input->pipe) TRY(pipe_check(o, input, e));
+        if (input->pipe && !input->undecided) TRY(pipe_check(o, input, e));
     }
     return 0;
 }

@@ -4,25 +4,30 @@
 #include "settings.h"
 
 typedef struct {
-    char *path;             // "-" is standard input
-    bool jsonl;             // else text
-    bool pipe;              // standard input, a pipe or a device: of unknown length
-    bool left_out;          // not read, or its rest is not: not UTF-8
-    uint64_t bytes;         // 0 for a pipe
-    int64_t time;           // last change, ns
-    uint64_t device, inode; // of what is read
+    char *path;     // "-" is standard input
+    bool jsonl;     // JSON Lines, else text
+    bool undecided; // a pipe, whose first line decides that
+    bool by_line;   // a note says that the first line has decided
+    bool pipe;      // standard input, a pipe or a device: of unknown length
+    bool left_out;  // not read, or its rest is not: not UTF-8
+    uint64_t bytes; // 0 for a pipe
 } Input;
 
 typedef struct {
+    const TokenizeOptions *o;
     Input *all;
     int count;
     int passed_over; // files of directories whose names end in something else
 } Inputs;
 
-// The inputs of a command line: files, "-", directories (their .txt, .md, .jsonl and .ndjson files, also those of
-// directories in them, hidden ones excepted), and what --files-from names. ERR_INPUT for one that cannot be read.
+// The inputs of a command line: files, "-", directories (their .txt, .md, .jsonl, .ndjson and .jl files, and .json files
+// of JSON Lines, also those of directories in them, hidden ones excepted), and what --files-from names. ERR_INPUT for one
+// that cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
+
+// Decides the format of a pipe by its first bytes, if they suffice. ended: there are no more.
+int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e);
 
 const char *input_name(const Input *input); // for messages
 

@@ -14,7 +14,7 @@ enum { JSON_DEPTH_MAX = 512 };
 
 typedef struct {
     char *at, *end;
-    const char *field; // of the outermost object: decoded to `out`, of several of this name the last
+    const char *field; // to find from this object on, decoded to `out`, of several the last; NULL: nothing
     char *out;
     size_t out_bytes;
     bool found;
@@ -134,10 +134,17 @@ static bool json_member(Json *j) {
     size_t bytes = 0;
     if (!json_string(j, key, &bytes)) return false;
     if (!json_take_token(j, ':')) return json_fail(j, "lacks a : after a key");
-    if (j->depth > 1 || bytes != strlen(j->field) || memcmp(key, j->field, bytes) != 0) return json_value(j);
-    j->found = true;
-    if (json_peek(j) != '"') return json_fail(j, "has a value that is no string in its text field");
-    return json_string(j, j->out, &j->out_bytes);
+    const char *field = j->field;
+    bool begins = field && strncmp(field, key, bytes) == 0 && !memchr(key, 0, bytes);
+    if (begins && !field[bytes]) {
+        j->found = true;
+        if (json_peek(j) != '"') return json_fail(j, "has a value that is no string in its text field");
+        return json_string(j, j->out, &j->out_bytes);
+    }
+    j->field = begins && field[bytes] == '.' && json_peek(j) == '{' ? field + bytes + 1 : NULL;
+    bool whole = json_value(j);
+    j->field = field;
+    return whole;
 }
 
 // An object or an array, from after its opening bracket.

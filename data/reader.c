@@ -68,28 +68,17 @@ static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return size_min((uint64_t)r->o->max_bytes - taken, bytes);
 }
 
-// True if text is checked as it arrives: that of pipes, so that invalid UTF-8 is reported before a block is full.
-static bool reader_checks(const TokenizeOptions *o, const Input *input) {
-    const char *separator = o->separator;
-    bool plain = utf8_invalid_at(separator, strlen(separator)) == strlen(separator);
-    return input->pipe && !input->jsonl && plain && o->invalid == INVALID_ERROR;
-}
-
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
-    const Input *input = reader_input(r);
-    bool checks = reader_checks(r->o, input);
+    Input *input = reader_input(r);
     TRY(reader_reserve(r, want, e));
-    for (size_t checked = 0, got; r->have < want && !r->ended && !r->invalid;) {
+    for (size_t got; r->have < want && !r->ended;) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
         if (input->pipe && room && !reader_wait(r)) return 0;
         TRY(reader_read(r, r->buffer + r->have, room, &got, e));
         r->have += got;
         r->ended = got == 0;
-        if (!checks) continue;
-        size_t whole = utf8_boundary(r->buffer, r->have);
-        r->invalid = utf8_invalid_at(r->buffer + checked, whole - checked) < whole - checked;
-        checked = whole;
+        if (input->undecided) TRY(input_decide(input, r->o, r->buffer, r->have, r->ended, e));
     }
     return 0;
 }
@@ -99,7 +88,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
 static int reader_set_tail(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     r->tail = UINT64_MAX;
-    if (!input_has_tail(r->o, input)) return 0;
+    if (input->pipe || !input_has_tail(r->o, input)) return 0;
     char next[3]; // a character begins within three bytes
     size_t got;
     uint64_t bytes = reader_limit(r, r->place.taken - r->place.offset, input->bytes);
@@ -134,13 +123,12 @@ static void reader_advance(Reader *r) {
     uint64_t taken = r->place.taken + r->have;
     r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken};
     r->have = 0;
-    r->invalid = false;
     if (taken >= (uint64_t)r->o->max_bytes) r->place.file = r->inputs->count;
 }
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-// Moves a cut in a separator, or between it and the newline before it, to after the separator.
+// Moves a cut in a separator, or between it and the line end before it, to after the separator.
 static size_t reader_keep_separator(const Reader *r, size_t cut) {
     size_t length = strlen(r->o->separator), from = cut > length - 1 ? cut - (length - 1) : 0;
     const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
@@ -149,7 +137,6 @@ static size_t reader_keep_separator(const Reader *r, size_t cut) {
 
 // How many bytes of the buffer make the next block; 0: the buffer needs more to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
-    if (r->invalid) return r->have;
     bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
     if (jsonl) {
         if (r->ended && !limited) return r->have;
@@ -159,10 +146,11 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     bool before_tail = r->tail != UINT64_MAX && r->tail > r->place.offset;
     if (before_tail && r->tail - r->place.offset <= r->have) return r->tail - r->place.offset;
     if (r->ended) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
-    size_t hold = strlen(r->o->separator);
+    size_t hold = *r->o->separator ? strlen(r->o->separator) + 1 : 0;
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
-    return hold && cut ? reader_keep_separator(r, cut) : cut;
+    if (!hold || !cut) return cut;
+    return reader_keep_separator(r, cut + (r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n'));
 }
 
 // The documents of a block of text: all of it, or what separators delimit.
@@ -172,12 +160,14 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     for (size_t at = 0;;) {
         Place *p = &r->place;
         if (p->skip_newline && at < b->bytes) {
-            at += b->text[at] == '\n';
+            at += at + 1 < b->bytes && b->text[at] == '\r' && b->text[at + 1] == '\n' ? 2 : b->text[at] == '\n';
             p->skip_newline = false;
         }
         const char *found = length ? memmem(b->text + at, b->bytes - at, separator, length) : NULL;
         size_t stop = found ? (size_t)(found - b->text) : b->bytes;
         size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
+        if (end < stop && end > at && b->text[end - 1] == '\r') end--;
+        if (found) r->separated = true;
         int split = r->tail != UINT64_MAX ? p->offset >= r->tail : split_of(r->o, b->input, p->file, p->document);
         TRY(block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !p->inside, .split = split}, e));
         if (end > at) p->inside = true;
@@ -193,11 +183,10 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     b->input = reader_input(r);
     b->start = r->place;
     b->bytes = bytes;
-    b->piece_count = b->left_out = 0;
+    b->piece_count = b->left_out = b->bad_count = 0;
     TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
     memcpy(b->text, r->buffer, bytes);
     reader_drop(r, bytes);
-    r->invalid = false;
     if (!b->input->jsonl) TRY(reader_find_pieces(r, b, e));
     r->place.offset += bytes;
     r->place.taken += bytes;

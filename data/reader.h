@@ -17,7 +17,7 @@ typedef struct {
     int fd;               // of inputs->all[place.file], or -1
     uint64_t tail;        // where validation begins in this file; UINT64_MAX: documents are not divided
     bool ended;           // the buffer holds the rest of the file
-    bool invalid;         // a pipe brought text that is not UTF-8: the buffer ends with it
+    bool separated;       // a separator was found
     char *buffer;
     size_t have, capacity;
 } Reader;

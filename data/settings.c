@@ -50,33 +50,25 @@ void settings_print_help(const TokenizeOptions *o) {
     for (int i = 0; i < COUNT; i++) row_print_help(stdout, &rows[i]);
 }
 
-// The inputs that the command line names so far.
-typedef struct {
-    int count;
-    bool only; // after --
-} Named;
-
+// An input, or -- and nothing but inputs after it.
 static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
-    Named *named = t->context;
+    int *inputs = t->context;
     const char *word = argv[*i];
-    (void)argc;
-    if (!named->only && strcmp(word, "-h") == 0)
+    if (strcmp(word, "-h") == 0)
         return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
-    if (!named->only && word[0] == '-' && word[1] && strcmp(word, "--") != 0)
+    if (strcmp(word, "--") == 0)
+        while (++*i < argc) argv[(*inputs)++] = argv[*i];
+    else if (word[0] == '-' && word[1])
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "unknown option " SAID, word);
-    if (named->only || strcmp(word, "--") != 0) argv[named->count++] = argv[*i];
-    else named->only = true;
+    else argv[(*inputs)++] = argv[*i];
     return 0;
 }
 
 static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
     const char *val = o->val_every_file ? "--val-every-file" : o->val_fraction > 0 ? "--val-fraction" : NULL;
-    if (!*o->tokenizer && !*o->out)
-        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME",
-                    "--tokenizer and --out are missing");
-    if (!*o->tokenizer)
-        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory", "--tokenizer is missing");
-    if (!*o->out) return FAIL(e, ERR_USAGE, "say --out data/NAME", "--out is missing");
+    if (!*o->tokenizer || !*o->out)
+        return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
+                    *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
     if (!*path_name(o->out) || directory_exists(o->out)) {
         FAIL(e, ERR_USAGE, NULL, "--out %s: a directory, not what the names of shards begin with", o->out);
         return error_hint(e, "say --out %s%sNAME", o->out, *path_name(o->out) ? "/" : "");
@@ -94,14 +86,13 @@ static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
 int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     uint8_t given[COUNT];
-    Named named = {0};
-    OptionTable t = {.rows = rows, .count = COUNT, .values = o, .given = given, .read_word = read_input};
-    t.context = &named;
+    OptionTable t = {.rows = rows, .count = COUNT, .values = o, .given = given, .context = inputs};
+    t.read_word = read_input;
+    *inputs = 0;
     for (int id = 0; id < COUNT; id++) row_reset(&t, id);
     o->max_bytes = INT64_MAX;
     o->threads = processors < 1 ? 1 : (int64_t)size_min((size_t)processors, THREADS_MAX);
     TRY(parser_command_line(&t, argc, argv, e));
     o->help_about = t.about;
-    *inputs = named.count;
     return o->help || o->version ? 0 : settings_check(o, *inputs, e);
 }

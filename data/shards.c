@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -54,24 +55,19 @@ static int take_lock(Writer *w, Error *e) {
     }
 }
 
+// Refuses inputs whose names are those of the run's shards, finished or not.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
-    const char *prefix = path_name(w->o->out);
-    char path[PATH_MAX];
-    struct stat st;
-    Names names;
-    int code = 0;
-    TRY(directory_list(directory, &names, e));
-    for (int i = 0; i < names.count && !code; i++) {
-        const char *name = names.name[i], *rest = name + strlen(prefix);
-        if (strncmp(name, prefix, strlen(prefix)) || (strncmp(rest, "_train_", 7) && strncmp(rest, "_val_", 5))) continue;
-        if (path_join(path, sizeof path, directory, name, e) || lstat(path, &st) != 0) continue;
-        for (int k = 0; k < inputs->count && !code; k++)
-            if (inputs->all[k].inode == st.st_ino && inputs->all[k].device == st.st_dev)
-                code = FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", path,
-                            w->o->out);
+    char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
+    if (!realpath(directory, real)) return 0;
+    size_t length = (size_t)snprintf(prefix, sizeof prefix, "%s/%s", real, path_name(w->o->out));
+    for (int i = 0; i < inputs->count; i++) {
+        const char *path = inputs->all[i].path;
+        if (!realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) || strncmp(real, prefix, length) != 0) continue;
+        if (strncmp(real + length, "_train_", 7) == 0 || strncmp(real + length, "_val_", 5) == 0)
+            return FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", real,
+                        w->o->out);
     }
-    names_free(&names);
-    return code;
+    return 0;
 }
 
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e) {

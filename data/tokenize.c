@@ -22,8 +22,13 @@
 
 enum {
     BLOCKS_PER_THREAD = 3, // one in work, one waiting, one to be written
-    LISTED_MAX = 20        // files that are named
+    LISTED_MAX = 20        // files left out that are named
 };
+
+typedef struct { // files with something that a note names
+    int count;
+    const Input *first, *last;
+} Found;
 
 typedef struct {
     TokenizeOptions options;
@@ -36,12 +41,11 @@ typedef struct {
     uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
     atomic_bool refused;                   // some input is refused: no block is encoded or written from here on
-    double start, shown;                   // seconds: of the run, the last line of progress
+    double start, shown;                   // seconds: of the run, of the last line of progress since then
     uint64_t total_bytes;                  // of input; 0: unknown
-    int bad_files, last_bad;               // inputs that are refused, and the number of the last of them
-    Error first_bad;                       // what is wrong with the first
-    int marked;                            // text files that begin with a byte order mark
-    const Input *first_marked;
+    int faults, bad_files, last_bad;       // of inputs: all, files that have some, and the number of the last file
+    Error first_bad;                       // the first fault
+    Found marks, eots;                     // a byte order mark; <|endoftext|> without --separator
 } Run;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
@@ -60,48 +64,59 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
 
 // A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
 static void show_progress(Run *run, uint64_t bytes, bool last) {
-    static const char done[] = "####################", to_do[] = "....................";
-    enum { WIDTH = sizeof done - 1 };
     const struct SplitState *splits = run->writer.split;
     bool terminal = isatty(STDERR_FILENO);
-    double now = clock_seconds(), every = terminal ? 0.2 : log_interval(now - run->start);
+    double seconds = clock_seconds() - run->start, every = terminal ? 0.2 : log_interval(seconds);
+    double done = last ? 1 : run->total_bytes ? fmin(1, (double)bytes / (double)run->total_bytes) : 0;
+    int left = done > 0 ? (int)(seconds / done * (1 - done)) : 0;
     Line line = {0};
     char text[200];
-    if (last ? !terminal && run->shown == run->start : now - run->shown < every) return;
-    run->shown = now;
-    double rate = (double)bytes / (now - run->start + 1e-9);
-    if (run->total_bytes) {
-        double share = last ? 1 : fmin(1, (double)bytes / (double)run->total_bytes);
-        double left = rate > 0 ? (1 - share) * (double)run->total_bytes / rate : 0;
-        int filled = (int)(share * WIDTH);
-        line_add(&line, 1, "[%.*s%.*s]", filled, done, WIDTH - filled, to_do);
-        line_add(&line, 6, " %5.1f%%", floor(1000 * share) / 10);
-        line_add(&line, 5, "  ETA %d:%02d:%02d", (int)(left / 3600), (int)(left / 60) % 60, (int)left % 60);
-    }
-    line_add(&line, 4, "  %.1f MB", (double)bytes / 1e6);
-    line_add(&line, 3, "  %.1f MB/s", rate / 1e6);
-    line_add(&line, 2, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
+    if (last ? !terminal && run->shown == 0 : seconds - run->shown < every) return;
+    run->shown = seconds;
+    if (done > 0) line_add(&line, 4, "%5.1f%%", floor(1000 * done) / 10);
+    if (done > 0) line_add(&line, 3, "  ETA %d:%02d:%02d", left / 3600, left / 60 % 60, left % 60);
+    line_add(&line, 2, "  %.1f MB  %.1f MB/s", (double)bytes / 1e6, (double)bytes / 1e6 / (seconds + 1e-9));
+    line_add(&line, 1, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
     line_fit(&line, terminal_columns(stderr) - terminal, text, sizeof text);
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Records the first error of an input. Errors are printed from the second input on.
-static void add_complaint(Run *run, int input, const Error *why) {
-    if (run->bad_files && run->last_bad == input) return;
-    run->bad_files++;
+// Records a fault of an input, or `count` of which this is the first. They are printed from the second on.
+static void add_fault(Run *run, int input, const Error *why, int count) {
+    run->bad_files += !run->faults || run->last_bad != input;
     run->last_bad = input;
-    if (run->bad_files == 1) run->first_bad = *why;
-    if (run->bad_files == 2) print_note("%s", run->first_bad.what);
-    if (run->bad_files >= 2 && run->bad_files <= LISTED_MAX) print_note("%s", why->what);
+    if (!run->faults) run->first_bad = *why;
+    if (run->faults == 1) print_note("%s", run->first_bad.what);
+    if (run->faults && run->faults < BAD_LINES) print_note("%s", why->what);
+    run->faults += count;
 }
 
-static int finish_complaints(const Run *run, Error *e) {
+static void add_block_faults(Run *run, const TextBlock *b) {
+    bool *done = &run->inputs.all[b->start.file].left_out; // the rest of this file
+    Error e;
+    for (int i = 0, last = size_min((size_t)b->bad_count, BAD_LINES) - 1; i <= last && !*done; i++) {
+        fail_at_bad_line(&e, b->input, &b->bad[i]);
+        add_fault(run, b->start.file, &e, i < last ? 1 : b->bad_count - last);
+    }
+    if (b->bad_count || *done) return; // in jsonl every line is checked
+    add_fault(run, b->start.file, &b->error, 1);
+    *done = true;
+}
+
+static int finish_faults(const Run *run, Error *e) {
     const Error *first = &run->first_bad;
-    if (run->bad_files > LISTED_MAX) print_note("and %d more", run->bad_files - LISTED_MAX);
+    const char *files = plural((uint64_t)run->inputs.count);
+    if (run->faults > BAD_LINES) print_note("and %d more", run->faults - BAD_LINES);
     *e = *first;
-    if (run->bad_files == 1) return e->code;
-    return FAIL(e, first->code, first->hint, "%d of %d files are refused; the first is %s", run->bad_files,
-                run->inputs.count, first->what);
+    if (run->faults == 1) return e->code;
+    return FAIL(e, first->code, first->hint, "%d fault%s in %d of %d file%s; the first is %s", run->faults,
+                plural((uint64_t)run->faults), run->bad_files, run->inputs.count, files, first->what);
+}
+
+static void count_found(Found *found, const Input *input) {
+    found->count += found->last != input;
+    found->last = input;
+    if (!found->first) found->first = input;
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
@@ -121,12 +136,9 @@ static int run_write_oldest(Run *run, Error *e) {
         *e = b->error;
         return b->code;
     }
-    if (b->code) {
-        add_complaint(run, b->start.file, &b->error);
-        run->inputs.all[b->start.file].left_out = true; // its rest
-    }
-    if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes) && !run->marked++)
-        run->first_marked = b->input;
+    if (b->code) add_block_faults(run, b);
+    if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes)) count_found(&run->marks, b->input);
+    if (!b->input->jsonl && b->has_eot) count_found(&run->eots, b->input);
     if (!atomic_load(&run->refused)) TRY(writer_block(&run->writer, b, e));
     run->written++;
     show_progress(run, b->start.taken + b->bytes, false);
@@ -152,8 +164,8 @@ static int run_blocks(Run *run, Error *e) {
 #pragma omp task depend(out : *b) firstprivate(b)
         run_encode(run, b);
     }
-    if (run->bad_files && reader_code) add_complaint(run, run->reader.place.file, &reader_error);
-    if (run->bad_files) return finish_complaints(run, e);
+    if (run->faults && reader_code) add_fault(run, run->reader.place.file, &reader_error, 1);
+    if (run->faults) return finish_faults(run, e);
     if (reader_code) *e = reader_error;
     return reader_code;
 }
@@ -166,10 +178,29 @@ static void print_left_out(const Run *run) {
     for (int i = 0, listed = 0; i < in->count && listed < LISTED_MAX; i++)
         if (in->all[i].left_out) printf("  %s\n", in->all[i].path), listed++;
     if (files > LISTED_MAX) printf("  and %" PRIu64 " more\n", files - LISTED_MAX);
-    if (lines) printf("left out: %" PRIu64 " line%s of jsonl whose text is not UTF-8\n", lines, plural(lines));
-    if (run->marked)
-        print_note("note: %d file%s with a byte order mark, which stays in the text; the first is %s", run->marked,
-                   run->marked == 1 ? " begins" : "s begin", run->first_marked->path);
+    if (lines)
+        printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines, plural(lines));
+}
+
+static void print_found(const Found *found, const char *what) {
+    if (found->count == 1) print_note("note: %s: %s", input_name(found->first), what);
+    if (found->count > 1) print_note("note: %d files, the first is %s: %s", found->count, input_name(found->first), what);
+}
+
+static void print_notes(const Run *run, int code) {
+    Found jsonl = {0}, json = {0};
+    for (int i = 0; i < run->inputs.count; i++)
+        if (run->inputs.all[i].by_line) count_found(run->inputs.all[i].jsonl ? &jsonl : &json, &run->inputs.all[i]);
+    print_found(&jsonl, "by the first line, read as JSON Lines; --format text or jsonl decides");
+    print_found(&json, "by the first line, read as text, braces and all; --format text or jsonl decides");
+    print_found(&run->marks, "a byte order mark stays in the text");
+    print_found(&run->eots, "<|endoftext|> is text there; --separator '<|endoftext|>' ends documents at it");
+    if (code) return;
+    if (*run->options.separator && !run->reader.separated)
+        print_note("note: --separator %s is nowhere in the text", run->options.separator);
+    if (run->writer.eot < 0 && !tokenizer_is_bytes(run->tokenizer))
+        print_note("note: %s declares no eos_token and has no <|endoftext|>: %s separates documents",
+                   run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }
 
 // True if the run fails when the split stays empty.
@@ -203,7 +234,7 @@ static int run_prepare(Run *run, Error *e) {
     bool known = true;
     run->reader.tokenizer = run->tokenizer;
     if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
-    run->start = run->shown = clock_seconds();
+    run->start = clock_seconds();
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
         if (!input->left_out) run->total_bytes += input->bytes;
@@ -233,6 +264,7 @@ static int tokenize(int argc, char **argv, Error *e) {
 #pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single
     code = run_blocks(&run, e);
+    print_notes(&run, code);
     TRY_GOTO(code);
     TRY_GOTO(run_finish(&run, e));
 done:

@@ -13,7 +13,7 @@ exec {lock}> lock
 flock -n $lock || fail 64 "another demo is at work in $PWD" "Wait for it to end"
 if [ -n "$text" ]; then
     [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that exists"
-    kinds=(-iname '*.txt' -o -iname '*.md' -o -iname '*.jsonl' -o -iname '*.ndjson') # those that data/tokenize reads
+    kinds=(-iname '*.txt' -o -iname '*.md' -o -iname '*.jsonl' -o -iname '*.ndjson' -o -iname '*.jl' -o -iname '*.json') # those that data/tokenize reads
     [ ! -d "$text" ] || [ -n "$(find "$text/" -type f \( "${kinds[@]}" \) -print -quit)" ] ||
         fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
             "Make one text of other files: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"

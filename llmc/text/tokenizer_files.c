@@ -148,16 +148,11 @@ static const cJSON *only_part(const cJSON *part, const char *list) {
 
 // True for Split by GPT-2's pattern, in one of its spellings.
 static bool splits_as_gpt2(const cJSON *split) {
-    static const char rest[] = "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
-    const char *regex = cJSON_GetStringValue(json_get(json_get(split, "pattern"), "Regex"));
-    const char *end = regex ? strstr(regex, rest) : NULL;
-    size_t length = end && !end[sizeof rest - 1] ? (size_t)(end - regex) : 0;
-    static const char *const begins[] = {"'s|'t|'re|'ve|'m|'ll|'d", "'(?:[sdmt]|ll|ve|re)"};
-    for (int i = 0; i < 2; i++)
-        if (length == strlen(begins[i]) && memcmp(regex, begins[i], length) == 0)
-            return is_text(json_get(split, "type"), "Split") && is_text(json_get(split, "behavior"), "Isolated") &&
-                   !member_on(split, " type pattern behavior ");
-    return false;
+#define REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+    const cJSON *regex = json_get(json_get(split, "pattern"), "Regex");
+    return (is_text(regex, "'s|'t|'re|'ve|'m|'ll|'d" REST) || is_text(regex, "'(?:[sdmt]|ll|ve|re)" REST)) &&
+           is_text(json_get(split, "type"), "Split") && is_text(json_get(split, "behavior"), "Isolated") &&
+           !member_on(split, " type pattern behavior ");
 }
 
 // True for what splits text into words as GPT-2 does: ByteLevel, after Split if it does not split itself.

@@ -136,9 +136,9 @@ def train():
         vocab_size=size - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False))
     want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
 
-    def learn(*args, code=0):
+    def learn(*args, code=0, note=""):
         done = subprocess.run([sys.executable, "scripts/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
-        one_line = done.stderr == "" if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        one_line = done.stderr == note if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         if done.returncode != code or not one_line:
             print(f"  train_bpe.py {args}: exit code {done.returncode}, want {code}: {done.stderr}")
         return done.returncode != code or not one_line
@@ -148,12 +148,19 @@ def train():
         open(source, "w", newline="").write(text)
         open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
         open(f"{d}/b.jsonl", "w").write("\ufeff" + json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
+        for name in ("b.JL", "b.json"):
+            open(f"{d}/{name}", "w").write(json.dumps({"meta": {"body": "".join(lines[5000:])}}) + "\n")
+        for name, begin in (("gz.txt", b"\x1f\x8b\x08"), ("lfs.txt", b"version https://git-lfs.github.com/spec/v1\n"), ("utf16.jsonl", "{".encode("utf-16"))):
+            open(f"{d}/{name}", "wb").write(begin)
         open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
         open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
         open(f"{d}/half.jsonl", "w").write('{"text": "\\ud800"}\n')
         open(f"{d}/deep.jsonl", "w").write('{"text": ' + "[" * 100000)
         wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
-        for out in ("whole", "parts"):
+        note = f"note: {d}/b.json: by the first line, read as JSON Lines; --format text or jsonl decides\n"
+        wrong += learn("--out", f"{d}/jl", "--field", "meta.body", f"{d}/a.txt", f"{d}/b.JL")
+        wrong += learn("--out", f"{d}/json", "--field", "meta.body", f"{d}/a.txt", f"{d}/b.json", note=note)
+        for out in ("whole", "parts", "jl", "json"):
             merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
             vocabulary = json.load(open(f"{d}/{out}/vocab.json"))
             wrong += merges != want or sorted(vocabulary.values()) != [*range(size)] or vocabulary["<|endoftext|>"] != size - 1
@@ -164,7 +171,7 @@ def train():
         os.symlink(f"{d}/victim", f"{d}/linked/merges.txt")
         wrong += learn("--out", f"{d}/linked", "--force", source, code=74) + (open(f"{d}/victim").read() != "precious")
         wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
-        for bad in ("bad.txt", "bad.jsonl", "half.jsonl", "deep.jsonl", "absent.txt"):
+        for bad in ("bad.txt", "bad.jsonl", "half.jsonl", "deep.jsonl", "absent.txt", "gz.txt", "lfs.txt", "utf16.jsonl"):
             wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
         wrong += learn("--out", f"{d}/bad.txt/x", source, code=74) + learn("--vocab-size", "256", "--out", f"{d}/x", source, code=64)
         open(f"{d}/tokenizers.py", "w").write('raise ImportError("hidden")')
