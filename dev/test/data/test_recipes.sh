@@ -116,6 +116,23 @@ check "line not named" says "$work/log" "hellaswag_val.jsonl line 2"
 check "something is left" [ ! -e "$work/h2/hellaswag_val.jsonl" ]
 end hellaswag
 
+begin
+mkdir "$work/ready"
+shard() { printf '%b' '\x88\xd8\x34\x01\x01\0\0\0\x03\0\0\0' && head -c 1012 /dev/zero && printf 'a\0b\0c\0'; }
+for name in val_000000 train_000001 train_000002; do shard > "$work/ready/fineweb_$name.bin"; done
+returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r"
+check "other files" diff -r "$work/ready" "$work/r"
+returns 65 data/fineweb10B.sh --from "$work/ready" --shards 3 --out "$work/r"
+check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin: no such file"
+returns 64 data/fineweb10B.sh --from "$work/ready" --shards 0 --out "$work/r"
+for bad in "sed s/^./x/" "head -c 1028" "head -c 3"; do # another magic number; cut off
+    shard | LC_ALL=C $bad > "$work/ready/fineweb_train_000003.bin"
+    returns 65 data/fineweb10B.sh --from "$work/ready" --shards 3 --out "$work/r"
+    check "not said: $(cat "$work/log")" says "$work/log" "fineweb_train_000003.bin: not a whole token shard"
+    check "it got its name" [ ! -e "$work/r/fineweb_train_000003.bin" ]
+done
+end fineweb10B
+
 # A curl without a network; one that breaks off half-way and resumes at the next call.
 begin
 mkdir "$work/none" "$work/slow"

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# FineWeb's sample of 10 billion tokens as ready-made shards of GPT-2's tokens, 200 MB each (kjj0/fineweb10B-gpt2): minutes,
+# no parquet, no tokenizer. Its validation begins with the 10,485,760 tokens that llm.c and modded-nanogpt report: train
+# with --val-tokens 10485760. See --help (--tokenizer does nothing here).
+NAME=fineweb10B SHARDS=10 FLAGS=shards
+USAGE="--shards N    the first N of 103 training shards of 100 million tokens (10)"
+. "$(dirname "$0")/recipe.sh"
+recipe_options "$@"
+[[ $SHARDS =~ ^[1-9][0-9]?[0-9]?$ ]] || fail 64 "--shards $SHARDS: not a whole number from 1 to 103" "See --help"
+mkdir -p "$OUT"
+for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS"); do
+    [ -n "$FORCE" ] || [ ! -f "$OUT/$shard" ] || continue
+    input "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main/$shard" hub
+    read -r magic version tokens <<< "$(od -An -td4 -N12 "$INPUT")"
+    if [ "$magic $version" != "20240520 1" ] || [ "$(stat -Lc %s "$INPUT")" != $((1024 + 2 * tokens)) ]; then
+        [ -n "$FROM" ] || rm -f "$INPUT"
+        fail 65 "$INPUT: not a whole token shard" "Get it again"
+    fi
+    rm -f "$OUT/$shard.partial" # it may be a link
+    cp -l "$INPUT" "$OUT/$shard.partial" 2> /dev/null || cp "$INPUT" "$OUT/$shard.partial"
+    mv "$OUT/$shard.partial" "$OUT/$shard"
+done
+echo "$OUT/fineweb_{train,val}_*.bin: $SHARDS training shards and one of validation"
