@@ -66,10 +66,10 @@ without_effect() {
     [ -n "$VAL" ] || printf '%s ' --val-every --val-tokens
 }
 
-# Removes from OPTIONS what the user gives, and what then has no effect. --steps, --train-tokens and --epochs replace each
-# other.
+# Removes from OPTIONS what the user gives, and what then has no effect. --steps, --train-tokens, --epochs and
+# --train-hours replace each other.
 drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1} idle
+    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1}${given[--train-hours]+1} idle
     idle=" $(without_effect)"
     for word in "${OPTIONS[@]}"; do
         case $word in

@@ -5,17 +5,20 @@
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e) {
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers;
-    TRY(memory_alloc((void **)&noise->layer, sizeof(GnsTracker) * (size_t)noise->layers, "noise trackers", e));
-    // Only a few steps are sampled, so these averages have the calibration's longer half-life.
-    double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
-    gns_init(&noise->ln, half_life);
-    gns_init(&noise->total, half_life);
-    gns_init(&noise->ranks, sampled); // one step in NOISE_RANKS_EVERY
+    TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * (size_t)noise->layers, "noise trackers", e));
     gns_calibration_init(&noise->calibration, half_life);
-    for (int i = 0; i < GROUP_COUNT; i++) gns_init(&noise->type[i], sampled);
-    for (int l = 0; l < noise->layers; l++) gns_init(&noise->layer[l], sampled);
+    noise_set_half_life(noise, half_life);
     noise->fixed_ratio = ratio;
     return 0;
+}
+
+void noise_set_half_life(Noise *noise, double half_life) {
+    // Only a few steps are sampled, so these averages have the calibration's longer half-life.
+    double sampled = GNS_CALIBRATION_HALF_LIVES * half_life;
+    noise->ln.half_life = noise->total.half_life = half_life;
+    noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
+    for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
+    for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
 }
 
 void noise_destroy(Noise *noise) {

@@ -25,6 +25,7 @@ typedef struct Noise {
 
 // half_life: tokens. ratio: total / ln, given by --gns-ratio; 0 to measure it.
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
+void noise_set_half_life(Noise *noise, double half_life); // from the next step on
 void noise_destroy(Noise *noise);
 
 // True if the next step must measure every tensor, for c. `done`: tokens before it.

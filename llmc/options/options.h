@@ -53,6 +53,8 @@ int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
+#define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: the run's length before that of --train-hours is known
+
 // With --epochs: sets the horizon and what depends on it. windows: the rows in --train.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 

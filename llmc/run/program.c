@@ -41,6 +41,9 @@ static void print_complete(const Run *r) {
                  (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
     else if (o->epochs)
         snprintf(counted, sizeof counted, "--epochs %g are %lld tokens", o->epochs, (long long)o->run.horizon_tokens);
+    else if (o->train_hours)
+        snprintf(counted, sizeof counted, "--train-hours %g were %lld tokens", o->train_hours,
+                 (long long)o->run.horizon_tokens);
     else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
     print_folded(stdout, 4,
                  "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "

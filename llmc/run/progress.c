@@ -91,6 +91,7 @@ static double work_left(Progress *p, double now) {
 }
 
 double progress_left(Progress *p, double now) {
+    if (p->ends > 0) return p->ends - now;
     const double enough = 0.002; // of the first step
     double begun = p->now.stage == STAGE_STEP ? share_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;

@@ -82,9 +82,12 @@ typedef struct {
     int64_t saved_step;         // its step; -1 before the first
     int64_t first_step;         // of this start of the run
     double limit;               // of --max-hours, in seconds of the clock
-    double longest_save;        // seconds
-    double longest_step;        // likewise, with what follows the step
+    double longest_save;        // seconds; 0 before the first
+    double longest_step;        // seconds, with what follows the step
     double step_began;          // seconds of the clock; 0 before the first
+    double timed_tokens;        // of steps, for --train-hours
+    double timed_seconds;       // likewise
+    double val_seconds;         // of the last validation; 0 before the first
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
     bool log_save_tried;        // a save for the lines of the log that wait now was tried
@@ -136,6 +139,9 @@ int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, m
 int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
 int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
 int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
+
+// Sets the length that --train-hours means, and all that depends on it.
+int run_set_horizon(Run *r, int64_t tokens, Error *e);
 
 // (all) ERR_INPUT if the ranks have different models or data.
 int setup_same_data(const Run *r, Error *e);

@@ -40,7 +40,7 @@ static void put_earlier_parts(FILE *f, const Run *r, const cJSON *old) {
     const cJSON *part;
     cJSON_ArrayForEach(part, json_get(old, "parts")) {
         double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
-        char *text = first_step <= (double)r->position.at.step ? cJSON_PrintUnformatted(part) : NULL;
+        char *text = first_step < (double)r->saving.first_step ? cJSON_PrintUnformatted(part) : NULL;
         if (text) fprintf(f, "    %s,\n", text);
         cJSON_free(text);
     }
@@ -69,7 +69,7 @@ static void put_this_part(FILE *f, const Run *r) {
     put_text_field(f, "directory", directory);
     for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
     fputs(", \"options\": ", f);
-    options_write_json_some(f, &r->setup.options, r->saving.saved[0] ? r->saving.changed : given);
+    options_write_json_some(f, &r->setup.options, r->saving.first_step > 1 ? r->saving.changed : given);
     for (int i = 0; i < r->setup.argc; i++) {
         fputs(i ? ", " : ", \"command\": [", f);
         text_write_json(f, r->setup.argv[i]);
@@ -109,6 +109,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
 static int choose_id(Archive *archive, const char *of_json, const char *of_checkpoint, Error *e) {
     const char *known = of_json && strlen(of_json) < sizeof archive->id ? of_json : of_checkpoint;
     uint64_t random[2];
+    if (*archive->id) return 0; // chosen at the start
     snprintf(archive->id, sizeof archive->id, "%s", known);
     if (*archive->id) return 0;
     if (getentropy(random, sizeof random) != 0)

@@ -21,6 +21,12 @@ int compare_ranks(Setup *setup, Position *position, Error *e) {
     return 0;
 }
 
+double save_seconds(const Run *r) {
+    const double disk = 1e8; // bytes a second: a guess
+    double bytes = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
+    return r->saving.longest_save > 0 ? r->saving.longest_save : bytes / disk;
+}
+
 const char *stop_cause(const Run *r) {
     if (r->saving.out_of_time) return "the end of --max-hours";
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";

@@ -32,4 +32,5 @@ int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
 
 int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RANK unless all ranks have the same weights
 
+double save_seconds(const Run *r); // the longest so far; before the first a guess
 const char *stop_cause(const Run *r); // the signal's name, or that another rank had it

@@ -210,6 +210,7 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
     if (io->writing ? at->moment_steps > 0 : get(io, "moment_steps") != NULL)
         TRY(io_int(io, "moment_steps", &at->moment_steps, e));
+    if (io->writing ? at->horizon > 0 : get(io, "horizon") != NULL) TRY(io_int(io, "horizon", &at->horizon, e));
     if (io->writing || get(io, "seconds")) TRY(io_real(io, "seconds", &at->seconds, e));
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
@@ -460,6 +461,18 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
+// A decided --train-hours stays as it was decided.
+static int keep_hours(const StateIO *io, Run *r, Error *e) {
+    const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "train_hours"));
+    const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;
+    const Options *o = &r->setup.options;
+    if (!o->train_hours || !horizon) return r->position.at.horizon = 0;
+    if (horizon % T || horizon > HORIZON_UNDECIDED) return malformed(io, "horizon", "a length in whole rows", e);
+    if (was == o->train_hours) return run_set_horizon(r, horizon, e);
+    FAIL(e, ERR_USAGE, NULL, "--train-hours %g: this run has %g, and its length is decided", o->train_hours, was);
+    return error_hint(e, "use --train-tokens; its length is %" PRId64, horizon);
+}
+
 // Refuses counts that no run can have.
 static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Error *e) {
     if ((double)at->tokens != (double)at->examples * seq_len) return malformed(io, "tokens", "examples x seq_len", e);
@@ -515,6 +528,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
+    if (!code) code = keep_hours(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, r->saving.changed, e);
     json_free(&io.json);
     return code;

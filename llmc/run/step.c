@@ -1,5 +1,5 @@
 // One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
-#include "run/run.h"
+#include "run/save.h"
 
 #include "base/terminal.h"
 #include "math/adamw.h"
@@ -229,15 +229,13 @@ static bool wants_save(Run *r) {
 
 // True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
 static bool out_of_time(Run *r) {
-    const double disk = 1e8, ending = 2,
-                 now = clock_seconds(); // bytes a second, a guess until a save has told; seconds
+    const double ending = 2; // seconds
+    const double now = clock_seconds();
     Saving *s = &r->saving;
-    double save = s->longest_save;
-    if (save == 0) save = (double)saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) / disk;
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
-    s->out_of_time =
-        is_first(&r->setup) && now + 2 * s->longest_step + 2 * save + ending >= s->limit; // one may be under way
+    // another save may be under way
+    s->out_of_time = is_first(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }
 

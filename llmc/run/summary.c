@@ -44,7 +44,8 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
     fprintf(f, "data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens,
             (unsigned long long)info.windows);
-    if (!info.weighted) fprintf(f, "; the run is %.3g epochs", examples / (double)info.windows);
+    bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
+    if (!info.weighted && decided) fprintf(f, "; the run is %.3g epochs", examples / (double)info.windows);
     fprintf(f, "\n");
     for (int s = 0; info.weighted && s < info.sources; s++) {
         DatasetSource source = dataset_source(data->train, s);
@@ -62,6 +63,10 @@ static void print_optimizer(FILE *f, const Options *o) {
 static void print_length(FILE *f, const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
+    if (o->train_hours && !position->at.horizon) {
+        fprintf(f, "run     %g hours; the speed will tell how many tokens\n", o->train_hours);
+        return;
+    }
     if (o->run.ramp_mode != RAMP_FIXED) {
         fprintf(f, "run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
                 (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);

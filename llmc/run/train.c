@@ -8,6 +8,7 @@
 
 // The parts of an iteration, in the order in which the loop calls them; save.h has the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
+static int decide_length(Run *r, const StepMetrics *m, Error *e);
 static int validate(Run *r, const StepMetrics *m, Error *e);
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e);
 static int sample(Run *r, Error *e);
@@ -24,6 +25,7 @@ static int train_loop(Run *r, Error *e) {
             r->position.stop = true; // more ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
+        if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool compares = is_due(at->step, o->compare_every);
@@ -45,11 +47,59 @@ static int train_loop(Run *r, Error *e) {
     return finish(r, e);
 }
 
+// ---- --train-hours --------------------------------------------------------------------------------------------------
+
+// What validations and HellaSwag cost a step, in seconds. a_token: of training, of which a forward pass is a third.
+static double evaluation_seconds(const Run *r, double a_token) {
+    const Options *o = &r->setup.options;
+    double val = r->saving.val_seconds, test = 0;
+    if (r->data.val && val == 0)
+        val = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3;
+    if (r->data.hellaswag) {
+        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
+        test = (double)info.rows * info.width * a_token / 3 / (double)o->hellaswag_every;
+    }
+    return o->val_every > 0 ? test + val / (double)o->val_every : test;
+}
+
+// On rank 0: the tokens that fill the time, in three digits; 0: not known yet. A start's first steps are slower.
+static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
+    enum { WARM = 5, STEPS = 50 };
+    const double time = 3600 * r->setup.options.train_hours, left = time - run_seconds(r) - save_seconds(r);
+    const int64_t T = r->setup.shape.seq_len;
+    const double batch = (double)(m->batch * T);
+    if (m->step < r->saving.first_step + WARM) return 0;
+    r->saving.timed_tokens += batch;
+    r->saving.timed_seconds += batch / m->tok_per_s;
+    if (m->step < STEPS && left > 0.9 * time) return 0;
+    const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
+    const double steps = fmax(0, left) / (batch * a_token + evaluation_seconds(r, a_token));
+    const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
+    const double unit = pow(10, floor(log10(all)) - 2);
+    const int64_t tokens = (int64_t)(floor(all / unit) * unit) / T * T;
+    return tokens > m->tokens ? tokens : m->tokens;
+}
+
+static int decide_length(Run *r, const StepMetrics *m, Error *e) {
+    int64_t tokens = is_first(&r->setup) ? tokens_for_hours(r, m) : 0;
+    TRY(comm_broadcast(r->setup.comm, &tokens, sizeof tokens, e));
+    if (!tokens) return 0;
+    TRY(run_set_horizon(r, tokens, e));
+    if (!is_first(&r->setup)) return 0;
+    progress_break(&r->output.progress);
+    r->output.progress.ends = 0;
+    r->output.progress.horizon = tokens;
+    printf("length  %lld tokens fill --train-hours %g\n", (long long)tokens, r->setup.options.train_hours);
+    return write_run_json(r, e);
+}
+
 // ---- Validation, samples --------------------------------------------------------------------------------------------
 
 static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
+    const double start = clock_seconds();
     TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &r->output.progress, &v, e));
+    r->saving.val_seconds = clock_seconds() - start;
     r->position.at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
@@ -152,7 +202,9 @@ static double time_limit(const Run *r) {
 }
 
 int train_run(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
     r->saving.limit = time_limit(r);
+    if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
     begin_loss_scale(&r->setup, &r->position.at.loss_scale);
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));

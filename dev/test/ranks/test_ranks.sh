@@ -148,6 +148,22 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     mpi 1 "$train" $base --train same_*.bin --model on_adamw/step_00000010 --with-optimizer --steps 4 --out refused > on.log 2>&1
     [ $? = 65 ] && grep -q 'optimizer.safetensors' on.log && [ ! -e refused ] || { cat on.log; return 1; }
 }
+fills_its_hours() { # --train-hours: the length is decided once, and a resumed run has it
+    local ranks begun took base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 30 --keep 0"
+    for ranks in 1 2; do
+        begun=$(date +%s%N)
+        run $ranks t$ranks $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
+        [ $took -gt 3000 ] && [ $took -lt 14000 ] || { echo "$took ms of 7200"; tail -n 3 t$ranks.log; return 1; }
+        local tokens
+        tokens=$(grep -oE '"tokens": [0-9]+' t$ranks/metrics.jsonl | tail -n 1 | grep -oE '[0-9]+')
+        [ "$(grep -c "^length  $tokens tokens fill" t$ranks.log)" = 1 ] && grep -q "\"horizon_tokens\": $tokens," t$ranks/run.json &&
+            [ "$(grep -c first_step t$ranks/run.json)" = 1 ] || { echo "$tokens"; grep horizon t$ranks/run.json; return 1; }
+        cp -r t$ranks u$ranks && rm -r "$(newest_checkpoint u$ranks)" && run $ranks u$ranks $base --train-hours 0.002 &&
+            grep -q '^resuming' u$ranks.log && ! grep '^length' u$ranks.log && same_run t$ranks u$ranks || return 1
+    done
+    run 1 t1 $base --train-hours 0.003 > refused.log && return 1
+    grep -q "this run has 0.002, and its length is decided. use --train-tokens; its length is" refused.log || cat refused.log
+}
 zero_with_two_ranks() { zero_agrees 2 3; }
 zero_with_three_ranks() { zero_agrees 3 "2 3"; } # the last part of a bucket is the longest
 zero_with_four_ranks() { zero_agrees 4 3; }
@@ -328,7 +344,7 @@ alone_without_mpirun() { # and the same bits as mpirun -np 1
 }
 
 for test in one_rank two_ranks three_ranks four_ranks two_ranks_uneven four_ranks_uneven the_ramp_grew ramp_with_two_ranks \
-    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks another_optimizer_resumes goes_on_from_the_moments \
+    ramp_with_three_ranks ramp_with_four_ranks runs_repeat zero_in_bf16 a_smoothed_loss lamb_with_three_ranks muon_with_five_ranks another_optimizer_resumes goes_on_from_the_moments fills_its_hours \
     zero_with_two_ranks zero_with_three_ranks zero_with_four_ranks two_micro_steps_at_most masks_agree many_blocks reduced_at_every_micro_step resumes_in_another_mode resumes_with_other_ranks \
     dry_run_knows_the_shares sharded_weights_take_the_planned_memory state_is_collected bf16_on_the_wire the_ranks_own_estimate the_estimate_of_single_rows \
     the_ranks_are_measured_now_and_then a_skipped_step_measures_nothing samples_between_steps one_rank_samples \

@@ -192,6 +192,8 @@ bad flag_and_alias        $usage --lr               "${run[@]}" --lr 1e-3 -l 1e-
 bad value_missing         $usage --lr               "${run[@]}" --lr
 bad value_is_next_flag    $usage --train            --train --val good.bin
 bad value_for_a_switch    $usage --dry-run          "${run[@]}" --dry-run=1
+bad hours_and_steps       $usage "--train-hours"     "${run[@]}" --steps 2 --train-hours 1
+bad hours_of_a_replay     $usage "--train-hours"     --train good.bin --train-hours 1 --seq-len 16 --ramp replay:good.jsonl
 bad lr_nan                $usage --lr               "${run[@]}" --lr nan
 bad lr_infinite           $usage --lr               "${run[@]}" --lr inf
 bad lr_negative           $usage --lr               "${run[@]}" --lr -1
