@@ -173,6 +173,23 @@ VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, si
         _mm_storeu_si128((__m128i *)(to + 12 * width), _mm512_extracti32x4_epi32(word[j], 3));
     }
 }
+#elif defined(__AVX2__)
+// The same of 8 rows, or of fewer: then it writes words of no row after each `rows` words.
+VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, const void *src, size_t row_bytes) {
+    uint32_t *to = panel;
+    __m256i r[4];
+#    pragma GCC unroll 4
+    for (size_t i = 0; i < 4; i++) {
+        const char *low = (const char *)src + i * row_bytes, *high = i + 4 < rows ? low + 4 * row_bytes : low;
+        r[i] = _mm256_loadu2_m128i((const __m128i *)high, (const __m128i *)low);
+    }
+    __m256i low01 = _mm256_unpacklo_epi32(r[0], r[1]), high01 = _mm256_unpackhi_epi32(r[0], r[1]);
+    __m256i low23 = _mm256_unpacklo_epi32(r[2], r[3]), high23 = _mm256_unpackhi_epi32(r[2], r[3]);
+    _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi64(low01, low23));
+    _mm256_storeu_si256((__m256i *)(to + width), _mm256_unpackhi_epi64(low01, low23));
+    _mm256_storeu_si256((__m256i *)(to + 2 * width), _mm256_unpacklo_epi64(high01, high23));
+    _mm256_storeu_si256((__m256i *)(to + 3 * width), _mm256_unpackhi_epi64(high01, high23));
+}
 #endif
 
 // panel (words, width) = the transposed `width` rows of src. words: a multiple of 4; width: with AVX-512 too.
@@ -187,6 +204,13 @@ VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *s
         for (size_t i4 = i; i4 + 4 <= width; i4 += 4)
             transpose_4x16((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
                            row_bytes);
+#elif defined(__AVX2__)
+    for (; i + 8 <= width; i += 8)
+        for (size_t w = 0; w < words; w += 4)
+            transpose_8x4(8, (uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
+                          row_bytes);
+    for (; width == 6 && k + 4 < words; k += 4) // the next words overwrite those of no row
+        transpose_8x4(6, (uint32_t *)panel + k * width, width, (const char *)src + 4 * k, row_bytes);
 #endif
     for (; k < words; k += 4)
         for (size_t at = i; at < width; at += 4) {
@@ -209,7 +233,9 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
 VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                  size_t K) {
     for (size_t k = 0; k < K; k++, panel += width, src += row) {
-        if (count == width) memcpy(panel, src, width * sizeof *panel); // of constant length
+        if (count == width && width % VEC == 0)
+            for (size_t i = 0; i < width; i += VEC) vec_store(panel + i, vec_load(src + i));
+        else if (count == width) memcpy(panel, src, width * sizeof *panel); // of constant length
         else {
             memcpy(panel, src, count * sizeof *panel);
             memset(panel + count, 0, (width - count) * sizeof *panel);

@@ -6,7 +6,7 @@
 
 #include "math/gelu.h"
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #    include <immintrin.h>
 #endif
 #include <stddef.h>
@@ -31,11 +31,15 @@ typedef uint32_t VecBits __attribute__((vector_size(VEC * 4), may_alias));
 VECTOR_INLINE Vec vec_load(const float *p) { return *(const VecUnaligned *)p; }
 VECTOR_INLINE void vec_store(float *p, Vec v) { *(VecUnaligned *)p = v; }
 
-// vec_stream stores past the caches, where a vector is a whole cache line; p is aligned to one. vec_stream_end must come
-// before any thread reads what was written.
-#ifdef __AVX512F__
+// vec_stream stores past the caches; p is aligned to a vector, and the whole cache line is written at once. vec_stream_end
+// must come before any thread reads what was written.
+#ifdef __AVX2__
 enum { VEC_STREAMS = 1 };
+#    ifdef __AVX512F__
 VECTOR_INLINE void vec_stream(float *p, Vec v) { _mm512_stream_ps(p, (__m512)v); }
+#    else
+VECTOR_INLINE void vec_stream(float *p, Vec v) { _mm256_stream_ps(p, (__m256)v); }
+#    endif
 VECTOR_INLINE void vec_stream_end(void) { _mm_sfence(); }
 #else
 enum { VEC_STREAMS = 0 };
@@ -45,7 +49,11 @@ VECTOR_INLINE void vec_stream_end(void) {}
 
 VECTOR_INLINE Vec vec_set(float x) { return (Vec){0} + x; }
 VECTOR_INLINE Vec vec_select(VecInt mask, Vec yes, Vec no) { // mask: -1 or 0 in each place
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return (Vec)_mm256_blendv_ps((__m256)no, (__m256)yes, (__m256)mask);
+#else
     return (Vec)((mask & (VecInt)yes) | (~mask & (VecInt)no));
+#endif
 }
 #ifdef __AVX512F__
 VECTOR_INLINE Vec vec_max(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
