@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the launchers, after they set NAME and the array OPTIONS. An option of the trainer after a launcher's name, as
-# --name or as llm.c's, replaces the one in OPTIONS; one in a --config file does not.
+# Sourced by the launchers, after they set NAME: the recipe is scripts/recipes/NAME.conf, a --config file. An option of the
+# trainer after a launcher's name, or in a --config file there, replaces the recipe's.
 # From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
@@ -14,85 +14,43 @@
 #
 # The launcher restarts the run until it is done: after a stop that it was not asked for (75), and after a lost rank, as
 # long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
-# queues the job again. --max-hours counts from the launcher's start, and ends the launcher too. On Ctrl-C, TERM, USR1 or HUP to the launcher, or its end by KILL, the run finishes its step, saves
-# and exits; the same command resumes it.
+# queues the job again. --max-hours counts from the launcher's start, and ends the launcher too. On Ctrl-C, TERM, USR1 or HUP
+# to the launcher, or its end by KILL, the run finishes its step, saves and exits; the same command resumes it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
-names_data=${TRAIN:-}${VAL:-}
-TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin}
-VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
-TOKENIZER=${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}
-OUT=${OUT:-${top}runs/$NAME}
+RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
-# llm.c's names of the recipes' options, and of options that these depend on; the trainer's --help has all names.
-declare -A ALIASES=([-i]=--train [-j]=--val [-o]=--out [-e]=--model [-b]=--micro-batch [-t]=--seq-len [-d]=--batch-tokens
-    [-x]=--steps [-z]=--zero [-l]=--lr [-k]=--lr-schedule [-u]=--warmup-tokens [-q]=--final-lr-frac [-c]=--weight-decay
-    [-v]=--val-every [-m]=--val-tokens [-n]=--checkpoint-every [-h]=--hellaswag-every [-y]=--fresh)
+# What the trainer makes of the recipe and the user's options: NAME = VALUE lines of those that were given.
+value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME
+given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 
-# The user's options with their values: --name value, --name=value, --name or llm.c's -x value.
-declare -A given=()
-read_given() { # ARGUMENTS...
-    local word name=''
-    for word in "$@"; do
-        if [[ $word =~ ^(--[a-z][a-z0-9-]*)(=(.*))?$ ]]; then
-            name=${BASH_REMATCH[1]}
-            given[$name]=${BASH_REMATCH[3]}
-        elif [[ $word =~ ^-[a-z]+$ ]]; then
-            name=${ALIASES[$word]:-}
-            [ -z "$name" ] || given[$name]=''
-        elif [ -n "$name" ]; then
-            given[$name]+=${given[$name]:+ }$word # --train takes several words
-        fi
-    done
-}
-
-config_value() { # NAME: its value in the user's --config file
-    [ ! -f "${given[--config]:-}" ] ||
-        sed -nE "s/^[[:space:]]*${1//-/[_-]}[[:space:]]*=[[:space:]]*\"?([^[:space:]\"]*).*/\1/p" "${given[--config]}"
-}
-
-# The recipe's options that have no effect with the user's: the trainer would refuse them, though the user did not type them.
-without_effect() {
-    case ${given[--lr-schedule]:-$(config_value lr-schedule)} in
-    constant | inverse-sqrt) printf '%s ' --final-lr-frac ;;
-    esac
-    case ${given[--ramp]:-} in
-    fixed | replay:*) printf '%s ' --batch-min --batch-max ;;
-    esac
-    [ "${given[--val-every]:-}" != 0 ] || printf '%s ' --val-tokens
-    [ -n "$VAL" ] || printf '%s ' --val-every --val-tokens
-}
-
-# Removes from OPTIONS what the user gives, and what then has no effect. --steps, --train-tokens, --epochs and
-# --train-hours replace each other.
-drop_given() {
-    local word drop='' kept=() length=${given[--steps]+1}${given[--train-tokens]+1}${given[--epochs]+1}${given[--train-hours]+1} idle
-    idle=" $(without_effect)"
-    for word in "${OPTIONS[@]}"; do
-        case $word in
-        --steps | --train-tokens | --epochs) drop=$length ;;
-        --*) [[ $idle == *" $word "* ]] && drop=1 || drop=${given[$word]+1} ;;
-        esac
-        [ -n "$drop" ] || kept+=("$word")
-    done
-    OPTIONS=("${kept[@]}")
+# Adds --NAME VALUE to `command` where neither the user nor a file gives the option.
+default() { # NAME VALUE
+    given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
 }
 
 print_help() {
     print_header "$self"
-    print "The recipe: ${OPTIONS[*]}"$'\n'
+    print "The recipe: $(sed -nE 's/^([a-z0-9-]+) = (.*)/--\1 \2/p' "$RECIPE" | paste -sd ' ')"$'\n'
     print_header "$root/scripts/launch.sh"
     print $'\n'"All options: $PROGRAM --help"
 }
 
-need_files() {
-    local hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
+need_program() {
     [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
-    if [ -n "${given[--dry-run]+1}" ] && [ -z "$names_data${given[--train]+1}${given[--val]+1}" ] &&
-        ! compgen -G "$TRAIN" > /dev/null; then
+    options=$("$PROGRAM" --config "$RECIPE" "$@" --print-options) || exit # it has said why
+}
+
+# Sets TRAIN and VAL: the options', else the environment's, else FineWeb. A plan looks at no data that is not there yet.
+need_files() {
+    local named hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
+    given train && TRAIN=$(value train)
+    given val && VAL=$(value val)
+    named=${TRAIN:-}${VAL:-} TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin} VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
+    if given dry-run && [ -z "$named" ] && ! compgen -G "$TRAIN" > /dev/null; then
         echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
         TRAIN='' VAL=''
         return
@@ -168,7 +126,7 @@ what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint "
 has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
 
 fresh_once() { # drops --fresh from `command` where the job has begun before
-    [ -n "${SLURM_JOB_ID:-}" ] && [ -n "${given[--fresh]+1}${given[--config]+1}" ] || return 0
+    [ -n "${SLURM_JOB_ID:-}" ] && [ "$(value fresh)" = true ] || return 0
     note=${OUT%/}.fresh.$SLURM_JOB_ID
     if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && has_begun; then
         command_to_resume "${command[@]}"
@@ -202,24 +160,23 @@ train_until_done() {
 }
 
 launch() { # OPTIONS...
-    local note='' code command hours
-    read_given "$@"
-    [ -z "${given[--help]+1}" ] || { print_help && exit; }
+    local options note='' code command
+    [[ " $* " != *" --help "* ]] || { print_help && exit; }
+    need_program "$@"
     unblock_signals "$@"
     trap_stop_requests
     announce_launcher launch.sh
-    hours=${given[--max-hours]:-$(config_value max-hours)}
-    [ -z "$hours" ] || export GNS_END=${GNS_END:-$(awk -v h="$hours" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}
-    TRAIN=${given[--train]:-$TRAIN} VAL=${given[--val]:-$VAL} OUT=${given[--out]:-$OUT}
+    ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
     need_files
     need_gpus
     need_mpi
-    OPTIONS=(--out "$OUT" "${OPTIONS[@]}")
-    [ -z "$VAL" ] || OPTIONS=(--train "$TRAIN" --val "$VAL" "${OPTIONS[@]}")
-    [ -z "$TOKENIZER" ] || OPTIONS+=(--tokenizer "$TOKENIZER")
-    [ "${given[--hellaswag-every]:-0}" = 0 ] || OPTIONS+=(--hellaswag "${top}data/hellaswag/hellaswag_val.jsonl")
-    drop_given
-    command=("$PROGRAM" "${OPTIONS[@]}" "$@")
+    given out && OUT=$(value out)
+    command=("$PROGRAM" --config "$RECIPE" "$@")
+    default out "${OUT:=${top}runs/$NAME}"
+    default train "$TRAIN"
+    default val "$VAL"
+    default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
+    [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")

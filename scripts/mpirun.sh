@@ -11,7 +11,8 @@
 #     --enable-recovery or --continuous it returns 0.) Here it becomes 78: a rank was lost.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
 #     is killed 10 s after the end of its ranks, and that is 78 as well.
-#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit.
+#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. What such
+#     an mpirun leaves in /dev/shm and TMPDIR is removed.
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root. Here it does not: the user chose root, the user of most containers.
@@ -55,8 +56,8 @@ return_mpirun_signal() {
     ((16#${pending:-0} & blocked)) && kill -USR2 $$ 2> /dev/null && blocked=0
 }
 
-# Kills mpirun if it has not ended some time after its ranks. Writes a line once the ranks have started. (Not a signal: bash
-# 5.2 may lose a request to stop that arrives together with another signal that it traps.)
+# Kills mpirun if it has not ended some time after its ranks. Writes a line with the job's name once the ranks have started.
+# (Not a signal: bash 5.2 may lose a request to stop that arrives together with another signal that it traps.)
 kill_hung_mpirun() {
     local alone=0 looks=0
     trap '' HUP INT QUIT TERM # those of the terminal, and of `timeout` and services, which signal every process
@@ -66,7 +67,8 @@ kill_hung_mpirun() {
         looks=$((looks + 1))
         sleep $([ $looks -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
     done
-    echo started
+    sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/$(ranks | head -n 1)/environ" 2> /dev/null | tr -d '\0'
+    echo # the ranks have started
     while [ $alone -lt $timeout ]; do
         sleep 1 > /dev/null 2>&1
         kill -0 "$job" 2> /dev/null || return # this script was killed, and mpirun has ended since
@@ -75,6 +77,12 @@ kill_hung_mpirun() {
     done
     echo "mpirun has not ended $timeout s after its ranks: it is killed" >&2
     kill -KILL "$job"
+}
+
+# What an mpirun that was killed leaves: the shared memory of its ranks, named by the user and the job, and its directory.
+remove_leftovers() {
+    [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
+    rm -rf "$temporary"/ompi.*."$UID/pid.$job"
 }
 
 # Copies its input while a process reads the copy, then reads and drops the rest.
@@ -129,11 +137,12 @@ guard=$!
 wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
-read -r -t $timeout -u "$news" started || started= # until the guard's end closes it
+read -r -t $timeout -u "$news" name && started=1 || started='' # until the guard's end closes it
 [ $code != 137 ] || [ -z "$(ranks)" ] || {
     echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "$(ranks)" ]; do sleep 0.2; done
 }
+[ $code != 137 ] || remove_leftovers
 # shellcheck disable=SC2086
 for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpirun may hold the other end open
     kill -0 $readers 2> /dev/null || break
@@ -145,8 +154,9 @@ done
     exit 75
 }
 # Other codes above 128 are those of a rank that a signal ended, perhaps before the guard looked for ranks.
-[ -n "$started" ] || [[ $code != @(132|255) ]] || {
-    echo "error: mpirun did not start the ranks (exit code $code): its message is above" >&2
+# With 1 it ends where it cannot read its arguments, but also where a rank did.
+[ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } || {
+    echo "error: mpirun did not start the ranks (exit code $code): its message is above. Use mpirun.sh -np RANKS PROGRAM OPTIONS" >&2
     exit 64
 }
 code_of_ranks "$code"

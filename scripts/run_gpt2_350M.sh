@@ -1,10 +1,5 @@
 #!/usr/bin/env bash
 # GPT-2 350M on 31.5 billion tokens (60,000 steps), with llm.c's settings.
-NAME=gpt2-350M
-OPTIONS=(
-    --model gpt2-350M --micro-batch 32 --seq-len 1024 --batch-tokens 524288 --steps 60000 --zero 1
-    --lr 3e-4 --warmup-tokens 367001600 --final-lr-frac 0 --weight-decay 0.1
-    --val-every 250 --val-tokens 10485760 --checkpoint-every 1000
-)
+NAME=gpt2-350M # scripts/recipes/gpt2-350M.conf
 . "$(dirname "$0")/launch.sh"
 launch "$@"

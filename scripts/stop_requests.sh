@@ -14,22 +14,27 @@ unblock_signals() { # the script's arguments
 }
 
 # Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started; a second request
-# is a second signal. Requests within 2 s of the first count as one (llmc/base/signals.h), and so do all HUPs of a closing
-# terminal. Closed output does not end the script.
+# is a second signal. Requests count as one until the first has been passed on, and for 2 s after (llmc/base/signals.h:
+# `timeout` sends two); so do all HUPs of a closing terminal. Closed output does not end the script.
 job='' asked=0 sent=0 first=0
 trap_stop_requests() {
     trap '' PIPE
     trap '[ $asked -gt 0 ] || on_stop_request' HUP
     trap on_stop_request INT TERM USR1 # last: once USR1 is caught, all are
 }
+uptime_now() { # sets `now`, in 1/100 s: no clock that is set, and there before bash 5
+    read -r now _ < /proc/uptime
+    now=$((10#${now/./}))
+}
 on_stop_request() {
     local now
-    read -r now _ < /proc/uptime # no clock that is set, and there before bash 5
-    now=$((10#${now/./}))        # 1/100 s
+    uptime_now
     [ $asked = 0 ] || [ $((now - first)) -ge 200 ] || return 0
-    [ $asked -gt 0 ] || first=$now
     asked=$((asked + 1))
+    [ $asked -gt 1 ] || first=$((now + 6000)) # while ask_to_stop looks for the ranks
     forward_requests
+    uptime_now
+    [ $asked -gt 1 ] || first=$now
 }
 forward_requests() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do

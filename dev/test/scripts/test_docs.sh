@@ -52,16 +52,6 @@ foreign() {
     done
 }
 
-# What the recipes' launcher takes llm.c's flags for is what the trainer does.
-aliases() {
-    local pair pairs
-    pairs=$(sed -n '/^declare -A ALIASES=/,/)$/p' scripts/launch.sh | grep -oE '\[-[a-z]+\]=--[a-z-]+' | tr -d '[]')
-    [ "$(wc -w <<< "$pairs")" -ge 15 ] || echo "scripts/launch.sh: which aliases? $pairs"
-    for pair in $pairs; do
-        grep -qxF -- "${pair#*=} ${pair%%=*}" "$work/options" || echo "scripts/launch.sh: $pair is not so in --help"
-    done
-}
-
 # The flags of llm.c that the page calls skipped are skipped.
 passed_over() {
     local flag flags said
@@ -248,7 +238,7 @@ results() {
     ! "$python" dev/bench/results.py record gpu "$logs" "$work/none.json" "gns.c 1" "a machine" 2> /dev/null || echo "a log without figures passes"
 }
 
-for test in tables foreign aliases passed_over options files tree evening decided arrows timed readme size container results; do
+for test in tables foreign passed_over options files tree evening decided arrows timed readme size container results; do
     begin
     complaints=$($test 2>&1)
     check "$(head -n 5 <<< "$complaints")" [ -z "$complaints" ]
