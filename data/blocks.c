@@ -7,8 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EOT_TEXT "<|endoftext|>"
 enum { KEEP_BYTES = 4 << 20 }; // larger buffers are freed with the next smaller block
+
+#define EOT_TEXT "<|endoftext|>"
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 
@@ -87,11 +88,6 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
     return 0;
 }
 
-static bool is_blank(const char *text, size_t bytes) {
-    while (bytes > 0 && (text[bytes - 1] == ' ' || text[bytes - 1] == '\t' || text[bytes - 1] == '\r')) bytes--;
-    return bytes == 0;
-}
-
 // Decodes the text of every line in place; a byte order mark before the first is dropped.
 static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     uint64_t line = b->start.line;
@@ -99,7 +95,9 @@ static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     for (size_t at = begin, end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;
-        if (is_blank(b->text + at, end - at)) continue;
+        size_t blank = at;
+        while (blank < end && strchr(" \t\r", b->text[blank]) && b->text[blank]) blank++;
+        if (blank == end) continue;
         TextPiece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool checks = !why && o->invalid != INVALID_BYTES;

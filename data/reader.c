@@ -8,17 +8,12 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { LINE_BYTES_MAX = 1 << 26 }; // the longest line of JSON, or text without a space
 
 static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.file]; }
-
-// Bytes to read for a block. Signals are checked between blocks, so with tiny shards a block fills at most 256 of them.
-static size_t reader_block_bytes(const Reader *r) {
-    const uint64_t shards = 256;
-    return size_min(BLOCK_BYTES, shards * (uint64_t)r->o->shard_tokens);
-}
 
 bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_pending(); }
 
@@ -49,20 +44,6 @@ static int reader_read(const Reader *r, char *out, size_t bytes, size_t *got, Er
     return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(reader_input(r)), strerror(errno));
 }
 
-static int reader_reserve(Reader *r, size_t bytes, Error *e) {
-    if (bytes <= r->capacity) return 0;
-    char *buffer = realloc(r->buffer, bytes);
-    if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading the input");
-    r->buffer = buffer;
-    r->capacity = bytes;
-    return 0;
-}
-
-static void reader_drop(Reader *r, size_t bytes) { // from the beginning of the buffer
-    memmove(r->buffer, r->buffer + bytes, r->have - bytes);
-    r->have -= bytes;
-}
-
 // Of bytes wanted, how many --max-bytes allows after the first `taken`.
 static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return size_min((uint64_t)r->o->max_bytes - taken, bytes);
@@ -71,7 +52,12 @@ static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
     Input *input = reader_input(r);
-    TRY(reader_reserve(r, want, e));
+    if (want > r->capacity) {
+        char *buffer = realloc(r->buffer, want);
+        if (!buffer) return FAIL(e, ERR_MEMORY, NULL, "out of memory: reading the input");
+        r->buffer = buffer;
+        r->capacity = want;
+    }
     for (size_t got; r->have < want && !r->ended;) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
         if (input->pipe && room && !reader_wait(r)) return 0;
@@ -186,7 +172,8 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     b->piece_count = b->left_out = b->bad_count = 0;
     TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
     memcpy(b->text, r->buffer, bytes);
-    reader_drop(r, bytes);
+    memmove(r->buffer, r->buffer + bytes, r->have - bytes);
+    r->have -= bytes;
     if (!b->input->jsonl) TRY(reader_find_pieces(r, b, e));
     r->place.offset += bytes;
     r->place.taken += bytes;
@@ -201,7 +188,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         const Input *input = reader_input(r);
         size_t bytes = 0;
         if (!reader_is_done_with(r, input) && r->fd < 0) TRY(reader_open(r, e));
-        for (size_t want = reader_block_bytes(r); bytes == 0 && !reader_is_done_with(r, input); want *= 2) {
+        for (size_t want = BLOCK_BYTES; bytes == 0 && !reader_is_done_with(r, input); want *= 2) {
             if (want > LINE_BYTES_MAX)
                 return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
@@ -222,43 +209,21 @@ void reader_free(Reader *r) {
     free(r->buffer);
 }
 
-// ---- --invalid skip -------------------------------------------------------------------------------------------------
-
-// *valid: the open file is UTF-8 throughout. Lines of jsonl are checked one by one later; here only its first bytes count.
-static int reader_check_file(Reader *r, bool *valid, Error *e) {
-    const Input *input = reader_input(r);
-    Error ignored;
-    *valid = true;
-    for (size_t got = 1, total = 0; got && *valid && !reader_stopped(r);) {
-        TRY(reader_read(r, r->buffer + r->have, BLOCK_BYTES - r->have, &got, e));
-        r->have += got;
-        if (total == 0 && check_text_kind(input, r->buffer, r->have, &ignored)) *valid = false;
-        total += got;
-        if (input->jsonl) return 0;
-        size_t whole = got ? utf8_boundary(r->buffer, r->have) : r->have;
-        if (utf8_invalid_at(r->buffer, whole) < whole) *valid = false;
-        reader_drop(r, whole);
-    }
-    return 0;
-}
-
 int reader_leave_out(Reader *r, Error *e) {
     int left_out = 0;
-    const Place begin = r->place;
-    TRY(reader_reserve(r, BLOCK_BYTES, e));
-    for (; r->place.file < r->inputs->count; r->place.file++) {
-        bool valid;
-        if (reader_input(r)->pipe) continue;
-        TRY(reader_open(r, e));
-        TRY(reader_check_file(r, &valid, e));
-        reader_close(r);
-        reader_input(r)->left_out = !valid;
-        left_out += !valid;
+    Error ignored;
+    for (int i = 0; i < r->inputs->count && !reader_stopped(r); i++) {
+        Input *input = &r->inputs->all[i];
+        int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
+        const char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (fd >= 0) close(fd);
+        if (text == MAP_FAILED) continue; // empty, or reader_open says why
+        input->left_out = check_text_kind(input, text, input->bytes, &ignored) ||
+                          (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
+        munmap((void *)(uintptr_t)text, input->bytes);
+        left_out += input->left_out;
     }
-    r->place = begin;
-    r->have = 0;
-    if (left_out == r->inputs->count)
-        return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s",
-                    left_out, r->inputs->all[0].path);
-    return 0;
+    if (left_out < r->inputs->count) return 0;
+    return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s", left_out,
+                r->inputs->all[0].path);
 }

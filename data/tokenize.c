@@ -203,19 +203,15 @@ static void print_notes(const Run *run, int code) {
                    run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }
 
-// True if the run fails when the split stays empty.
-static bool fills_split(const TokenizeOptions *o, int split) {
-    return o->val_fraction > 0 || o->val_every_file || split == (o->split == SPLITS ? TRAIN : o->split);
-}
-
 static int run_finish(Run *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     const struct SplitState *splits = run->writer.split;
     if (run->reader.stopped) return FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
+    bool both = o->val_fraction > 0 || o->val_every_file;
     for (int i = 0; i < SPLITS; i++)
-        if (splits[i].tokens == 0 && fills_split(o, i))
+        if (splits[i].tokens == 0 && (both || i == (o->split == VAL ? VAL : TRAIN)))
             return FAIL(e, ERR_INPUT, "give more documents, or another share for validation",
                         "no text fell into the %s split of %s", SPLIT_NAMES[i], o->out);
     TRY(writer_publish(&run->writer, e));
@@ -279,16 +275,11 @@ done:
     return code;
 }
 
-// Not a part of main, whose stack may be too small.
-static __attribute__((noinline)) int run_tokenize(int argc, char **argv) {
+int main(int argc, char **argv) {
     Error e;
+    process_begin();
     int code = tokenize(argc, argv, &e);
     if (!code) code = process_end(&e);
     if (code) error_print(&e);
     return code;
-}
-
-int main(int argc, char **argv) {
-    process_begin();
-    return run_tokenize(argc, argv);
 }

@@ -763,28 +763,6 @@ def contents(files):
     return {f: open(f, "rb").read() for f in files}
 
 
-def until(condition, what):
-    end = time.monotonic() + 30
-    while not condition() and time.monotonic() < end:
-        pass
-    check(condition(), what)
-
-
-def test_tiny_shards():
-    """A signal is answered before a block has become a million shards; nothing stays."""
-    text = random_text(800).encode()
-    args = [*BYTES, "--shard-tokens", "1", "--threads", "1", "-"]
-    p = subprocess.Popen([TOKENIZE[0], *args], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    p.stdin.write(text)
-    p.stdin.flush()
-    until(leftovers, "no shard before the end of the pipe")
-    p.terminate()
-    check(p.wait(60) == 75 and not leftovers(), f"exit code {p.returncode}, left {leftovers()}")
-    p.stdin.close()
-    run(*args, stdin=text)
-    check(read_bytes("out", "train") == text and not leftovers(), "the interruption shows in the shards")
-
-
 def compile_fault():
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "fault.so", FAULT_SOURCE, "-ldl"], check=True)
 
