@@ -80,42 +80,25 @@ static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
 
 // ---- Added tokens ---------------------------------------------------------------------------------------------------
 
-// The slot of the added token with this text, or the empty one for it. hash: hash_bytes of the text.
-static uint32_t *added_slot(const Tokenizer *t, uint64_t hash, const void *text, size_t bytes) {
+uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, size_t bytes) {
     for (uint64_t i = hash_finish(hash);; i++) {
-        uint32_t *slot = &t->added_slots[i & t->added_mask];
+        const uint32_t *slot = &t->by_text[i % TEXT_SLOTS];
         size_t length;
-        const char *name = *slot ? tokenizer_decode(t, t->added[*slot - 1].token, &length) : NULL;
-        if (!name || (length == bytes && memcmp(name, text, bytes) == 0)) return slot;
+        const char *name = *slot ? tokenizer_decode(t, (int)*slot - 1, &length) : NULL;
+        if (!name || (length == bytes && memcmp(name, text, bytes) == 0)) return (uint32_t *)(uintptr_t)slot;
     }
 }
 
-int tokenizer_index_added(Tokenizer *t, Error *e) {
-    size_t slots = 2;
-    while (slots < 2 * (size_t)t->added_count) slots *= 2;
-    TRY(memory_alloc_zero((void **)&t->added_slots, slots * sizeof *t->added_slots, "added tokens", e));
-    t->added_mask = (uint32_t)slots - 1;
-    for (int i = 0; i < t->added_count; i++) {
-        size_t length;
-        const char *name = tokenizer_decode(t, t->added[i].token, &length);
-        uint32_t *longest = &t->added_longest[t->added[i].normalized][(uint8_t)*name];
-        *longest = (uint32_t)size_max(*longest, length);
-        *added_slot(t, hash_bytes(HASH_START, name, length), name, length) = (uint32_t)i + 1;
-    }
-    return 0;
-}
-
-// The longest added token of a pass at the beginning of s..end, and its length; NULL if there is none.
-static const AddedToken *added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end,
-                                    size_t *longest) {
-    const AddedToken *found = NULL;
+// The longest added token of a pass at the beginning of s..end, and its length; -1: there is none.
+static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end, size_t *longest) {
+    int found = -1;
+    *longest = 0;
     size_t most = size_min(t->added_longest[pass][*s], (size_t)(end - s));
     uint64_t hash = HASH_START;
-    *longest = 0;
     for (size_t bytes = 1; bytes <= most; bytes++) {
         hash = hash_bytes(hash, s + bytes - 1, 1);
-        uint32_t slot = *added_slot(t, hash, s, bytes);
-        if (slot && t->added[slot - 1].normalized == pass) found = &t->added[slot - 1], *longest = bytes;
+        int token = (int)*tokenizer_slot(t, hash, s, bytes) - 1;
+        if (token >= 0 && t->added_pass[token] == 1 + pass) found = token, *longest = bytes;
     }
     return found;
 }
@@ -128,7 +111,7 @@ static bool added_across(const Tokenizer *t, const uint8_t *s, size_t bytes, siz
         for (size_t from = at > reach ? at - reach : 0; from < at; from++) {
             if (t->added_longest[pass][s[from]] <= at - from) continue;
             if (t->added_longest[pass][s[from]] > bytes - from) return true;
-            if (added_here(t, pass, s + from, s + bytes, &length) && length > at - from) return true;
+            if (added_here(t, pass, s + from, s + bytes, &length) >= 0 && length > at - from) return true;
         }
     }
     return false;
@@ -371,13 +354,13 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
     const uint8_t *text = s;
     while (s < end) {
         size_t length;
-        const AddedToken *added = t->added_longest[pass][*s] ? added_here(t, pass, s, end, &length) : NULL;
-        if (!added) {
+        int added = t->added_longest[pass][*s] ? added_here(t, pass, s, end, &length) : -1;
+        if (added < 0) {
             s++;
             continue;
         }
         TRY(encode_text(encoder, text, s, pass + 1, out, e));
-        *(*out)++ = added->token;
+        *(*out)++ = (uint16_t)added;
         text = s += length;
     }
     return encode_text(encoder, text, end, pass + 1, out, e);
@@ -430,6 +413,7 @@ int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
     t->vocab_size = vocab_size;
     TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
     TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->added_pass, count, "vocabulary", e));
     return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
 }
 
@@ -456,7 +440,7 @@ void tokenizer_destroy(Tokenizer *t) {
     memory_free(t->start);
     memory_free(t->literal);
     memory_free(t->added);
-    memory_free(t->added_slots);
+    memory_free(t->added_pass);
     memory_free(t->merges);
     memory_free(t->pairs);
     memory_free(t);

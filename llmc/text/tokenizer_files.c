@@ -67,7 +67,7 @@ typedef struct {
 
 // The JSON files of a tokenizer. Added tokens are in the first three, whatever the form of the rest.
 enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
-enum { ADDED_FILES = 3, NAME_SLOTS = 2 * VOCAB_MAX };
+enum { ADDED_FILES = 3 };
 
 typedef struct {
     char path[PATH_MAX];
@@ -83,7 +83,6 @@ typedef struct {
     size_t longest; // bytes of the longest name
     char *scratch;  // (2, longest)
     Entry entries[VOCAB_MAX];
-    uint32_t by_name[NAME_SLOTS]; // a hash table with open addressing: token + 1, or 0
 } Reader;
 
 static bool is_text(const cJSON *item, const char *text) {
@@ -277,23 +276,20 @@ static int spell_tokens(Reader *r, Error *e) {
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
         at += bytes < 0 ? length : (size_t)bytes;
         t->start[i + 1] = (uint32_t)at;
-        if (entry->listed && (int)i != t->eot)
-            *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
+        if (!entry->listed || (int)i == t->eot) continue;
+        *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
+        t->added_pass[i] = 1 + entry->normalized;
+        uint32_t *longest = &t->added_longest[entry->normalized][(uint8_t)*entry->name];
+        *longest = (uint32_t)size_max(*longest, length);
     }
-    return tokenizer_index_added(t, e);
+    return 0;
 }
 
-// The slot of the token with these bytes, or the empty one for it.
-static uint32_t *name_slot(Reader *r, const char *name, size_t bytes) {
-    for (uint64_t i = hash_finish(hash_bytes(HASH_START, name, bytes));; i++) {
-        uint32_t *slot = &r->by_name[i % NAME_SLOTS];
-        size_t length;
-        const char *text = *slot ? tokenizer_decode(r->t, (int)*slot - 1, &length) : NULL;
-        if (!text || (length == bytes && memcmp(text, name, bytes) == 0)) return slot;
-    }
+static uint32_t *name_slot(const Reader *r, const char *name, size_t bytes) {
+    return tokenizer_slot(r->t, hash_bytes(HASH_START, name, bytes), name, bytes);
 }
 
-static int find_token(Reader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
+static int find_token(const Reader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
 
 static int index_names(Reader *r, Error *e) {
     for (int token = 0; token < r->t->vocab_size; token++) {

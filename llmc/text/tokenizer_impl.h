@@ -19,7 +19,7 @@ typedef struct {
     uint16_t token;
     bool normalized, special; // special: decoders can leave it out
 } AddedToken;
-enum { ADDED_PASSES = 2 };
+enum { ADDED_PASSES = 2, TEXT_SLOTS = 2 * VOCAB_MAX };
 
 typedef enum {
     CLASS_OTHER,
@@ -41,9 +41,9 @@ struct Tokenizer {
     bool lacks_some;
     AddedToken *added; // (added_count) by number
     int added_count;
-    uint32_t *added_slots; // (added_mask + 1) a hash table of their texts: an index of `added` + 1, or 0
-    uint32_t added_mask;
+    uint8_t *added_pass; // (vocab_size) 1 + the pass that finds the token; 0: it is not added
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of that pass's longest one that begins with this byte
+    uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1, or 0
     Merge *merges;                                     // (merge_count) by rank
     int merge_count;
     uint64_t *pairs; // (pair_mask + 1) the hash table
@@ -54,10 +54,11 @@ struct Tokenizer {
 
 // A tokenizer with its character classes and nothing else.
 int tokenizer_new(Tokenizer **out, Error *e);
-// Memory for the tokens: text, literal and start, the last two cleared.
+// Memory for the tokens: text, literal, added_pass and start, the last three cleared.
 int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
 // The length of the first word of text[0..bytes), bytes > 0, as GPT-2's pattern splits it.
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
-// Build the hash tables of merges and of added tokens.
+// Builds the hash table of merges.
 int tokenizer_index_merges(Tokenizer *t, Error *e);
-int tokenizer_index_added(Tokenizer *t, Error *e);
+// The slot of the token with these bytes, or the empty one for it. hash: hash_bytes of them.
+uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, size_t bytes);
