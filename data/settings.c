@@ -1,9 +1,10 @@
 #include "settings.h"
 #include "base/files.h"
+#include "base/thread.h"
 #include "options/parser.h"
 
+#include <omp.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { THREADS_MAX = 256 };
 
@@ -31,7 +32,7 @@ static const OptionRow rows[] = {
     OPTION(INT, shard_tokens, "tokens in a shard", .range = "[1, 2147483647]", .init = "100000000"),
     OPTION(CHOICE, invalid, "text that is not UTF-8: refuse it, keep its bytes, or leave it out, with malformed jsonl",
            .names = "error|bytes|skip", .init = "error"),
-    OPTION(INT, threads, "encoding threads; one a processor if not given", .range = "[1, 256]"),
+    OPTION(INT, threads, "encoding threads; default: one per core, within a container's quota", .range = "[1, 256]"),
     OPTION(FLAG, force, "replace shards of the same PREFIX"),
     OPTION(FLAG, help, "print this, or of --help NAME that option's lines, then end; -h does the same",
            .kind = ROW_ENDS),
@@ -84,14 +85,14 @@ static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
 }
 
 int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
     uint8_t given[COUNT];
     OptionTable t = {.rows = rows, .count = COUNT, .values = o, .given = given, .context = inputs};
     t.read_word = read_input;
     *inputs = 0;
     for (int id = 0; id < COUNT; id++) row_reset(&t, id);
     o->max_bytes = INT64_MAX;
-    o->threads = processors < 1 ? 1 : (int64_t)size_min((size_t)processors, THREADS_MAX);
+    size_t cores = size_min((size_t)omp_get_num_procs(), (size_t)thread_quota(""));
+    o->threads = (int64_t)size_min(cores, THREADS_MAX);
     TRY(parser_command_line(&t, argc, argv, e));
     o->help_about = t.about;
     return o->help || o->version ? 0 : settings_check(o, *inputs, e);

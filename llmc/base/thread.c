@@ -1,6 +1,9 @@
 #include "base/thread.h"
 
+#include <limits.h>
+#include <math.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -34,4 +37,44 @@ void thread_start_team(int size) {
     {
 #pragma omp barrier // the compiler removes an empty region
     } starting = 0;
+}
+
+// Numbers in a file of a directory; how many of the two were read.
+static int read_numbers(const char *dir, const char *name, double *a, double *b) {
+    char path[6000];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    FILE *f = fopen(path, "re");
+    if (!f) return 0;
+    int count = fscanf(f, "%lf %lf", a, b); // none of "max"
+    fclose(f);
+    return count;
+}
+
+static double quota_of(const char *cgroup) {
+    double quota, period, none;
+    if (read_numbers(cgroup, "cpu.max", &quota, &period) == 2) return quota / period; // version 2
+    bool first_version = read_numbers(cgroup, "cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0 &&
+                         read_numbers(cgroup, "cpu.cfs_period_us", &period, &none) == 1;
+    return first_version ? quota / period : INFINITY;
+}
+
+int thread_quota(const char *root) {
+    char path[5000], line[4096];
+    double least = INFINITY;
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) { // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1
+        char *controllers = strchr(line, ':'), *cgroup = controllers ? strchr(controllers + 1, ':') : NULL;
+        if (!cgroup) continue;
+        cgroup[strcspn(cgroup, "\n")] = 0, *cgroup++ = ',';
+        bool second = controllers[1] == ',', first = strstr(controllers, ":cpu,") || strstr(controllers, ",cpu,");
+        char *end = second || first ? cgroup + strlen(cgroup) : NULL;
+        for (; end; end = strrchr(cgroup, '/')) { // its own quota, and that of each cgroup above it
+            *end = 0;
+            snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", cgroup);
+            least = fmin(least, quota_of(path));
+        }
+    }
+    if (f) fclose(f);
+    return least < INT_MAX ? (int)fmax(1, ceil(least)) : INT_MAX;
 }

@@ -11,3 +11,7 @@ int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const 
 // Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
 // calls exit(1); here the process then ends with a line of ours too, and ERR_MEMORY. Call this before anything is written.
 void thread_start_team(int size);
+
+// Cores that the CPU quota of this process's cgroup allows (a container's --cpus), rounded up; INT_MAX: no quota. root:
+// before the paths of /proc and /sys, "" but in tests.
+int thread_quota(const char *root);

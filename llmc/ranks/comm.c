@@ -3,6 +3,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/signals.h"
+#include "base/thread.h"
 
 #include <assert.h>
 #include <fcntl.h>
@@ -398,7 +399,9 @@ int comm_same_build(Comm *comm, Error *e) {
 static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
 
 int comm_threads(const Comm *comm) {
-    return comm->local_ranks > 1 ? share_of_cores(comm->cores.mine, comm->cores.sharers) : 0;
+    int quota = thread_quota(""), mine = share_of_cores(comm->cores.mine, comm->cores.sharers);
+    if (comm->local_ranks == 1) return getenv("OMP_NUM_THREADS") || quota > mine ? 0 : quota;
+    return quota / comm->local_ranks < mine ? share_of_cores(quota, comm->local_ranks) : mine;
 }
 
 bool comm_is_bound(const Comm *comm) {

@@ -101,7 +101,7 @@ int comm_same_build(Comm *comm, Error *e);
 // True if a launcher started this process as one of several ranks. May be called before comm_create.
 bool comm_launched(void);
 
-// Default number of CPU threads of this rank; 0 for a single process: all.
+// Default number of CPU threads of this rank, within the CPU quota; 0 for a single process: one per core.
 int comm_threads(const Comm *comm);
 
 // True if a launcher bound this rank to fewer cores than its share of those here.

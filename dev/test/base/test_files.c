@@ -2,6 +2,7 @@
 // refuse O_DIRECT early or late; calls that fail, are interrupted or fall short. mincore tells what is in the page cache.
 #define _GNU_SOURCE // O_DIRECT, mincore
 #include "base/files.h"
+#include "base/thread.h"
 #include "math/rng.h"
 #include "../test.h"
 #include "../tree.h"
@@ -296,6 +297,47 @@ static void test_limits(void) {
     }
 }
 
+// ---- A container's CPU quota ----------------------------------------------------------------------------------------
+
+static void write_below(const char *root, const char *name, const char *text) {
+    char path[300];
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    for (char *slash = path; (slash = strchr(slash + 1, '/')); *slash = '/') *slash = 0, mkdir(path, 0755);
+    FILE *f = fopen(path, "w");
+    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "cannot write %s", path);
+}
+
+static void test_cpu_quota(void) {
+    static const struct {
+        const char *cgroup, *file[4]; // name, text, name, text
+        int want;
+    } cases[] = {
+        {"0::/\n", {"cpu.max", "150000 100000\n"}, 2},
+        {"0::/\n", {"cpu.max", "max 100000\n"}, INT_MAX},
+        {"0::/\n", {0}, INT_MAX},
+        {"0::/a/b\n", {"a/cpu.max", "400000 100000\n", "a/b/cpu.max", "max 100000\n"}, 4},
+        {"0::/a/b\n", {"a/cpu.max", "400000 100000\n", "a/b/cpu.max", "10000 100000\n"}, 1},
+        {"5:cpuset:/d\n4:cpu,cpuacct:/d\n",
+         {"cpu/cpu.cfs_quota_us", "300000\n", "cpu/cpu.cfs_period_us", "100000\n"},
+         3},
+        {"4:cpuacct,cpu:/d\n0::/\n",
+         {"cpu/d/cpu.cfs_quota_us", "-1\n", "cpu/d/cpu.cfs_period_us", "100000\n"},
+         INT_MAX},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char root[] = "/tmp/quota_XXXXXX", name[100];
+        CHECK(mkdtemp(root), "no directory");
+        write_below(root, "proc/self/cgroup", cases[i].cgroup);
+        for (int k = 0; k < 4 && cases[i].file[k]; k += 2) {
+            snprintf(name, sizeof name, "sys/fs/cgroup/%s", cases[i].file[k]);
+            write_below(root, name, cases[i].file[k + 1]);
+        }
+        int got = thread_quota(root);
+        CHECK(got == cases[i].want, "case %zu: %d, want %d", i, got, cases[i].want);
+        remove_tree(root);
+    }
+}
+
 int main(void) {
     const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
     char scratch[4096];
@@ -316,5 +358,6 @@ int main(void) {
     RUN(test_parent);
     free(data);
     if (chdir("/") == 0) remove_tree(scratch);
+    RUN(test_cpu_quota);
     return test_summary();
 }
