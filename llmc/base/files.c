@@ -261,14 +261,6 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
     return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
 }
 
-int file_check_input(const char *path, Error *e) {
-    int fd;
-    uint64_t bytes;
-    TRY(file_open_input(path, &fd, &bytes, e));
-    close(fd);
-    return 0;
-}
-
 // Reads at least `bytes` and at most `room` bytes.
 static int read_between(int fd, const char *path, uint64_t offset, void *out, size_t bytes, size_t room, Error *e) {
     for (size_t have = 0; have < bytes;) {

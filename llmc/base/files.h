@@ -66,7 +66,6 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
 static inline int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     return file_open_input_in(IN_PATH, path, fd, bytes, e);
 }
-int file_check_input(const char *path, Error *e); // the error of file_open_input
 
 // Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);

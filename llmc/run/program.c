@@ -16,42 +16,32 @@
 
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
-    char counted[100] = "";
+    const RunPoint *at = &r->position.at;
+    const long long horizon = o->run.horizon_tokens;
+    const char *longer = "longer --train-tokens";
+    char why[ARCHIVE_PATH + 200];
     if (reached_loss(r)) {
-        print_folded(
-            stdout, 4,
-            "this run is complete: %lld steps, %lld tokens are done, and its validation loss of %.4f is not above "
-            "--stop-at-loss %g. The model is in %s. Without that option the run resumes\n",
-            (long long)r->position.at.step, (long long)r->position.at.tokens, r->position.at.val_loss, o->stop_at_loss,
-            r->saving.saved);
-        return;
-    }
-    if (r->position.at.tokens < o->run.horizon_tokens) {
-        print_folded(stdout, 4,
-                     "this run is complete: %lld steps, %lld tokens are done, and --patience %lld ended it after step "
-                     "%lld's validation loss of %.4f, the lowest. The model is in %s/step_%08lld. A larger --patience "
-                     "resumes, --fresh starts over\n",
-                     (long long)r->position.at.step, (long long)r->position.at.tokens, (long long)o->patience,
-                     (long long)r->position.at.best.step, r->position.at.best.loss, o->out,
-                     (long long)r->position.at.best.step);
-        return;
-    }
-    if (o->steps) // counted in the batch of this command, which the steps done may not have had
-        snprintf(counted, sizeof counted, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
-                 (long long)(o->run.batch_ref_rows * o->seq_len), (long long)o->run.horizon_tokens);
-    else if (o->epochs)
-        snprintf(counted, sizeof counted, "--epochs %g are %lld tokens", o->epochs, (long long)o->run.horizon_tokens);
-    else if (o->train_hours)
-        snprintf(counted, sizeof counted, "--train-hours %g were %lld tokens", o->train_hours,
-                 (long long)o->run.horizon_tokens);
-    else snprintf(counted, sizeof counted, "--train-tokens is %lld", (long long)o->train_tokens);
+        snprintf(why, sizeof why, "its validation loss of %.4f is not above --stop-at-loss %g", at->val_loss,
+                 o->stop_at_loss);
+        longer = "lower --stop-at-loss";
+    } else if (at->tokens < horizon) {
+        snprintf(why, sizeof why,
+                 "--patience %lld ended it: the lowest validation loss, %.4f, is that of %s/step_%08lld",
+                 (long long)o->patience, at->best.loss, o->out, (long long)at->best.step);
+        longer = "larger --patience";
+    } else if (o->steps) { // counted in the batch of this command, which the steps done may not have had
+        snprintf(why, sizeof why, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
+                 (long long)(o->run.batch_ref_rows * o->seq_len), horizon);
+        longer = "longer --steps";
+    } else if (o->epochs) {
+        snprintf(why, sizeof why, "--epochs %g are %lld tokens", o->epochs, horizon);
+        longer = "longer --epochs";
+    } else if (o->train_hours) snprintf(why, sizeof why, "--train-hours %g were %lld tokens", o->train_hours, horizon);
+    else snprintf(why, sizeof why, "--train-tokens is %lld", (long long)o->train_tokens);
     print_folded(stdout, 4,
-                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A longer "
-                 "--%s resumes, --fresh starts over\n",
-                 (long long)r->position.at.step, (long long)r->position.at.tokens, counted, r->saving.saved,
-                 o->steps    ? "steps"
-                 : o->epochs ? "epochs"
-                             : "train-tokens");
+                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A %s resumes, "
+                 "--fresh starts over\n",
+                 (long long)at->step, (long long)at->tokens, why, r->saving.saved, longer);
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
@@ -135,7 +125,9 @@ static int setup_options(Setup *setup, Error *e) {
     return 0;
 }
 
-static bool evaluates(const Options *o) { return o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check); }
+static bool evaluates(const Options *o) {
+    return o->eval_only && !(o->help || o->version || o->print_options || o->dry_run || *o->check);
+}
 
 static int run_program(Run *r, Error *e) {
     const Options *o = &r->setup.options;

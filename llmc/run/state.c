@@ -146,20 +146,21 @@ static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error 
     return 0;
 }
 
-// Fields that older builds lack. The ratio then counts as exact until it is measured again.
-static int io_calibration_error(const StateIO *io, GnsCalibration *c, Error *e) {
+// Without the half-lives: they are options, and may change.
+static int io_noise(const StateIO *io, Noise *noise, Error *e) {
+    GnsCalibration *c = &noise->calibration;
     const struct {
         const char *name;
         double *value;
-    } fields[] = {{"ratio_var", &c->var},        {"ratio_few", &c->sum_w2},     {"cross_gg", &c->cross[0][0]},
-                  {"cross_gs", &c->cross[0][1]}, {"cross_sg", &c->cross[1][0]}, {"cross_ss", &c->cross[1][1]}};
-    if (!io->writing && !get(io, fields[0].name)) return 0;
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(io, fields[i].name, fields[i].value, e));
-    return 0;
-}
-
-// Without the half-lives: they are options, and may change.
-static int io_noise(const StateIO *io, Noise *noise, Error *e) {
+    } fields[] = {{"ratio", &c->ratio},
+                  {"ratio_var", &c->var},
+                  {"ratio_few", &c->sum_w2},
+                  {"cross_gg", &c->cross[0][0]},
+                  {"cross_gs", &c->cross[0][1]},
+                  {"cross_sg", &c->cross[1][0]},
+                  {"cross_ss", &c->cross[1][1]},
+                  {"tokens_since_sample", &noise->tokens_since_sample},
+                  {"tokens_since_ranks", &noise->tokens_since_ranks}};
     StateIO in, types, layers;
     char number[16];
     TRY(io_enter(io, "noise", false, &in, e));
@@ -167,12 +168,9 @@ static int io_noise(const StateIO *io, Noise *noise, Error *e) {
     if (io->writing ? noise->total.steps > 0 : get(&in, "total") != NULL)
         TRY(io_tracker(&in, "total", &noise->total, e));
     TRY(io_tracker(&in, "ranks", &noise->ranks, e));
-    TRY(io_tracker(&in, "sampled_total", &noise->calibration.total, e));
-    TRY(io_tracker(&in, "sampled_ln", &noise->calibration.ln, e));
-    TRY(io_real(&in, "ratio", &noise->calibration.ratio, e));
-    TRY(io_calibration_error(&in, &noise->calibration, e));
-    TRY(io_real(&in, "tokens_since_sample", &noise->tokens_since_sample, e));
-    TRY(io_real(&in, "tokens_since_ranks", &noise->tokens_since_ranks, e));
+    TRY(io_tracker(&in, "sampled_total", &c->total, e));
+    TRY(io_tracker(&in, "sampled_ln", &c->ln, e));
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(&in, fields[i].name, fields[i].value, e));
     TRY(io_enter(&in, "type", false, &types, e));
     for (int i = 0; i < GROUP_COUNT; i++) TRY(io_tracker(&types, group_names[i], &noise->type[i], e));
     TRY(io_enter(&in, "layer", false, &layers, e));
@@ -227,10 +225,8 @@ static int io_position(const StateIO *io, Position *p, Error *e) {
     StateIO ramp;
     TRY(io_point(io, &p->at, e));
     TRY(io_enter(io, "ramp", false, &ramp, e));
-    bool old = !io->writing && !get(&ramp, "rows") && get(&ramp, "batch"); // as older builds wrote it
-    const char *name = old ? "batch" : "rows";
-    TRY(io_real(&ramp, name, &p->ramp.state.rows, e));
-    if (!(p->ramp.state.rows >= 0)) return malformed(&ramp, name, "a number of rows", e);
+    TRY(io_real(&ramp, "rows", &p->ramp.state.rows, e));
+    if (!(p->ramp.state.rows >= 0)) return malformed(&ramp, "rows", "a number of rows", e);
     return io_noise(io, &p->noise, e);
 }
 
@@ -344,28 +340,6 @@ static void print_build_change(FILE *f, const char *then) {
     fprintf(f, "build: %.*s then, %s now\n", length, then, now);
 }
 
-// True if an option of the run has changed. An option that the file lacks was unknown to the build that wrote it.
-static bool option_changed(const Options *o, OptionId id, const cJSON *before, const cJSON *now) {
-    bool of_invocation = id == OPTION_config || id == OPTION_fresh || id == OPTION_out;
-    if (of_invocation || !now) return false;
-    return before ? !cJSON_Compare(before, now, true) : o->given[id] != 0;
-}
-
-static void print_option_changes(FILE *f, bool *changed, const Options *o, const cJSON *was, const cJSON *now) {
-    for (int id = 0; id < OPTION_COUNT; id++) {
-        char flag[FLAG_BYTES];
-        const cJSON *before = json_get(was, option_rows[id].field);
-        const cJSON *item = json_get(now, option_rows[id].field);
-        changed[id] = option_changed(o, (OptionId)id, before, item);
-        if (!changed[id]) continue;
-        char *then_text = before ? cJSON_PrintUnformatted(before) : NULL, *now_text = cJSON_PrintUnformatted(item);
-        option_flag(flag, (OptionId)id);
-        fprintf(f, "%s %s is now %s\n", flag, then_text ? then_text : "(none)", now_text ? now_text : "(none)");
-        cJSON_free(then_text);
-        cJSON_free(now_text);
-    }
-}
-
 // A longer run bends the schedule: the rate at this point may rise at once.
 static void print_rate_jump(FILE *f, const Position *p, const cJSON *was) {
     const double much = 1.5;
@@ -390,53 +364,47 @@ static int options_object(const Options *o, cJSON **out, Error *e) {
     return *out ? 0 : out_of_memory(e);
 }
 
-static int list_changes(const StateIO *io, const Run *r, Text *changes, bool *changed, Error *e) {
-    const Setup *s = &r->setup;
-    cJSON *now;
-    TRY(options_object(&s->options, &now, e));
-    int code = text_begin(changes, e);
-    if (!code) {
-        const cJSON *ranks = get(io, "ranks");
-        print_build_change(changes->f, io->build);
-        if (cJSON_IsNumber(ranks) && ranks->valuedouble != s->comm->ranks)
-            fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, s->comm->ranks);
-        print_option_changes(changes->f, changed, &s->options, get(io, "options"), now);
-        print_rate_jump(changes->f, &r->position, get(io, "options"));
-        code = text_end(changes, e);
-    }
-    cJSON_Delete(now);
-    return code;
-}
-
-// Options that make the run (OptionRow.of_run). One that the file lacks is newer than the file, and had its default.
-static int check_of_run(const StateIO *io, const cJSON *was, const cJSON *defaults, const cJSON *now, Error *e) {
-    int code = 0;
-    for (int id = 0; id < OPTION_COUNT && !code; id++) {
-        const cJSON *before = json_get(was, option_rows[id].field), *item = json_get(now, option_rows[id].field);
-        if (!before) before = json_get(defaults, option_rows[id].field);
-        if (!option_rows[id].of_run || cJSON_Compare(before, item, true)) continue;
-        char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
-        option_flag(flag, (OptionId)id);
-        code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->path, flag,
-                    then_text ? then_text : "(none)", now_text ? now_text : "(none)");
-        cJSON_free(then_text);
-        cJSON_free(now_text);
-    }
-    return code;
-}
-
-static int fixed_options(const StateIO *io, const Options *o, Error *e) {
+// Lists the options that differ from the file's. One that the file lacks is newer than the file, and had its default.
+// ERR_USAGE for an option that makes the run (OptionRow.of_run).
+static int compare_options(const StateIO *io, const Options *o, bool *changed, FILE *f, Error *e) {
     Options *by_default;
     cJSON *now = NULL, *defaults = NULL;
     TRY(memory_alloc_zero((void **)&by_default, sizeof *by_default, "options", e));
     options_defaults(by_default);
     int code = options_object(o, &now, e);
     if (!code) code = options_object(by_default, &defaults, e);
-    if (!code) code = check_of_run(io, get(io, "options"), defaults, now, e);
+    for (int id = 0; id < OPTION_COUNT && !code; id++) {
+        const OptionRow *row = &option_rows[id];
+        const cJSON *before = json_get(get(io, "options"), row->field), *item = json_get(now, row->field);
+        if (!before) before = json_get(defaults, row->field);
+        changed[id] = item && !row->of_invocation && row->kind != ROW_FILE && !cJSON_Compare(before, item, true);
+        if (!changed[id]) continue;
+        char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
+        option_flag(flag, (OptionId)id);
+        if (row->of_run)
+            code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->path, flag,
+                        then_text ? then_text : "(none)", now_text ? now_text : "(none)");
+        else fprintf(f, "%s %s is now %s\n", flag, then_text ? then_text : "(none)", now_text ? now_text : "(none)");
+        cJSON_free(then_text);
+        cJSON_free(now_text);
+    }
     cJSON_Delete(now);
     cJSON_Delete(defaults);
     memory_free(by_default);
     return code;
+}
+
+static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
+    const cJSON *ranks = get(io, "ranks");
+    TRY(text_begin(changes, e));
+    print_build_change(changes->f, io->build);
+    if (cJSON_IsNumber(ranks) && ranks->valuedouble != r->setup.comm->ranks)
+        fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, r->setup.comm->ranks);
+    int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
+    print_rate_jump(changes->f, &r->position, get(io, "options"));
+    int ended = text_end(changes, code ? &(Error){0} : e);
+    if (code) text_free(changes);
+    return code ? code : ended;
 }
 
 // Without --gns a run keeps its mode, on any machine: another one would change its batches.
@@ -525,11 +493,10 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = io_position(&io, &r->position, e);
     if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
     r->position.begun -= r->position.at.seconds;
-    if (!code) code = fixed_options(&io, &r->setup.options, e);
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = keep_hours(&io, r, e);
-    if (!code) code = list_changes(&io, r, changes, r->saving.changed, e);
+    if (!code) code = list_changes(&io, r, changes, e);
     json_free(&io.json);
     return code;
 }

@@ -49,20 +49,15 @@ static int train_loop(Run *r, Error *e) {
 
 // ---- --train-hours --------------------------------------------------------------------------------------------------
 
-// What validations and HellaSwag cost a step, in seconds. a_token: of training, of which a forward pass is a third.
-static double evaluation_seconds(const Run *r, double a_token) {
+// What validations cost a step, in seconds: the last one, or a guess from a token's training, which is three passes.
+static double validation_seconds(const Run *r, double a_token) {
     const Options *o = &r->setup.options;
-    double val = r->saving.val_seconds, test = 0;
-    if (r->data.val && val == 0)
-        val = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3;
-    if (r->data.hellaswag) {
-        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
-        test = (double)info.rows * info.width * a_token / 3 / (double)o->hellaswag_every;
-    }
-    return o->val_every > 0 ? test + val / (double)o->val_every : test;
+    if (!r->data.val || o->val_every == 0) return 0;
+    double tokens = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens);
+    return (r->saving.val_seconds > 0 ? r->saving.val_seconds : tokens * a_token / 3) / (double)o->val_every;
 }
 
-// On rank 0: the tokens that fill the time, in three digits; 0: not known yet. A start's first steps are slower.
+// On rank 0: the tokens that fill the time, in three digits; 0: not known yet. The first steps are slower.
 static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     enum { WARM = 5, STEPS = 50 };
     const double time = 3600 * r->setup.options.train_hours, left = time - run_seconds(r) - save_seconds(r);
@@ -73,7 +68,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (m->step < STEPS && left > 0.9 * time) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    const double steps = fmax(0, left) / (batch * a_token + evaluation_seconds(r, a_token));
+    const double steps = fmax(0, left) / (batch * a_token + validation_seconds(r, a_token));
     const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
     const double unit = pow(10, floor(log10(all)) - 2);
     const int64_t tokens = (int64_t)(floor(all / unit) * unit) / T * T;

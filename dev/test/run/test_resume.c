@@ -321,24 +321,7 @@ static void test_missing_fields(void) {
     }
 }
 
-// Builds with a ladder of doublings wrote the ramp's batch under another name.
-static void test_batch_of_old_builds(void) {
-    char old[1 << 15];
-    size_t bytes;
-    copy_part();
-    char *text = read_text("part/step_00000010/state.json", &bytes), *at = text ? strstr(text, "\"rows\":") : NULL;
-    CHECK(at && bytes < sizeof old - 1, "state.json has no rows, or is long");
-    if (at) {
-        snprintf(old, sizeof old, "%.*s\"batch\":%s", (int)(at - text), text, at + strlen("\"rows\":"));
-        put_state("part/step_00000010", old);
-        CHECK(run_part() == 0, "%s", log_tail());
-        check_same_end("whole", "part", "the batch of an old build");
-    }
-    memory_free(text);
-}
-
-// A ramp that follows the whole model's noise scale, to the bit; and from a state that lacks that average and the error
-// of c, as old ones do.
+// A ramp that follows the whole model's noise scale, to the bit.
 static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "          \
@@ -349,16 +332,12 @@ static void test_ramp_of_the_whole_model(void) {
     CHECK(file_mentions(path_of("total/step_%08ld/state.json", steps), "\"sampled_total\"") && steps > 20, "%ld",
           steps);
     for (long step = 3; step < steps; step += 25) {
-        for (int old = 0; old < (step == 3 ? 2 : 1); old++) {
-            remove_tree("part");
-            copy_tree(path_of("total/step_%08ld", step), path_of("part/step_%08ld", step));
-            copy_file("total/metrics.jsonl", "part/metrics.jsonl");
-            if (old)
-                hide_fields(path_of("part/step_%08ld", step), (const char *[]){"noise.total", "noise.ratio_var", NULL});
-            CHECK(trainer_run(TOTAL "--out part --checkpoint-every 0") == 0, "%s", log_tail());
-            CHECK(log_mentions(path_of("resuming from part/step_%08ld", step)), "%s", log_tail());
-            if (!old) check_same_end("total", "part", path_of("step %ld", step));
-        }
+        remove_tree("part");
+        copy_tree(path_of("total/step_%08ld", step), path_of("part/step_%08ld", step));
+        copy_file("total/metrics.jsonl", "part/metrics.jsonl");
+        CHECK(trainer_run(TOTAL "--out part --checkpoint-every 0") == 0, "%s", log_tail());
+        CHECK(log_mentions(path_of("resuming from part/step_%08ld", step)), "%s", log_tail());
+        check_same_end("total", "part", path_of("step %ld", step));
     }
 }
 
@@ -547,7 +526,6 @@ int main(void) {
     RUN(test_label_smoothing);
     RUN(test_options_of_a_run);
     RUN(test_missing_fields);
-    RUN(test_batch_of_old_builds);
     RUN(test_ramp_of_the_whole_model);
     RUN(test_manifest_of_another_format);
     RUN(test_state_of_another_format);
