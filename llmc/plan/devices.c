@@ -1,8 +1,7 @@
+#define _GNU_SOURCE // strcasestr
 #include "plan/devices.h"
 
-#include <assert.h>
 #include <ctype.h>
-#include <regex.h>
 #include <string.h>
 
 // NVIDIA's data sheets and architecture papers, dense (a data sheet's matrix figures "with sparsity" halved), in the
@@ -55,15 +54,17 @@ enum { ROWS = sizeof rows / sizeof *rows };
 // True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". With a suffix ("RTX 4080
 // SUPER") it is another card.
 static bool names_device(const char *text, const char *name) {
-    char pattern[100];
-    regex_t regex;
-    regmatch_t match[3]; // [2]: the suffix
-    snprintf(pattern, sizeof pattern, "(^|[^[:alnum:]])%s( Ti| SUPER| D| Laptop| Max-Q)?($|[^[:alnum:]])", name);
-    int code = regcomp(&regex, pattern, REG_EXTENDED | REG_ICASE);
-    assert(code == 0), (void)code;
-    bool found = regexec(&regex, text, 3, match, 0) == 0 && match[2].rm_so < 0;
-    regfree(&regex);
-    return found;
+    static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max-Q"};
+    for (const char *at = text; (at = strcasestr(at, name)); at++) {
+        const char *end = at + strlen(name);
+        bool whole = (at == text || !isalnum((unsigned char)at[-1])) && !isalnum((unsigned char)*end);
+        for (int i = 0; i < (int)(sizeof suffix / sizeof *suffix); i++) {
+            size_t n = strlen(suffix[i]);
+            if (strncasecmp(end, suffix[i], n) == 0 && !isalnum((unsigned char)end[n])) whole = false;
+        }
+        if (whole) return true;
+    }
+    return false;
 }
 
 const DeviceSpec *device_spec_find(const char *name) {

@@ -156,8 +156,6 @@ static PlanWork micro_step(const Plan *p, int rows, double exact_part) {
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------
 
-const char *const sharding_names[SHARDINGS] = {"DP", "ZeRO-1/2", "FSDP"};
-
 // A ring enters and leaves a machine through all of its network cards at once (NCCL's channels: one a card), so their
 // bandwidths add up; the slower of this sum and the link inside limits the ring.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
@@ -180,9 +178,11 @@ static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_
 // Rajbhandari et al. 2020 (arXiv 1910.02054), section 7: plain data parallelism and ZeRO-1 and -2 pass on two values a
 // parameter and step (gradients scattered; gradients or weights gathered), ZeRO-3 three (weights gathered twice) a
 // micro-step.
-double plan_ring_bytes(const Plan *p, Sharding sharding, int ranks) {
-    double weights = p->device.value, gathered[SHARDINGS] = {sizeof(float), weights, 2 * weights};
-    return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered[sharding]);
+double plan_ring_bytes(const Plan *p, ZeroStage zero, int ranks) {
+    double weights = p->device.value, gathered = zero == ZERO_0   ? sizeof(float)
+                                                 : zero == ZERO_3 ? 2 * weights
+                                                                  : weights;
+    return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered);
 }
 
 // ZeRO-3: the share of the blocks that a pass gathers; the last pass left the others in their slots.
@@ -191,10 +191,10 @@ static double gathered_again(const Model *model) {
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-double plan_critical_tokens(const Plan *p, Sharding sharding, int ranks) {
+double plan_critical_tokens(const Plan *p, ZeroStage zero, int ranks) {
     double bandwidth = plan_link_bandwidth(&p->device, ranks);
     double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
-    return plan_ring_bytes(p, sharding, ranks) / bandwidth * p->device.peak / flops;
+    return plan_ring_bytes(p, zero, ranks) / bandwidth * p->device.peak / flops;
 }
 
 double plan_step_bytes(const Plan *p) {
@@ -205,17 +205,6 @@ double plan_step_bytes(const Plan *p) {
     if (p->options->zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
     double value = p->options->zero == ZERO_0 ? sizeof(float) : p->device.value;
     return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
-}
-
-double plan_tensor_ranks_limit(const Plan *p, int ranks) {
-    double F = 4.0 * p->shape.model->config.channels;
-    return 2 * F * plan_link_bandwidth(&p->device, ranks) / (p->device.value * p->device.peak);
-}
-
-int plan_tensor_ranks(const Plan *p, int ranks) {
-    int machine = p->device.spec.devices_a_machine, most = ranks < machine ? ranks : machine;
-    double limit = plan_tensor_ranks_limit(p, most > 1 ? most : 2);
-    return limit < most ? (int)fmax(1, limit) : most;
 }
 
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket.

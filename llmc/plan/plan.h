@@ -98,16 +98,9 @@ PlanStep plan_step(const Plan *plan, int64_t rows);
 
 // Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to take as long: at the peak,
 // the link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
-typedef enum {
-    SHARDING_NONE,
-    SHARDING_STATE,
-    SHARDING_ALL,
-    SHARDINGS
-} Sharding; // data parallel; ZeRO-1, -2; -3 (FSDP)
-extern const char *const sharding_names[SHARDINGS];
-double plan_ring_bytes(const Plan *plan, Sharding sharding, int ranks);
+double plan_ring_bytes(const Plan *plan, ZeroStage zero, int ranks);
 double plan_step_bytes(const Plan *plan); // of a whole step, in the plan's mode: every micro-step
-double plan_critical_tokens(const Plan *plan, Sharding sharding, int ranks);
+double plan_critical_tokens(const Plan *plan, ZeroStage zero, int ranks);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
@@ -122,12 +115,6 @@ void plan_variant_end(PlanVariant *of);
 
 // The fewest ranks on which it fits with this --zero and the plan's micro-batch; 0: none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
-
-// Tensor parallelism, which this program does not have (Austin et al. 2025, part 5, with F = 4 C): alone, compute-bound
-// on fewer ranks than 2 F W / (v peak), W the link's bandwidth and v the bytes of a value. Combined with FSDP, it
-// divides the tokens that a rank needs by the number of ranks that divide the tensors.
-double plan_tensor_ranks_limit(const Plan *plan, int ranks);
-int plan_tensor_ranks(const Plan *plan, int ranks); // within a machine, combined with FSDP: at least 1
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step: 0
 // stays at the smallest batch, INFINITY grows as fast as the ramp allows.

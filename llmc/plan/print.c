@@ -55,13 +55,6 @@ static Figure duration(double seconds) {
     return out;
 }
 
-// The unit of a table's times, of which the longest is `seconds`.
-typedef struct {
-    const char *name;
-    double per_second;
-} TimeUnit;
-static TimeUnit time_unit(double seconds) { return seconds < 100 ? (TimeUnit){"ms", 1e3} : (TimeUnit){"s", 1}; }
-
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 // ---- Model, device, memory ------------------------------------------------------------------------------------------
@@ -119,14 +112,6 @@ static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
     return out;
 }
 
-// If one rank's memory is too small: the ranks that suffice, by --zero.
-static void print_fewest(FILE *f, const Plan *p) {
-    if (!(p->device.spec.memory_bytes > 0) || plan_fewest_ranks(p, ZERO_0, 1)) return;
-    fprintf(f, "  ranks from which it fits, at this micro-batch: ");
-    for (int zero = ZERO_1; zero <= ZERO_3; zero++)
-        fprintf(f, "%s with --zero %d%s", fewest_ranks(p, (ZeroStage)zero).s, zero, zero < ZERO_3 ? ", " : "\n");
-}
-
 static void print_memory(FILE *f, const Plan *p) {
     MemoryPlan memory;
     plan_memory(p, p->shape.micro_batch, &memory);
@@ -148,7 +133,11 @@ static void print_memory(FILE *f, const Plan *p) {
         else fprintf(f, "; NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
-    if (p->ranks == 1 && !p->shape.inference) print_fewest(f, p);
+    if (p->ranks == 1 && !p->shape.inference && p->device.spec.memory_bytes > 0 && !plan_fewest_ranks(p, ZERO_0, 1))
+        fprintf(
+            f,
+            "  ranks from which it fits, at this micro-batch: %s with --zero 1, %s with --zero 2, %s with --zero 3\n",
+            fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
     PlanState state = plan_state(&p->shape, &p->device);
     double parameters = (double)p->shape.model->flat_count;
     fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
@@ -170,19 +159,19 @@ static void print_kernels(FILE *f, const Plan *p, const PlanStep *step) {
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step->all.family[i].flops;
     bool tera = flops >= 1e13;
-    TimeUnit unit = time_unit(step->seconds);
+    double unit = step->seconds < 100 ? 1e3 : 1; // of the times, a second
     fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
-            "bound by", unit.name, "share");
+            "bound by", unit > 1 ? "ms" : "s", "share");
     for (int i = 0; i < FAMILIES; i++) {
         double work = step->all.family[i].flops, bytes = step->all.family[i].bytes, s = step->all.family[i].seconds;
         if (!(bytes > 0)) continue;
         fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], work / (tera ? 1e12 : 1e9),
                 1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
-                unit.per_second * s, 100 * s / step->seconds);
+                unit * s, 100 * s / step->seconds);
     }
     if (step->exposed > 0)
         fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
-                unit.per_second * step->exposed, 100 * step->exposed / step->seconds);
+                unit * step->exposed, 100 * step->exposed / step->seconds);
 }
 
 static void print_step(FILE *f, const Plan *p) {
@@ -218,34 +207,13 @@ static PlanStep step_on(const Plan *plan, int ranks) {
     return plan_step(&p, p.rows);
 }
 
-// At the peak, and at the links' full rate.
-static double step_math_seconds(const Plan *p) {
-    double tokens = (double)(p->rows * p->shape.seq_len) / p->ranks;
-    return tokens * model_flops_per_token(p->shape.model, p->shape.seq_len) / p->device.peak;
-}
-static double step_link_seconds(const Plan *p) {
-    return plan_step_bytes(p) / plan_link_bandwidth(&p->device, p->ranks);
-}
-
-// True if, by bytes, the arithmetic takes longer than the transfers.
+// True if, by bytes, the arithmetic of a step takes longer than its transfers: at the peak and the links' full rate.
 static bool is_compute_bound(const Plan *plan, int ranks) {
     Plan p = *plan;
     p.ranks = ranks;
-    return ranks == 1 || step_math_seconds(&p) >= step_link_seconds(&p);
-}
-
-static bool tensors_compute_bound(const Plan *p, int ranks) {
-    return ranks == 1 || ranks < plan_tensor_ranks_limit(p, ranks);
-}
-
-// FSDP among groups of ranks that divide the tensors: what a rank sends is divided by the size of a group.
-static bool both_compute_bound(const Plan *plan, int ranks) {
-    Plan p = *plan;
-    Options options = *plan->options;
-    options.zero = ZERO_3;
-    p.options = &options;
-    p.ranks = ranks;
-    return ranks == 1 || step_math_seconds(&p) >= step_link_seconds(&p) / plan_tensor_ranks(&p, ranks);
+    double tokens = (double)(p.rows * p.shape.seq_len) / ranks;
+    double seconds = tokens * model_flops_per_token(p.shape.model, p.shape.seq_len) / p.device.peak;
+    return ranks == 1 || seconds >= plan_step_bytes(&p) / plan_link_bandwidth(&p.device, ranks);
 }
 
 // True if, by time, at most half of a step is exposed communication.
@@ -254,34 +222,13 @@ static bool is_computing(const Plan *p, int ranks) {
     return 2 * step.exposed <= step.seconds;
 }
 
-// True if the latencies of the rings make up more than half of a step.
-static bool is_latency_bound(const Plan *p, int ranks) {
+// What takes more than half of a step, by time. Latency: that of the rings alone.
+static const char *bound_by(const Plan *p, int ranks) {
     PlanStep step = step_on(p, ranks);
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
-    return 2 * (step.exposed - step_on(&instant, ranks).exposed) > step.seconds;
-}
-
-static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one) {
-    double tokens = (double)(p->rows * p->shape.seq_len), price = p->options->price;
-    fprintf(f, "%c%6d %8.0f %9s", ranks == p->ranks ? '>' : ' ', ranks,
-            ceil((double)ranks / p->device.spec.devices_a_machine), grouped(tokens / ranks).s);
-    for (int s = 0; s < SHARDINGS; s++)
-        fprintf(f, " %8s", ranks == 1 ? "-" : grouped(plan_critical_tokens(p, (Sharding)s, ranks)).s);
-    fprintf(f, "  %-12s",
-            is_latency_bound(p, ranks)   ? "latency"
-            : is_compute_bound(p, ranks) ? "compute"
-                                         : "interconnect");
-    if (p->rows < ranks) {
-        fprintf(f, " fewer rows than ranks\n");
-        return;
-    }
-    PlanStep step = step_on(p, ranks);
-    double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
-    fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(rate).s,
-            100 * rate / (ranks * rate_of_one), hours);
-    if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
-    fprintf(f, "\n");
+    if (is_computing(p, ranks)) return "compute";
+    return 2 * (step.exposed - step_on(&instant, ranks).exposed) > step.seconds ? "latency" : "interconnect";
 }
 
 // The most ranks, up to `limit`, for which `holds` is true; it is true up to some number of ranks.
@@ -296,46 +243,22 @@ static int most_ranks(const Plan *p, int64_t limit, bool (*holds)(const Plan *p,
     return most;
 }
 
-// ---- Modes ----------------------------------------------------------------------------------------------------------
-
-// What bounds a step on the plan's ranks, and up to how many ranks that is its arithmetic.
-static void print_bound(FILE *f, const Plan *p, int64_t limit, bool (*compute_bound)(const Plan *p, int ranks)) {
-    if (!(plan_link_bandwidth(&p->device, p->ranks) > 0)) fprintf(f, "  unknown\n");
-    else
-        fprintf(f, "  %-12s %7d\n", compute_bound(p, p->ranks) ? "compute" : "interconnect",
-                most_ranks(p, limit, compute_bound));
-}
-
-static void print_zero(FILE *f, const Plan *plan, ZeroStage zero) {
-    Plan p;
-    PlanVariant of;
-    Error ignored;
-    MemoryPlan memory;
-    if (plan_variant(&p, &of, plan, zero, plan->ranks, &ignored) == 0) {
-        plan_memory(&p, p.shape.micro_batch, &memory);
-        fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", (int)zero == plan->options->zero ? '>' : ' ', zero,
-                ldexp((double)memory.total, -30), fewest_ranks(plan, zero).s, 1e-9 * plan_step_bytes(&p),
-                1e3 * plan_step(&p, p.rows).seconds);
-        print_bound(f, &p, p.rows, is_compute_bound);
+static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one) {
+    double tokens = (double)(p->rows * p->shape.seq_len), price = p->options->price;
+    fprintf(f, "%c%6d %8.0f %9s %9s  %-12s", ranks == p->ranks ? '>' : ' ', ranks,
+            ceil((double)ranks / p->device.spec.devices_a_machine), grouped(tokens / ranks).s,
+            ranks == 1 ? "-" : grouped(plan_critical_tokens(p, (ZeroStage)p->options->zero, ranks)).s,
+            bound_by(p, ranks));
+    if (p->rows < ranks) {
+        fprintf(f, " fewer rows than ranks\n");
+        return;
     }
-    plan_variant_end(&of);
-}
-
-static void print_modes(FILE *f, const Plan *p) {
-    const char *head = "\nmodes, on %d ranks%*s %10s %9s %9s %9s  %-12s %7s\n", *row = "  plan: %-20s %10s %9s %9s %9s";
-    char both[40];
-    int tensor = plan_tensor_ranks(p, p->ranks), indent = p->ranks < 10 ? 10 : p->ranks < 100 ? 9 : 8;
-    if (p->ranks == 1) return;
-    fprintf(f, head, p->ranks, indent, "", "GiB a rank", "fits from", "GB sent", "step ms", "bound by", "up to");
-    for (int zero = ZERO_0; zero <= ZERO_3; zero++) print_zero(f, p, (ZeroStage)zero);
-    fprintf(f, row, "tensor parallel", "-", "-", "-", "-");
-    print_bound(f, p, RANKS_MOST, tensors_compute_bound);
-    snprintf(both, sizeof both, "FSDP, tensors by %d", tensor);
-    fprintf(f, row, both, "-", "-", "-", "-");
-    print_bound(f, p, p->rows * tensor, both_compute_bound);
-    fprintf(f, "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
-               "bytes.\n"
-               "  Plans only: this program divides no tensors)\n");
+    PlanStep step = step_on(p, ranks);
+    double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
+    fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(rate).s,
+            100 * rate / (ranks * rate_of_one), hours);
+    if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
+    fprintf(f, "\n");
 }
 
 static void print_ranks(FILE *f, const Plan *p) {
@@ -350,17 +273,39 @@ static void print_ranks(FILE *f, const Plan *p) {
         fprintf(f, "%.4g GB/s each way among %d, ", 1e-9 * d->spec.link, d->spec.devices_a_machine);
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
     else fprintf(f, "between machines unknown (--link)\n");
-    fprintf(f, "%26s %26s %14s %7s %8s %20s %7s%s\n", "tokens", "tokens to be compute-bound", "", "exposed", "step", "",
-            "hours a", price ? "  cost a" : "");
-    fprintf(f, "%7s %8s %9s", "ranks", "machines", "a rank");
-    for (int s = 0; s < SHARDINGS; s++) fprintf(f, " %8s", sharding_names[s]);
-    fprintf(f, "  %-12s %7s %8s %12s %7s %7s%s\n", "bound by", "ms", "ms", "tok/s", "scaling", "B tok",
-            price ? "   B tok" : "");
+    fprintf(f, "%26s %9s %21s %8s %20s %7s%s\n", "tokens", "needed,", "exposed", "step", "", "hours a",
+            price ? "  cost a" : "");
+    fprintf(f, "%7s %8s %9s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "by bytes", "bound by",
+            "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     double rate = (double)(p->rows * p->shape.seq_len) / step_on(p, 1).seconds;
     for (int n = 1; n <= RANKS_MOST || n <= p->ranks; n++)
         if (has_row(p, n) && (n == 1 || plan_link_bandwidth(d, n) > 0)) print_rank_row(f, p, n, rate);
     fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
             most_ranks(p, p->rows, is_compute_bound), most_ranks(p, p->rows, is_computing));
+}
+
+static void print_modes(FILE *f, const Plan *plan) {
+    int indent = plan->ranks < 10 ? 10 : plan->ranks < 100 ? 9 : 8;
+    if (plan->ranks == 1) return;
+    fprintf(f, "\nmodes, on %d ranks%*s %10s %9s %9s %9s  %-12s %7s\n", plan->ranks, indent, "", "GiB a rank",
+            "fits from", "GB sent", "step ms", "bound by", "up to");
+    for (int zero = ZERO_0; zero <= ZERO_3; zero++) {
+        Plan p;
+        PlanVariant of;
+        Error ignored;
+        MemoryPlan memory;
+        if (plan_variant(&p, &of, plan, (ZeroStage)zero, plan->ranks, &ignored) == 0) {
+            plan_memory(&p, p.shape.micro_batch, &memory);
+            fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", zero == plan->options->zero ? '>' : ' ', zero,
+                    ldexp((double)memory.total, -30), fewest_ranks(plan, (ZeroStage)zero).s, 1e-9 * plan_step_bytes(&p),
+                    1e3 * plan_step(&p, p.rows).seconds);
+            if (!(plan_link_bandwidth(&p.device, p.ranks) > 0)) fprintf(f, "  unknown\n");
+            else fprintf(f, "  %-12s %7d\n", bound_by(&p, p.ranks), most_ranks(&p, p.rows, is_compute_bound));
+        }
+        plan_variant_end(&of);
+    }
+    fprintf(f, "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
+               "bytes)\n");
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------

@@ -459,23 +459,23 @@ static void test_ring(void) {
     }
     // ZeRO's section 7: 2 values a parameter for plain data parallelism and ZeRO-1 and -2, 3 for all sharded
     double all = (double)p.shape.model->flat_count;
-    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_NONE, 8), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
-    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_STATE, 8), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
-    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 8), 7.0 / 8 * all * (4 + 2 + 2), 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, ZERO_0, 8), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, ZERO_1, 8), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, ZERO_3, 8), 7.0 / 8 * all * (4 + 2 + 2), 1e-12, 0);
     options.comm_dtype = WIRE_BF16;
-    CHECK_CLOSE(plan_ring_bytes(&p, SHARDING_ALL, 1000), 0.999 * all * 6, 1e-12, 0);
+    CHECK_CLOSE(plan_ring_bytes(&p, ZERO_3, 1000), 0.999 * all * 6, 1e-12, 0);
 }
 
 // By hand: 8 ranks, 124.48M values of 8 bytes but 1/8 over 450 GB/s are 1.936 ms, in which 989 TFLOP/s make 1.915 TFLOP,
 // 7.985e8 a token.
 static void test_critical_tokens(void) {
     Plan p = plan_of("d12", "H200", 64);
-    CHECK_CLOSE(plan_critical_tokens(&p, SHARDING_NONE, 8), 0.875 * 8 * 124.48e6 / 450e9 * 989e12 / 7.985e8, 1e-3, 0);
+    CHECK_CLOSE(plan_critical_tokens(&p, ZERO_0, 8), 0.875 * 8 * 124.48e6 / 450e9 * 989e12 / 7.985e8, 1e-3, 0);
     double before = 0;
     for (int ranks = 2; ranks <= 8960; ranks += 1 + ranks / 3) {
-        double tokens = plan_critical_tokens(&p, SHARDING_NONE, ranks);
+        double tokens = plan_critical_tokens(&p, ZERO_0, ranks);
         CHECK(tokens > before, "%d ranks need %.0f tokens each, fewer %.0f", ranks, tokens, before);
-        CHECK(plan_critical_tokens(&p, SHARDING_STATE, ranks) < tokens, "weights in bf16 are fewer bytes");
+        CHECK(plan_critical_tokens(&p, ZERO_1, ranks) < tokens, "weights in bf16 are fewer bytes");
         before = tokens;
     }
 }
@@ -562,17 +562,6 @@ static void test_exposed_weights(void) {
         }
         model_destroy(&model);
     }
-}
-
-// Austin et al. 2025: tensors are divided among fewer than F / (C / W) ranks. Of an H200, 989e12 / 450e9 = 2198; F = 4 C.
-static void test_tensor_parallel(void) {
-    Plan p = plan_of("d48", "H200", 8);
-    CHECK_CLOSE(plan_tensor_ranks_limit(&p, 8), 6400 / 2197.8, 1e-4, 0);
-    CHECK(plan_tensor_ranks(&p, 8) == 2 && plan_tensor_ranks(&p, 1) == 1, "%d ranks", plan_tensor_ranks(&p, 8));
-    p.device.spec.link = 1; // too slow for any
-    CHECK(plan_tensor_ranks(&p, 8) == 1, "%d ranks", plan_tensor_ranks(&p, 8));
-    p.device.spec.link = 1e15; // fast enough for the machine
-    CHECK(plan_tensor_ranks(&p, 64) == 8 && plan_tensor_ranks(&p, 4) == 4, "%d ranks", plan_tensor_ranks(&p, 64));
 }
 
 // The number is the smallest that fits, found by trying all; stages never need more ranks than those before them.
@@ -813,7 +802,6 @@ int main(void) {
     RUN(test_more_ranks);
     RUN(test_exposed);
     RUN(test_exposed_weights);
-    RUN(test_tensor_parallel);
     RUN(test_fewest_ranks);
     RUN(test_fullest_rank);
     RUN(test_steps_are_cut);
