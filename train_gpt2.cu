@@ -344,28 +344,10 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// True if the exponentials of the logits are stored, not the logits, which saves a pass over them. fp16 lacks the range.
-static bool head_is_exponentials(const Engine *engine) { return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear; }
-
-// True if label smoothing then shifts the gradients of lnf and wte (RowSmoothing).
-static bool head_is_shifted(const Engine *engine) { return head_is_exponentials(engine) && engine->smoothed; }
-
-// What label smoothing subtracts from every dlogit.
-static float head_everywhere(const Engine *engine, int T) {
-    const EngineConfig *c = &engine->config;
-    return loss_gradient_everywhere(engine->loss_scale / (float)T, c->label_smoothing, c->model->config.vocab);
-}
-
-// Label smoothing's wte_sum, head_shift and part of the examples' squared norms, from lnf as the forward pass left it.
-static int head_smooth(Engine *engine, const Pass *p, Error *e) {
-    const int V = engine->config.model->config.vocab;
-    double *squares = p->mode == GNS_EXACT ? example_sq(engine, WTE, 0) : NULL;
-    ColumnJobs jobs = {engine->scratch};
-    TRY(bias_backward(NULL, {engine->wte_sum, NULL, true}, weight(engine, WTE, 0), NULL, 1, V, p->C, &jobs,
-                      engine->stream, e));
-    TRY(column_finish(&jobs, engine->stream, e));
-    return crossentropy_shift(engine->head_shift, squares, engine->lnf, head_everywhere(engine, p->T), p->B, p->T, V,
-                              p->C, engine->scratch, engine->stream, e);
+// True if the exponentials of the logits are stored, not the logits, which saves a pass over them. fp16 lacks the range. Label
+// smoothing needs the logits.
+static bool head_is_exponentials(const Engine *engine, bool train) {
+    return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
 }
 
 // Losses of rows from `first` on; in training the gradient of lnf there, into dy: then the product of logits and lnf, as they
@@ -380,16 +362,10 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool
     Linear d = {.epilogue = LINEAR_SCALED, .rows = rows, .in = Vp, .out = C, .x = engine->logits, .weight = wte};
     d.y = engine->dy + first * C, d.row_values = factors;
     l.ticket = d.ticket = engine->ticket;
-    RowSmoothing smooth = {};
-    if (train && head_is_shifted(engine)) {
-        smooth = {engine->config.label_smoothing, model->config.vocab, engine->wte_sum, engine->smoothed + first};
-        d.epilogue = LINEAR_SHIFTED;
-        d.column_values = engine->wte_sum, d.column_factor = -head_everywhere(engine, T);
-    }
-    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, smooth, engine->stream, e));
+    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, engine->stream, e));
     TRY(linear_sm90(l, engine->stream, e));
     TRY(crossentropy_finish(engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp),
-                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, smooth, engine->stream, e));
+                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, engine->stream, e));
     return train ? linear_sm90(d, engine->stream, e) : 0;
 }
 
@@ -409,24 +385,19 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
 
 // Loss of the pass; in training also, a chunk of examples at a time, the gradients of lnf (into dy) and of wte.
 static int head(Engine *engine, const Pass *p, bool train, Error *e) {
-    const Model *model = engine->config.model;
-    int chunk = engine_head_examples(&engine->config), C = p->C, Vp = model->vocab_padded;
-    const bool shifted = train && head_is_shifted(engine);
-    if (shifted) TRY(head_smooth(engine, p, e));
+    int chunk = engine_head_examples(&engine->config), C = p->C, Vp = (int)engine->config.model->vocab_padded;
     for (int b = 0; b < p->B; b += chunk) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
-        if (head_is_exponentials(engine)) TRY(head_exponentials(engine, first, rows, p->T, train, e));
+        if (head_is_exponentials(engine, train)) TRY(head_exponentials(engine, first, rows, p->T, train, e));
         else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
         if (!train) continue;
         if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
         else if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
         else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
     }
-    if (!shifted) return 0;
-    return crossentropy_shift_apply(grad(engine, WTE, 0), engine->head_shift, p->B, model->config.vocab, C,
-                                    engine->stream, e);
+    return 0;
 }
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
@@ -525,7 +496,7 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
     TRY(embedding_backward(grad(engine, WPE, 0), NULL, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
     if (p->mode != GNS_EXACT) return 0;
     TRY(embedding_sort(&order, engine->tokens, engine->document_first, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, NULL, order, p->B, p->T, p->C,
+    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, order, p->B, p->T, p->C,
                                      engine->scratch, stream, e);
 }
 
@@ -543,9 +514,8 @@ static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     if (p->documents) TRY(positions_backward(engine, p, dx, e));
     if (p->mode != GNS_EXACT) return 0;
     TRY(embedding_sort(&order, engine->tokens, NULL, true, p->B, p->T, engine->sorted, stream, e));
-    const float *shift = head_is_shifted(engine) ? engine->head_shift : NULL;
     return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, position_sq, dx,
-                                     engine->head_at_token, shift, order, p->B, p->T, p->C, engine->scratch, stream, e);
+                                     engine->head_at_token, order, p->B, p->T, p->C, engine->scratch, stream, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {

@@ -395,10 +395,10 @@ static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp)
             to ? "cross-entropy, smoothing" : "cross-entropy", to || b->fused ? 0 : chunks, 2.0 * n * sizeof(real),
             [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
     time("cross-entropy, targets", b->fused ? chunks : 0, read,
-         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, {}, 0, &e), &e); });
+         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, 0, &e), &e); });
     time("cross-entropy, after exponentials", b->fused ? chunks : 0, read + tiles, [&](int) {
         bench_check(crossentropy_finish(losses, smoothed, logits, x, sums, linear_sm90_tiles(Vp), 1, tokens, 0, rows, T,
-                                        C, Vp, {}, 0, &e),
+                                        C, Vp, 0, &e),
                     &e);
     });
     allocations = all;

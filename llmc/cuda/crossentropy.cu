@@ -251,35 +251,27 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
 enum { PRODUCT_THREADS = 256, PRODUCT_WARPS = PRODUCT_THREADS / WARP };
 
 // A warp a row.
-template <bool SMOOTH>
 __global__ static void targets_kernel(float *target_logits, const real *x, const real *weight, const uint16_t *tokens,
-                                      int row0, int R, int T, int C, const __grid_constant__ RowSmoothing smooth) {
+                                      int row0, int R, int T, int C) {
     const int r = blockIdx.x * PRODUCT_WARPS + threadIdx.x / WARP;
     if (r >= R) return;
     const real *row = x + (size_t)r * C, *column = weight + (size_t)target_at(tokens, row0 + r, T) * C;
-    float sum = 0.0f, all = 0.0f; // all: of every column
+    float sum = 0.0f;
     for (int c = threadIdx.x % WARP * VEC; c < C; c += WARP * VEC) {
         float a[VEC], b[VEC];
         pack_get(a, pack_load<VEC>(row + c));
         pack_get(b, pack_load<VEC>(column + c));
         UNROLL_FOR (int j = 0; j < VEC; j++) sum = fmaf(a[j], b[j], sum);
-        if (!SMOOTH) continue;
-        floats_load(b, smooth.weight_sum + c);
-        UNROLL_FOR (int j = 0; j < VEC; j++) all = fmaf(a[j], b[j], all);
     }
     sum = warp_sum(sum);
-    if (SMOOTH) all = warp_sum(all);
-    if (threadIdx.x % WARP > 0) return;
-    target_logits[r] = sum;
-    if (SMOOTH) smooth.losses[r] = loss_smoothed(0.0f, sum, all / smooth.V, smooth.smoothing); // finish_kernel adds
+    if (threadIdx.x % WARP == 0) target_logits[r] = sum;
 }
 
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
-                         int R, int T, int C, RowSmoothing smooth, cudaStream_t stream, Error *e) {
-    const auto kernel = smooth.smoothing > 0 ? targets_kernel<true> : targets_kernel<false>;
+                         int R, int T, int C, cudaStream_t stream, Error *e) {
     assert(C % VEC == 0);
-    kernel<<<ceil_div(R, PRODUCT_WARPS), PRODUCT_THREADS, 0, stream>>>(target_logits, x, weight, tokens, row0, R, T, C,
-                                                                       smooth);
+    targets_kernel<<<ceil_div(R, PRODUCT_WARPS), PRODUCT_THREADS, 0, stream>>>(target_logits, x, weight, tokens, row0,
+                                                                               R, T, C);
     return CUDA_LAUNCHED(e);
 }
 
@@ -291,7 +283,6 @@ struct Finish {
     float scale;
     const uint16_t *tokens;
     int row0, R, T, C, Vp;
-    RowSmoothing smooth;
 };
 
 // A block takes 32 rows. While their sums are added, a lane has one row, and a warp every eighth tile.
@@ -305,11 +296,9 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __
     if (warp == 0 && r < f.R) {
         for (int w = 1; w < PRODUCT_WARPS; w++) sum += part[w][lane];
         const int target = target_at(f.tokens, f.row0 + r, f.T);
-        const float loss = logf(sum), onehot = 1.0f - f.smooth.smoothing;
-        f.losses[r] = loss;
-        if (f.smooth.smoothing > 0) f.smooth.losses[r] += loss;
+        f.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.scale / f.T / sum;
-        const float at_target = loss_gradient_at_target(1.0f, onehot * sum); // exp(0), whatever the product's rounding
+        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0), whatever the product's rounding
         f.exponentials[(size_t)r * f.Vp + target] = (real)at_target;
     }
     __syncthreads();
@@ -325,88 +314,10 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __
 }
 
 int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
-                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, RowSmoothing smooth,
-                        cudaStream_t stream, Error *e) {
-    const Finish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp, smooth};
+                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
+                        Error *e) {
+    const Finish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
     assert(C % VEC == 0);
     finish_kernel<<<ceil_div(R, WARP), PRODUCT_THREADS, 0, stream>>>(f);
-    return CUDA_LAUNCHED(e);
-}
-
-// ---- Label smoothing's share of the weight gradient -----------------------------------------------------------------
-
-enum { SHIFT_COLUMNS = 64, SHIFT_PACKS = SHIFT_COLUMNS / VEC, SHIFT_ROWS = PRODUCT_THREADS / SHIFT_PACKS };
-
-// A block has an example's sums over SHIFT_COLUMNS columns; its threads share the rows. partials (B, C / SHIFT_COLUMNS).
-__global__ static void __launch_bounds__(PRODUCT_THREADS)
-    shift_kernel(float *shift, double *partials, const real *x, float everywhere, int T, int V, int C) {
-    __shared__ float parts[SHIFT_ROWS][SHIFT_COLUMNS], squares[PRODUCT_WARPS];
-    const int groups = C / SHIFT_COLUMNS, b = blockIdx.x / groups, c = blockIdx.x % groups * SHIFT_COLUMNS;
-    const int own = threadIdx.x % SHIFT_PACKS * VEC, first = threadIdx.x / SHIFT_PACKS;
-    const real *from = x + (size_t)b * T * C + c + own;
-    float sums[VEC] = {}, sum = 0.0f;
-#pragma unroll 4
-    for (int t = first; t < T; t += SHIFT_ROWS) {
-        float v[VEC];
-        pack_get(v, pack_load<VEC>(from + (size_t)t * C));
-        floats_add(sums, v);
-    }
-    UNROLL_FOR (int j = 0; j < VEC; j++) parts[first][own + j] = sums[j];
-    __syncthreads();
-    if (threadIdx.x < SHIFT_COLUMNS) {
-        for (int i = 0; i < SHIFT_ROWS; i++) sum += parts[i][threadIdx.x];
-        sum *= everywhere;
-        shift[(size_t)b * C + c + threadIdx.x] = sum;
-    }
-    const float square = block_sum(sum * sum, squares);
-    if (threadIdx.x == 0 && partials) partials[blockIdx.x] = -(double)V * square;
-}
-
-size_t crossentropy_shift_workspace_bytes(int B, int C) { return (size_t)B * (C / SHIFT_COLUMNS) * sizeof(double); }
-
-int crossentropy_shift(float *shift, double *squares, const real *x, float everywhere, int B, int T, int V, int C,
-                       void *workspace, cudaStream_t stream, Error *e) {
-    double *partials = squares ? (double *)workspace : NULL;
-    const int groups = C / SHIFT_COLUMNS;
-    assert(C % SHIFT_COLUMNS == 0);
-    shift_kernel<<<B * groups, PRODUCT_THREADS, 0, stream>>>(shift, partials, x, everywhere, T, V, C);
-    TRY(CUDA_LAUNCHED(e));
-    return squares ? reduce_example_partials({{squares}}, partials, 1, B, groups, stream, e) : 0;
-}
-
-enum { APPLY_WIDTH = 4, APPLY_LANES = SHIFT_COLUMNS / APPLY_WIDTH, APPLY_SHARES = PRODUCT_THREADS / APPLY_LANES };
-enum { APPLY_BLOCKS = 128, APPLY_ROWS = 4 }; // side by side along the rows; rows a thread has in flight
-
-// Block (x, y) has SHIFT_COLUMNS columns. Every block adds the examples' shifts in the same order.
-__global__ static void __launch_bounds__(PRODUCT_THREADS)
-    shift_apply_kernel(float *dweight, const float *shift, int B, int V, int C) {
-    __shared__ Floats<APPLY_WIDTH> parts[APPLY_SHARES][APPLY_LANES];
-    const int lane = threadIdx.x % APPLY_LANES, share = threadIdx.x / APPLY_LANES;
-    const int c = blockIdx.x * SHIFT_COLUMNS + lane * APPLY_WIDTH, step = gridDim.y * APPLY_SHARES;
-    Floats<APPLY_WIDTH> part = {}, sum = {};
-    for (int b = share; b < B; b += APPLY_SHARES) {
-        float v[APPLY_WIDTH];
-        floats_load(v, shift + (size_t)b * C + c);
-        floats_add(part.x, v);
-    }
-    parts[share][lane] = part;
-    __syncthreads();
-    for (int i = 0; i < APPLY_SHARES; i++) floats_add(sum.x, parts[i][lane].x);
-    for (int v0 = blockIdx.y * APPLY_SHARES + share; v0 < V; v0 += APPLY_ROWS * step) {
-        float x[APPLY_ROWS][APPLY_WIDTH];
-        float *at = dweight + (size_t)v0 * C + c;
-        UNROLL_FOR (int i = 0; i < APPLY_ROWS; i++)
-            if (v0 + i * step < V) floats_load(x[i], at + (size_t)i * step * C);
-        UNROLL_FOR (int i = 0; i < APPLY_ROWS; i++) {
-            UNROLL_FOR (int j = 0; j < APPLY_WIDTH; j++) x[i][j] -= sum.x[j];
-            if (v0 + i * step < V) floats_store(at + (size_t)i * step * C, x[i]);
-        }
-    }
-}
-
-int crossentropy_shift_apply(float *dweight, const float *shift, int B, int V, int C, cudaStream_t stream, Error *e) {
-    const dim3 blocks(C / SHIFT_COLUMNS, min((int)APPLY_BLOCKS, ceil_div(V, APPLY_SHARES)));
-    assert(C % SHIFT_COLUMNS == 0);
-    shift_apply_kernel<<<blocks, PRODUCT_THREADS, 0, stream>>>(dweight, shift, B, V, C);
     return CUDA_LAUNCHED(e);
 }

@@ -17,34 +17,12 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
 // exponentials are exp(logit - target's logit); with their sum over a row, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
 // The following products apply the factor: the inputs' gradient by row, the weights' through x, which is multiplied by it.
-//
-// Label smoothing also subtracts `everywhere` (loss_gradient_everywhere) from every dlogit. It is not stored, since its
-// effect on the products does not depend on the column,
-//   dx[r] = (product) - everywhere (sum of the V rows of weight)         (LINEAR_SHIFTED)
-//   dweight_b[v] = U_b[v] - shift_b, v < V, of example b: U_b its product, shift_b = everywhere (sum of its rows of x)
-// and the mean of a row's logits, for its loss, is x[r] . (sum of the V rows of weight) / V.
-typedef struct {
-    float smoothing; // 0: none, and the rest is not used
-    int V;
-    const float *weight_sum; // (C)
-    float *losses;           // (R) with smoothing
-} RowSmoothing;
 
-// Before the product, target_logits[r] = x[r] . weight[target], and part of smooth.losses; x (R, C), weight (.., C), C a
-// multiple of 8.
+// Before the product, target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
-                         int R, int T, int C, RowSmoothing smooth, cudaStream_t stream, Error *e);
-// After it, with sums (tiles, R) of parts of the rows: losses[r] = log(sum), and smooth.losses; exponentials[r][target] -=
-// (1 - smoothing) sum, without rounding in between; factors[r]; x[r] *= factor. A loss above LINEAR_EXPONENT_MAX log 2 is
-// too small.
+                         int R, int T, int C, cudaStream_t stream, Error *e);
+// After it, with sums (tiles, R) of parts of the rows: losses[r] = log(sum); exponentials[r][target] -= sum, without
+// rounding in between; factors[r]; x[r] *= factor. A loss above LINEAR_EXPONENT_MAX log 2 is too small.
 int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
-                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, RowSmoothing smooth,
-                        cudaStream_t stream, Error *e);
-
-// shift (B, C) of B examples, from x (B, T, C) before crossentropy_finish; C a multiple of 64. The columns of U_b sum to
-// V shift_b, as softmax sums to 1, so |dweight_b|^2 = |U_b|^2 - V |shift_b|^2: *squares += -V sum of |shift_b|^2; or NULL.
-size_t crossentropy_shift_workspace_bytes(int B, int C);
-int crossentropy_shift(float *shift, double *squares, const real *x, float everywhere, int B, int T, int V, int C,
-                       void *workspace, cudaStream_t stream, Error *e);
-// dweight (V, C) -= sum of shift_b
-int crossentropy_shift_apply(float *dweight, const float *shift, int B, int V, int C, cudaStream_t stream, Error *e);
+                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
+                        Error *e);

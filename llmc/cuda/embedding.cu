@@ -285,14 +285,12 @@ __device__ static int run_begin(const uint32_t *key, int i, int T) {
 
 // partials (3, B, groups): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.
 __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
-    example_kernel(double *partials, const real *dx, const float *UG, const float *shift, EmbeddingOrder order,
-                   int groups, int T, int C) {
+    example_kernel(double *partials, const real *dx, const float *UG, EmbeddingOrder order, int groups, int T, int C) {
     __shared__ float shared[3][EXAMPLE_THREADS / WARP];
     const int b = blockIdx.x / groups, share = threadIdx.x / GROUP_COLUMNS, part = (T + SHARES - 1) / SHARES;
     const int c = blockIdx.x % groups * GROUP_COLUMNS + threadIdx.x % GROUP_COLUMNS;
     const uint32_t *key = order.key + (size_t)b * T, *row = order.row + (size_t)b * T; // example b's T positions
     const int begin = run_begin(key, min(share * part, T), T), end = run_begin(key, min((share + 1) * part, T), T);
-    const float below = shift && c < C ? shift[(size_t)b * C + c] : 0.0f;
     float token = 0.0f, cross = 0.0f, position = 0.0f, run = 0.0f;
     for (int i0 = begin; c < C && i0 < end; i0 += ROWS_IN_FLIGHT) {
         float x[ROWS_IN_FLIGHT], u[ROWS_IN_FLIGHT];
@@ -300,7 +298,7 @@ __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
             const size_t at = i0 + r < end ? (size_t)row[i0 + r] * C + c : 0;
             x[r] = i0 + r < end ? real_to_float(dx[at]) : 0.0f;
             const bool last = i0 + r < end && (i0 + r + 1 == end || key[i0 + r + 1] != key[i0 + r]); // of its token
-            u[r] = UG && last ? UG[at] - below : 0.0f;
+            u[r] = UG && last ? UG[at] : 0.0f;
         }
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const int i = i0 + r;
@@ -323,11 +321,11 @@ size_t embedding_example_squares_workspace_bytes(int B, int C) {
 }
 
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
-                              const float *shift, EmbeddingOrder order, int B, int T, int C, void *workspace,
-                              cudaStream_t stream, Error *e) {
+                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
+                              Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
-    example_kernel<<<B * groups, EXAMPLE_THREADS, 0, stream>>>(partials, dx, UG, shift, order, groups, T, C);
+    example_kernel<<<B * groups, EXAMPLE_THREADS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
     TRY(CUDA_LAUNCHED(e));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }

@@ -42,14 +42,13 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: U_b's rows at the example's tokens (embedding_gather), read where a token occurs for the last time;
-// NULL: no cross term. With shift (B, C), not NULL, UG has U_b + shift_b (crossentropy_shift). Sums that are NULL are
-// skipped.
+// NULL: no cross term. Sums that are NULL are skipped.
 // order: by_example true. With documents there are two calls: for wte, and for wpe, whose sum is then passed as `token`, in
 // the order of positions.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
-                              const float *shift, EmbeddingOrder order, int B, int T, int C, void *workspace,
-                              cudaStream_t stream, Error *e);
+                              EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
+                              Error *e);
 
 // UG (E, T, C) fp32 = U[e][token(e, t)], U (E, V, C) fp32 the head's per-example gradients, tokens (E, T+1).
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,

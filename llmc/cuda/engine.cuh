@@ -70,7 +70,6 @@ struct Engine {
     unsigned *ticket;                         // (1) the next work item in attention and linear_sm90, 0 outside
     float *loss;                              // (B, T)
     float *smoothed;                          // (B, T) the same with label smoothing, or NULL
-    float *wte_sum, *head_shift;              // (C), (B, C) see RowSmoothing; NULL without label smoothing
     real *logits;                             // (head_rows, Vp)  a chunk of the head
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, fc

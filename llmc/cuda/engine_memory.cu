@@ -65,7 +65,6 @@ static size_t scratch_bytes(const Engine *engine) {
     const ModelConfig *m = &config->model->config;
     int T = config->seq_len, C = m->channels, NH = m->heads;
     size_t most = size_max(reduce_squares_workspace_bytes(config->model->tensor_count), head_bytes(config));
-    if (config->label_smoothing > 0) most = size_max(most, bias_backward_bytes(1, m->vocab, C));
     if (config->optimizer == OPTIMIZER_LAMB)
         most = size_max(most, optimizer_trust_workspace_bytes(config->model->tensor_count));
     for (int B = 1; B <= config->micro_batch; B++) {
@@ -74,7 +73,6 @@ static size_t scratch_bytes(const Engine *engine) {
         if (engine_fuses(engine)) most = size_max(most, weight_gradient_bytes(engine, B));
         if (config->gns != GNS_EXACT) continue;
         most = size_max(most, embedding_example_squares_workspace_bytes(B, C));
-        most = size_max(most, crossentropy_shift_workspace_bytes(B, C));
         most = size_max(most, reduce_examples_workspace_bytes(B));
     }
     return most;
@@ -169,8 +167,6 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->loss, N, HEAD, BACKWARD);
     if (c->label_smoothing == 0 || c->inference) return;
     ADD(what, engine->smoothed, N, HEAD, BACKWARD);
-    ADD(what, engine->wte_sum, C, HEAD, HEAD);
-    ADD(what, engine->head_shift, c->micro_batch * C, HEAD, BACKWARD);
 }
 
 static void layout_scratch(Engine *engine, Arena *a) {

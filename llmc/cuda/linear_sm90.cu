@@ -29,7 +29,7 @@ enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SL
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
     alignas(16) real bias[GROUPS][WARPS][COLUMNS];
-    alignas(16) float sums[GROUPS][WARPS][COLUMNS]; // of columns; or LINEAR_SHIFTED's column_values
+    alignas(16) float sums[GROUPS][WARPS][COLUMNS]; // of columns
     uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
     uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS]; // order: the turn before has seen its stages
     int tile[TURNS];
@@ -41,7 +41,7 @@ __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
 }
 __host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
-    return e == LINEAR_SCALED || e == LINEAR_SHIFTED || e == LINEAR_SOFTMAX;
+    return e == LINEAR_SCALED || e == LINEAR_SOFTMAX;
 }
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
@@ -56,8 +56,6 @@ struct Job {
     const float *row_values; // Linear's
     float *row_sums;
     int counted;
-    const float *column_values;
-    float column_factor;
 
     __device__ int tiles() const { return down * (across + narrow); }
 };
@@ -199,10 +197,9 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
 }
 
 // A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
-// shifts: column_values.
 template <LinearEpilogue EPILOGUE>
-__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const float *shifts,
-                           RowPair &rows, const Job &job, int counted) {
+__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows, const Job &job,
+                           int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
@@ -221,12 +218,6 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             }
             if (EPILOGUE == LINEAR_SCALED) {
                 r[q] = pack(c[i] * rows.value[q % 2], c[i + 1] * rows.value[q % 2]);
-                continue;
-            }
-            if (EPILOGUE == LINEAR_SHIFTED) {
-                const float2 shift = *(const float2 *)(shifts + 16 * j + q / 2 * 8 + rows.thread % 4 * 2);
-                r[q] = pack(fmaf(c[i], rows.value[q % 2], job.column_factor * shift.x),
-                            fmaf(c[i + 1], rows.value[q % 2], job.column_factor * shift.y));
                 continue;
             }
             const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
@@ -337,8 +328,6 @@ __device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, i
 template <LinearEpilogue EPILOGUE>
 __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const Job &job, int rank) {
     constexpr bool EXTRA = takes_extra(EPILOGUE), BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
-    constexpr bool SHIFTED = EPILOGUE == LINEAR_SHIFTED;
-    constexpr int COLUMN_BYTES = BIAS ? sizeof(real) : SHIFTED ? sizeof(float) : 0; // of what a column brings
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
@@ -353,10 +342,9 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
         place.row += warp * SLOT_ROWS;
         const int panel = place.column / PANEL;
         if (lane == 0) {
-            const int bytes = min((int)COLUMNS, job.out - place.column) * COLUMN_BYTES;
+            const int bytes = BIAS ? min((int)COLUMNS, job.out - place.column) * sizeof(real) : 0;
             barrier_expect(own_full, bytes + (EXTRA ? SLOT_BYTES : 0));
             if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
-            if (SHIFTED) copy_run_in(s.sums[group][warp], job.column_values + place.column, bytes, own_full);
             if (EXTRA) {
                 copy_out_wait_read();
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
@@ -380,7 +368,7 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
             if (takes_row_values(EPILOGUE))
                 row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2_E : 1.0f);
             if (!EXTRA) slot_wait();
-            rows_round<EPILOGUE>(slot, c[h], bias, s.sums[group][warp], rows, job, job.counted - place.column);
+            rows_round<EPILOGUE>(slot, c[h], bias, rows, job, job.counted - place.column);
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
             if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
@@ -447,7 +435,6 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
     case LINEAR_DGELU: return linear_kernel<LINEAR_DGELU>;
     case LINEAR_BIAS: return linear_kernel<LINEAR_BIAS>;
     case LINEAR_SCALED: return linear_kernel<LINEAR_SCALED>;
-    case LINEAR_SHIFTED: return linear_kernel<LINEAR_SHIFTED>;
     default: return linear_kernel<LINEAR_SOFTMAX>;
     }
 }
@@ -485,8 +472,8 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
-    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,    narrow,          l.bias,         l.ticket,
-               NULL,   0,     l.row_values, l.row_sums, l.counted, l.column_values, l.column_factor};
+    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
+               NULL,   0,     l.row_values, l.row_sums, l.counted};
     if (l.columns.sum) {
         job.columns = column_begin(l.jobs, &l.columns, 1, split_of(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;

@@ -1,6 +1,6 @@
 // linear_sm90: a layer's product on Hopper, with the pass over memory that would follow it, if any, done before the product
 // is stored. Elsewhere cuBLASLt multiplies and kernels of their own follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the
-// same roundings; LINEAR_SCALED, LINEAR_SHIFTED and LINEAR_SOFTMAX are crossentropy.cuh's.
+// same roundings; LINEAR_SCALED and LINEAR_SOFTMAX are crossentropy.cuh's.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -13,7 +13,6 @@ typedef enum {
     LINEAR_DGELU,    // y = x W^T gelu'(extra), rounded once; columns: those of y as stored
     LINEAR_BIAS,     // y = x W + b
     LINEAR_SCALED,   // y = row_values[row] x W
-    LINEAR_SHIFTED,  // y = row_values[row] x W + column_factor column_values[column]
     LINEAR_SOFTMAX   // y = exp(x W^T - row_values[row]), at most 2^LINEAR_EXPONENT_MAX; 0 from column `counted` on
 } LinearEpilogue;
 
@@ -27,8 +26,6 @@ struct Linear {
     const float *row_values = NULL; // (rows)
     float *row_sums = NULL; // (ceil(out / LINEAR_SM90_COLUMNS), rows): LINEAR_SOFTMAX's, by tile, before rounding
     int counted = 0;
-    const float *column_values = NULL; // (out)
-    float column_factor = 0;
     unsigned *ticket = NULL; // one on the device, 0 before and after
     ColumnGradient columns = {};
     int T = 0;               // rows of an example, if columns are wanted: see linear_sm90_sums

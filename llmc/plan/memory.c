@@ -47,7 +47,7 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 }
 
 bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape) {
-    return device->fuses_exact && shape->dtype != DTYPE_FP16 &&
+    return device->fuses_exact && shape->dtype != DTYPE_FP16 && shape->label_smoothing == 0 &&
            shape->model->config.channels % LINEAR_SM90_MULTIPLE == 0;
 }
 

@@ -92,60 +92,10 @@ static void test_crossentropy_nan(void) {
     case_end();
 }
 
-// What label smoothing takes from the examples' gradients of the weight, and from their sum; rows from V on stay.
-static void shift_case(int B, int T, int V, int C) {
-    Error e = {};
-    const float everywhere = (float)random_uniform();
-    const size_t rows = V + random_int(0, 100);
-    const std::vector<real> x = random_vector<real>((size_t)B * T * C);
-    const std::vector<float> before = random_vector<float>(rows * C);
-    const real *d_x = device_from(x);
-    float *shift = device_new<float>(B * C), *dweight = device_new<float>(rows * C);
-    double *squares = device_new<double>(1), want_squares = 0.0;
-    void *workspace = workspace_new(crossentropy_shift_workspace_bytes(B, C));
-    run_twice(
-        "shift", [&] { device_set(dweight, before), device_set(squares, std::vector<double>(1, SQUARES_BEFORE)); },
-        [&] {
-            CHECK_OK(crossentropy_shift(shift, squares, d_x, everywhere, B, T, V, C, workspace, 0, &e), &e);
-            CHECK_OK(crossentropy_shift_apply(dweight, shift, B, V, C, 0, &e), &e);
-        },
-        {{shift, B * C * sizeof(float)}, {dweight, rows * C * sizeof(float)}, {squares, sizeof(double)}});
-    std::vector<double> want(B * C, 0.0), sum(C, 0.0), magnitude(B * C, 0.0), of_sum(C, 0.0), of_shift(B * C);
-    for (size_t i = 0; i < x.size(); i++) {
-        const size_t at = i / C / T * C + i % C;
-        want[at] += everywhere * value(x[i]), magnitude[at] += everywhere * fabs(value(x[i]));
-    }
-    const double fp32 = 1e-6;
-    for (int i = 0; i < B * C; i++) {
-        want_squares += want[i] * want[i], sum[i % C] += want[i];
-        of_shift[i] = fp32 * magnitude[i], of_sum[i % C] += fp32 * magnitude[i];
-    }
-    std::vector<double> want_dweight(before.begin(), before.end()), of_dweight(rows * C, 0.0);
-    for (size_t i = 0; i < (size_t)V * C; i++) {
-        want_dweight[i] -= sum[i % C];
-        of_dweight[i] = of_sum[i % C] + fp32 * (fabs(before[i]) + fabs(sum[i % C]));
-    }
-    check_within("shift", host_from(shift, B * C), want, of_shift);
-    check_within("dweight", host_from(dweight, rows * C), want_dweight, of_dweight);
-    CHECK_CLOSE(host_from(squares, 1)[0] - SQUARES_BEFORE, -V * want_squares, 1e-5, 0);
-    CHECK_OK(crossentropy_shift(shift, NULL, d_x, everywhere, B, T, V, C, NULL, 0, &e), &e);
-    check_within("without squares", host_from(shift, B * C), want, of_shift);
-    case_end();
-}
-
-static void test_shift(void) {
-    shift_case(1, 1, 1, 64);
-    shift_case(3, 100, 70, 128);
-    shift_case(40, 33, 5000, 192);
-    for (int i = 0; i < 3; i++)
-        shift_case(random_int(1, 70), random_int(1, 300), random_int(1, 3000), 64 * random_int(1, 8));
-}
-
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_crossentropy_cuda", argc, argv);
     if (code) return code;
     RUN(test_crossentropy);
-    RUN(test_shift);
     RUN(test_crossentropy_nan);
     return test_summary();
 }

@@ -114,18 +114,15 @@ static void check_rows(const Case &k) {
 
 static void check_example_squares(const Case &k) {
     Error e = {};
-    const std::vector<float> shift = random_vector<float>((size_t)k.B * k.C);
-    std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
-    const float *d_shift = random_uniform() < 0.5 ? device_from(shift) : NULL;
+    const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
     float *UG = gathered(k, device_from(U));
-    for (size_t i = 0; d_shift && i < U.size(); i++) U[i] -= shift[i / k.C / k.V * k.C + i % k.C];
     double *sums = device_new<double>(3), magnitude = 0.0;
     void *workspace = workspace_new(embedding_example_squares_workspace_bytes(k.B, k.C));
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(3, SQUARES_BEFORE)); },
         [&] {
-            CHECK_OK(embedding_example_squares(sums, sums + 1, sums + 2, k.d_dx, UG, d_shift, k.by_example, k.B, k.T,
-                                               k.C, workspace, 0, &e),
+            CHECK_OK(embedding_example_squares(sums, sums + 1, sums + 2, k.d_dx, UG, k.by_example, k.B, k.T, k.C,
+                                               workspace, 0, &e),
                      &e);
         },
         {{sums, 3 * sizeof(double)}});
@@ -186,8 +183,7 @@ static void check_positions(const Case &k, const uint16_t *d_first, const std::v
     CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, false, k.B, k.T, workspace_new(bytes), 0, &e), &e);
     CHECK_OK(embedding_backward(dwpe, NULL, k.d_dx, order, k.B, k.T, k.C, workspace, 0, &e), &e);
     CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, true, k.B, k.T, workspace_new(bytes), 0, &e), &e);
-    CHECK_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, NULL, order, k.B, k.T, k.C, workspace, 0, &e),
-             &e);
+    CHECK_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, order, k.B, k.T, k.C, workspace, 0, &e), &e);
     std::vector<double> want(before.begin(), before.end());
     for (int b = 0; b < k.B; b++) {
         std::vector<double> own(k.T * C, 0.0);

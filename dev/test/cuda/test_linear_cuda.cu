@@ -196,11 +196,6 @@ struct Head {
         for (int k = 0; k < C; k++) sum += value(x[(size_t)r * C + k]) * value(weight[(size_t)v * C + k]);
         return sum;
     }
-    std::vector<double> weight_sum() const { // of the vocabulary's rows
-        std::vector<double> sum(C, 0.0);
-        for (size_t i = 0; i < (size_t)V * C; i++) sum[i % C] += value(weight[i]);
-        return sum;
-    }
 };
 
 static Head head_new(int B, int T, int V, int C) {
@@ -212,8 +207,8 @@ static Head head_new(int B, int T, int V, int C) {
 }
 
 // The whole head as the engine runs it, against float64: exponentials by LINEAR_SOFTMAX, cross-entropy around it, the
-// gradient of x by LINEAR_SCALED or LINEAR_SHIFTED; the gradient of the weight is the product of what is left.
-static void head_case(int B, int T, int V, int C, double smoothing) {
+// gradient of x by LINEAR_SCALED; the gradient of the weight is the product of what is left.
+static void head_case(int B, int T, int V, int C) {
     Error e = {};
     const Head h = head_new(B, T, V, C);
     const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
@@ -228,18 +223,9 @@ static void head_case(int B, int T, int V, int C, double smoothing) {
     l.y = y, l.row_values = shift, l.row_sums = sums, l.counted = V, l.ticket = ticket;
     Linear d = {.epilogue = LINEAR_SCALED, .rows = R, .in = Vp, .out = C, .x = y, .weight = weight};
     d.y = dx, d.row_values = factors, d.ticket = ticket;
-    const double everywhere = smoothing / V * scale / T;
-    const std::vector<double> weight_sum = h.weight_sum();
-    RowSmoothing smooth = {};
-    if (smoothing > 0) {
-        smooth = {(float)smoothing, V, device_from(std::vector<float>(weight_sum.begin(), weight_sum.end())),
-                  device_new<float>(R)};
-        d.epilogue = LINEAR_SHIFTED, d.column_values = smooth.weight_sum, d.column_factor = (float)-everywhere;
-    }
     std::vector<Output> outputs = {{y, n * sizeof(real)},        {x, (size_t)R * C * sizeof(real)},
                                    {dx, R * C * sizeof(real)},   {losses, R * sizeof(float)},
                                    {factors, R * sizeof(float)}, {sums, (size_t)tiles * R * sizeof(float)}};
-    if (smoothing > 0) outputs.push_back({smooth.losses, R * sizeof(float)});
     run_twice(
         "head",
         [&] {
@@ -247,28 +233,26 @@ static void head_case(int B, int T, int V, int C, double smoothing) {
             device_set(x, h.x);
         },
         [&] {
-            CHECK_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, smooth, 0, &e), &e);
+            CHECK_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e), &e);
             CHECK_OK(linear_sm90(l, 0, &e), &e);
-            CHECK_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, smooth,
-                                         0, &e),
+            CHECK_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, 0, &e),
                      &e);
             CHECK_OK(linear_sm90(d, 0, &e), &e);
         },
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
     const std::vector<float> factor = host_from(factors, R), loss = host_from(losses, R);
-    const std::vector<float> smoothed = smoothing > 0 ? host_from(smooth.losses, R) : loss;
     const double arithmetic = 1e-4; // of an exponential: its logit, about 30 at most, is summed in fp32
     for (int i = 0; i < 6; i++) {
         const int r = i == 0 ? 0 : i == 1 ? R - 1 : random_int(0, R - 1), target = h.target(r);
         std::vector<double> logits(V), want(Vp, 0.0), tolerance(Vp, 0.0), want_x(C), want_dx(C, 0.0), of_x(C), of_dx(C);
-        double sum = 0.0, mean = 0.0;
-        for (int v = 0; v < V; v++) logits[v] = h.logit(r, v), mean += logits[v] / V;
+        double sum = 0.0;
+        for (int v = 0; v < V; v++) logits[v] = h.logit(r, v);
         for (int v = 0; v < V; v++) sum += exp(logits[v] - logits[target]);
         const double f = scale / T / sum;
         for (int v = 0; v < V; v++) {
             const double p = exp(logits[v] - logits[target]);
-            want[v] = p - (v == target) * (1 - smoothing) * sum;
+            want[v] = p - (v == target) * sum;
             tolerance[v] = ROUNDING * fabs(want[v]) + arithmetic * (v == target ? sum : p);
         }
         for (int k = 0; k < C; k++) {
@@ -277,8 +261,7 @@ static void head_case(int B, int T, int V, int C, double smoothing) {
                 const double term = f * value(got[(size_t)r * Vp + v]) * value(h.weight[(size_t)v * C + k]);
                 want_dx[k] += term, terms += fabs(term);
             }
-            want_dx[k] -= everywhere * weight_sum[k];
-            of_dx[k] = ROUNDING * fabs(want_dx[k]) + arithmetic * (terms + everywhere * fabs(weight_sum[k]));
+            of_dx[k] = ROUNDING * fabs(want_dx[k]) + arithmetic * terms;
             want_x[k] = f * value(h.x[(size_t)r * C + k]);
             of_x[k] = (ROUNDING + arithmetic) * fabs(want_x[k]);
         }
@@ -289,8 +272,6 @@ static void head_case(int B, int T, int V, int C, double smoothing) {
         check_within("x", row(scaled, r, C), want_x, of_x);
         check_within("dx", row(got_dx, r, C), want_dx, of_dx);
         check_within("loss", std::vector<float>{loss[r]}, {log(sum)}, {arithmetic});
-        check_within("smoothed", std::vector<float>{smoothed[r]}, {log(sum) + smoothing * (logits[target] - mean)},
-                     {2 * arithmetic});
         check_within("factor", std::vector<float>{factor[r]}, {f}, {arithmetic * f});
     }
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
@@ -298,14 +279,12 @@ static void head_case(int B, int T, int V, int C, double smoothing) {
 }
 
 static void test_head(void) {
-    for (double smoothing : {0.0, 0.1, 0.9}) {
-        head_case(1, 1, 2, 64, smoothing);
-        head_case(2, 70, 300, 128, smoothing);
-        head_case(3, 100, 1000, 320, smoothing);
-    }
+    head_case(1, 1, 2, 64);
+    head_case(2, 70, 300, 128);
+    head_case(3, 100, 1000, 320);
     for (int i = 0; i < 4; i++)
-        head_case(random_int(1, 5), random_int(1, 200), random_int(2, 4000), 64 * random_int(1, 4), i / 2 * 0.3);
-    if (!small_shapes_only) head_case(8, 1024, 5000, 128, 0.2);
+        head_case(random_int(1, 5), random_int(1, 200), random_int(2, 4000), 64 * random_int(1, 4));
+    if (!small_shapes_only) head_case(8, 1024, 5000, 128);
 }
 
 // A target far below another logit: exponentials are bounded, so that the row's sum is finite. NaN stays NaN.
