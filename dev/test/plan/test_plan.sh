@@ -11,7 +11,7 @@ plan() { "$train" --dry-run "$@" > plan.txt 2>&1 || { cat plan.txt; return 1; };
 said() { grep -qE -- "$1" plan.txt || { echo "nothing like '$1' in:"; cat plan.txt; return 1; }; }
 
 plans_a_gpu_from_here() { # shellcheck disable=SC2086
-    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said '^device +H200: 989 TFLOP/s bf16' &&
+    plan $d12 --device H200 --ranks 8 --zero 1 --price 3 && said "^device +H200: 989 TFLOP/s bf16.*; Hopper's kernels\\)" &&
         said '^ +matmul, blocks .* compute ' && said '^ +LayerNorm, residual .* memory ' && said '^> +8 +1 +65,536 ' &&
         said '^ +16 +2 ' && said '^ +8960 +1120 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]'
 }
@@ -67,7 +67,7 @@ reports_a_disk_too_small() {
 }
 reports_memory_too_small() { # an error for this machine, a note for another; the remedy that helps
     local fits
-    plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' &&
+    plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' && said '; general kernels' &&
         said '^note: the model does not fit: .* use --recompute block and --zero 3 on more ranks' &&
         plan --device "RTX 4090" --model gpt2-1558M --seq-len 8192 --zero 2 --ranks 8 && said '^note: .* use --recompute block, with' &&
         fits=$(sed -nE 's/^note: .* with --micro-batch ([0-9]+) or less.*/\1/p' plan.txt) &&

@@ -198,7 +198,7 @@ check "its reason: $(cat "$work/log")" grep -q -- '-DGNS_NO_NCCL .*-o build/cpu-
 touch nccl/include/nccl.h
 returns 0 with_nccl_home
 check "there: $(cat "$work/log")" [ "$(grep -c 'no nccl.h\|NO_NCCL' "$work/log")" = 0 ]
-check "linked: $(tail -n 1 calls)" grep -q -- "-L$PWD/nccl/lib -Xlinker -rpath=$PWD/nccl/lib .*-l:libnccl.so.2" calls
+check "linked: $(tail -n 1 calls)" grep -q -- "-rpath=$PWD/cuda/lib64 -L$PWD/nccl/lib -Xlinker -rpath=$PWD/nccl/lib .*-l:libnccl.so.2" calls
 end nccl
 
 # The GPUs that nvidia-smi lists.
