@@ -14,7 +14,7 @@ import shlex
 import shutil
 import subprocess
 
-from run_log import COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, read_json, write_whole
+from run_log import COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, finite, read_json, write_whole
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
@@ -22,33 +22,6 @@ POINTS = 8           # validations of a branch, at tokens that all branches shar
 KEPT = ("train", "val", "seed", "model", "layers", "heads", "channels", "vocab_size", "micro_batch", "recompute",
         "seq_len", "weight_decay", "beta1", "beta2", "eps", "grad_clip", "val_tokens", "threads", "zero", "comm_dtype")
 NEVER_ZERO = ("layers", "heads", "channels", "vocab_size")
-
-
-class Origin:
-    """The checkpoint that the branches start from, and its run."""
-
-    def __init__(self, path):
-        path = os.path.abspath(path)
-        self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
-        self.run = Run(os.path.dirname(self.checkpoint))
-        state = read_json(os.path.join(self.checkpoint, "state.json"), {"step!": COUNT, "tokens!": COUNT})
-        self.step, self.tokens = state["step"], state["tokens"]
-        self.options = read_json(os.path.join(self.run.path, "run.json"), {"options!": {"seq_len!": COUNT}})["options"]
-        self.seq_len = self.options["seq_len"]
-        rows = [row for row in self.run.rows if row["step"] <= self.step]
-        if not rows or rows[-1]["step"] != self.step:
-            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: does not reach step {self.step} of the checkpoint")
-        if not all(row.get("batch") and row.get("lr") for row in rows):
-            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: a step without its batch and lr")
-        # The horizon may cut a run's last step short: then the batch is that of the step before.
-        self.row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
-        self.batch, self.lr = self.row["batch"], self.row["lr"]
-
-    def noise_scale(self):
-        """The measured one of the whole model, in rows; NaN where the run did not measure it."""
-        ratio = [x for x in self.run.column("gns_ratio")[:self.step] if math.isfinite(x)]
-        scale = self.row.get("gns_total") or (self.row.get("gns_ln") or math.nan) * (ratio[-1] if ratio else 1)
-        return scale if scale > 0 else math.nan
 
 
 def step_of(name):
@@ -68,11 +41,34 @@ def newest_checkpoint(path):
     return os.path.join(os.path.abspath(path), max(names, key=step_of))
 
 
+class Origin:
+    """The checkpoint that the branches start from, and its run."""
+
+    def __init__(self, path):
+        path = os.path.abspath(path)
+        self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
+        self.run = Run(os.path.dirname(self.checkpoint))
+        state = read_json(os.path.join(self.checkpoint, "state.json"), {"step!": COUNT, "tokens!": COUNT})
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.options = read_json(os.path.join(self.run.path, "run.json"), {"options!": {"seq_len!": COUNT}})["options"]
+        self.seq_len = self.options["seq_len"]
+        rows = [row for row in self.run.rows if row["step"] <= self.step]
+        if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
+            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: does not reach step {self.step} of the checkpoint, or has "
+                        "a step without its batch and lr")
+        # The horizon may cut a run's last step short: then the batch is that of the step before.
+        row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
+        self.batch, self.lr = row["batch"], row["lr"]
+        # The measured noise scale of the whole model, in rows; NaN where the run did not measure it.
+        ratio = [1, *finite(self.run.column("gns_ratio")[:self.step])][-1]
+        self.noise_scale = row.get("gns_total") or (row.get("gns_ln") or math.nan) * ratio
+
+
 class Branch:
     """One batch: its directory, its options and, once it has run, its loss."""
 
     def __init__(self, origin, batch, tokens, out):
-        self.batch, self.factor = batch, batch / origin.batch
+        self.batch, self.factor, self.loss = batch, batch / origin.batch, math.nan  # an infinite loss: diverged
         self.lr = origin.lr * math.sqrt(self.factor)
         self.steps = tokens // (batch * origin.seq_len)
         self.out = os.path.join(out, f"batch_{batch}")
@@ -85,8 +81,6 @@ class Branch:
         self.options = {name: value for name, value in (kept | own).items()
                         if value not in ("", None) and not (name in NEVER_ZERO and value == 0)
                         and (kept["val"] or not name.startswith("val_"))}
-        self.words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
-        self.loss = math.nan  # infinite: diverged
 
     def is_done(self):
         """True where an earlier call has trained it. Another branch in its directory is an error."""
@@ -94,10 +88,10 @@ class Branch:
         if not os.path.exists(path):
             return False
         there = read_json(path, {"options!": {}})["options"]
-        other = [name for name in self.options if name != "out" and there.get(name) != self.options[name]]
-        if other:
-            raise Fault(EXIT_USAGE, f"{self.out}: holds a branch with another --{other[0].replace('_', '-')}; "
-                        "choose another --out, or remove it")
+        for name, value in self.options.items():
+            if name != "out" and there.get(name) != value:
+                raise Fault(EXIT_USAGE, f"{self.out}: holds a branch with another --{name.replace('_', '-')}; "
+                            "choose another --out, or remove it")
         return os.path.exists(os.path.join(self.out, "done"))
 
     def prepare(self, origin):
@@ -118,20 +112,19 @@ class Branch:
 
     def train(self, program, directory):
         log = os.path.join(self.out, "log")
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
         try:
             with open(log, "ab") as file:
-                code = subprocess.run([*program, *self.words], cwd=directory, stdout=file, stderr=file,
+                code = subprocess.run([*program, *words], cwd=directory, stdout=file, stderr=file,
                                       stdin=subprocess.DEVNULL).returncode
         except OSError as error:
-            raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)"
-                        ) from None
+            raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
         if code not in (0, EXIT_NONFINITE):
             with open(log, encoding="utf-8", errors="replace") as file:
                 last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
         write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
-        # Keep the numbers, remove the weights.
-        for name in os.listdir(self.out):
+        for name in os.listdir(self.out):  # keep the numbers, remove the weights
             if step_of(name) is not None and not os.path.islink(os.path.join(self.out, name)):
                 shutil.rmtree(os.path.join(self.out, name))
 
@@ -142,12 +135,12 @@ class Branch:
                 return
         run = Run(self.out, begin=origin.tokens)
         if run.val_rows:
-            self.loss = run.val_rows[-1]["val_loss"]
+            self.loss = run.val_column("val_loss")[-1]
             return
         # The same examples in every branch: the mean over the last eighth of them.
-        last = [(row["loss"], row["batch"]) for row in run.rows if row.get("loss") is not None and row.get("batch")
-                and row["tokens"] > self.horizon - (self.horizon - origin.tokens) / POINTS]
-        self.loss = sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last) if last else math.nan
+        begin = self.horizon - (self.horizon - origin.tokens) / POINTS
+        last = [(loss, batch) for at, loss, batch in zip(*map(run.column, ("tokens", "loss", "batch"))) if at > begin]
+        self.loss = sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
 
 
 def critical_batch(batches, losses, tolerance):
@@ -164,66 +157,45 @@ def critical_batch(batches, losses, tolerance):
     return low, high, low * (high / low) ** part
 
 
-def print_result(origin, branches, tolerance, kind, tokens):
-    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], tolerance)
+def print_result(origin, branches, tolerance, kind, verdict):
     print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
     for b in branches:
         harm = b.loss - branches[0].loss
-        loss = "diverged" if b.loss == math.inf else f"{b.loss:.4f}"
-        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {loss:>12} "
-              f"{'' if b.loss == math.inf else f'{harm:+.4f}':>16}{'' if harm <= tolerance else '  harm'}")
-    print(f"\nAfter {tokens:,} tokens from step {origin.step}; harm: more than {tolerance:g} above the smallest batch.")
+        losses = f"{b.loss:12.4f} {harm:+16.4f}" if b.loss < math.inf else f"{'diverged':>12} {'':>16}"
+        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {losses}{'' if harm <= tolerance else '  harm'}")
+    low, high, crossing = verdict
+    print(f"\nAfter {branches[0].horizon - origin.tokens:,} tokens from step {origin.step}; harm: more than {tolerance:g} above "
+          "the smallest batch.")
     if high is None:
         print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
     elif low == branches[0].batch and crossing <= low:
-        print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more "
-              "--tokens.")
+        print(f"Already {high} rows do harm: the critical batch here is below that. Try smaller --factors, or more --tokens.")
     else:
-        print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at "
-              f"{crossing:.3g}.")
-    scale = origin.noise_scale()
-    if math.isfinite(scale):
-        print(f"The run's noise scale there: {scale:.3g} rows.")
-    if low > origin.batch:
-        print(f"Recommendation: from here on --batch-tokens {low * origin.seq_len} ({low} rows) with --lr times "
-              f"{math.sqrt(low / origin.batch):.3g} takes 1/{low / origin.batch:.3g} of the steps and costs no data.")
-    else:
-        print(f"Recommendation: stay at {origin.batch} rows; a larger batch would cost data.")
-    return low, high, crossing
-
-
-def choose_batches(origin, factors):
-    batches = sorted({round(k * origin.batch) for k in factors})
-    if batches[0] < 1 or len(batches) < 2:
-        raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has "
-                    f"{origin.batch}")
-    if math.lcm(*batches) > 4 * batches[-1]:
-        raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
-    return batches
-
-
-def choose_tokens(origin, batches, wanted):
-    """Whole steps of every batch from one validation to the next, so that all are compared at the same tokens."""
-    grid = POINTS * math.lcm(*batches) * origin.seq_len
-    wanted = wanted or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
-    return -(-wanted // grid) * grid
-
-
-def trainer_of(origin, args):
-    """(words, directory): the command that starts the trainer, and the directory that the run's paths start from."""
-    part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
-    program = os.path.abspath(args.program) if args.program else part["command"][0]
-    directory = part.get("directory", ".")
-    directory = directory if os.path.isdir(directory) else "."
-    return shlex.split(args.launch) + [program], directory
+        print(f"The critical batch here lies between {low} and {high} rows; the loss crosses the tolerance at {crossing:.3g}.")
+    if origin.noise_scale > 0:
+        print(f"The run's noise scale there: {origin.noise_scale:.3g} rows.")
+    k = low / origin.batch
+    print(f"Recommendation: from here on --batch-tokens {low * origin.seq_len} ({low} rows) with --lr times {math.sqrt(k):.3g} "
+          f"takes 1/{k:.3g} of the steps and costs no data." if k > 1 else
+          f"Recommendation: stay at {origin.batch} rows; a larger batch would cost data.")
 
 
 def probe(args):
     origin = Origin(args.origin)
     out = args.out or os.path.join(origin.run.path, f"probe_{origin.step:08d}")
-    batches = choose_batches(origin, args.factors)
-    tokens = choose_tokens(origin, batches, args.tokens)
-    program, directory = trainer_of(origin, args)
+    batches = sorted({round(k * origin.batch) for k in args.factors})
+    if batches[0] < 1 or len(batches) < 2:
+        raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has {origin.batch}")
+    if math.lcm(*batches) > 4 * batches[-1]:
+        raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
+    # Whole steps of every batch from one validation to the next, so that all are compared at the same tokens.
+    grid = POINTS * math.lcm(*batches) * origin.seq_len
+    wanted = args.tokens or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
+    tokens = -(-wanted // grid) * grid
+    # The run's own program, in the directory that its paths start from.
+    part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
+    program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
+    directory = part.get("directory", ".")
     branches = [Branch(origin, batch, tokens, out) for batch in batches]
 
     print(f"from {origin.checkpoint}: {origin.tokens:,} tokens done, batch {origin.batch} rows, lr {origin.lr:.4g}")
@@ -234,22 +206,20 @@ def probe(args):
             continue
         branch.prepare(origin)
         print(f"batch {branch.batch}: {branch.steps} steps", flush=True)
-        branch.train(program, directory)
+        branch.train(program, directory if os.path.isdir(directory) else ".")
     for branch in branches:
         branch.read_loss(origin)
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
     kind = "val" if origin.options.get("val") else "train"
-    low, high, crossing = print_result(origin, branches, args.tolerance, kind, tokens)
-    if not args.json:
-        return
-
-    def known(x):
-        return x if math.isfinite(x) else None
-    write_whole(args.json, json.dumps({
-        "checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
-        "lr": origin.lr, "noise_scale": known(origin.noise_scale()), "branch_tokens": tokens,
-        "loss": kind, "tolerance": args.tolerance,
-        "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps, "loss": known(b.loss)}
-                     for b in branches],
-        "no_harm_up_to": low, "harm_from": high, "critical_batch": crossing}, indent=2) + "\n")
+    verdict = critical_batch(batches, [branch.loss for branch in branches], args.tolerance)
+    print_result(origin, branches, args.tolerance, kind, verdict)
+    if args.json:
+        def known(x):
+            return x if math.isfinite(x) else None
+        write_whole(args.json, json.dumps({
+            "checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
+            "lr": origin.lr, "noise_scale": known(origin.noise_scale), "branch_tokens": tokens, "loss": kind,
+            "tolerance": args.tolerance, **dict(zip(("no_harm_up_to", "harm_from", "critical_batch"), verdict)),
+            "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps, "loss": known(b.loss)}
+                         for b in branches]}, indent=2) + "\n")

@@ -145,15 +145,12 @@ def gain(args):
     if left_out:
         print(f"  {left_out} of {GAIN_BINS} points left out: G2 not above 0 there, the noise scale unknown and large")
     print(f"gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}")
-    print(f"  over half and twice as many points: {spread}; s = {ds.sum():.1f} steps of an infinite batch")
     both, one = 50 * (1 - math.sqrt(gamma)), 50 * (1 - gamma)
-    print(f"""A constant batch obeys (S/S_min - 1)(E/E_min - 1) = 1; one that follows B = sqrt(r B_n), with a constant r, has
-gamma = {gamma:.4f} in place of the 1. gamma is 1 where B_n never moves (nothing to gain), and falls towards 0 the more
-B_n moves. Against the constant batch B_crit, which needs twice S_min steps and twice E_min examples, such a batch saves
-  {both:.1f}% of the steps and {both:.1f}% of the examples together, or
-  {one:.1f}% of the examples in as many steps, or
-  {one:.1f}% of the steps with as many examples.
-This is what the model of plain SGD with the best learning rate at each step promises: no measured result.""")
+    print(f"""  over half and twice as many points: {spread}; s = {ds.sum():.1f} steps of an infinite batch
+A batch that follows B = sqrt(r B_n), with a constant r, has (S/S_min - 1)(E/E_min - 1) = gamma, where a constant one has 1:
+1 where B_n never moves, towards 0 the more it moves. Against the constant batch B_crit such a batch saves {both:.1f}% of the
+steps and of the examples together, or {one:.1f}% of either at as many of the other. This is what the model of plain SGD
+with the best learning rate at each step promises: no measured result.""")
 
 
 def factors(text):

@@ -41,6 +41,7 @@ print_help() {
 
 need_program() {
     [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
+    [[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
     options=$("$PROGRAM" --config "$RECIPE" "$@" --print-options) || exit # it has said why
 }
 

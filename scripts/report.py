@@ -90,12 +90,6 @@ def savings_section(runs, kind, target):
 MOST_SAMPLES = 8  # of a run
 
 
-def chosen_samples(samples):
-    """Evenly over the run, with the first and the last."""
-    n = len(samples)
-    return samples if n <= MOST_SAMPLES else [samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
-
-
 def show_sample(sample):
     prompt, text = sample.get("prompt") or "", sample["text"]
     said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
@@ -107,14 +101,16 @@ def show_sample(sample):
 
 
 def samples_section(runs):
+    """Of each run evenly over its length, with the first and the last."""
     if not any(run.samples for run in runs):
         return ""
     out = "<h2>Samples along the way</h2>\n"
     if any(sample.get("prompt") for run in runs for sample in run.samples):
         out += "<p class=note>Coloured: the prompt.</p>\n"
     for run in runs:
-        if run.samples:
-            out += f"<h3>{html.escape(run.label)}</h3>\n" + "".join(map(show_sample, chosen_samples(run.samples)))
+        n = len(run.samples)
+        chosen = run.samples if n <= MOST_SAMPLES else [run.samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
+        out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n) + "".join(map(show_sample, chosen))
     return out
 
 
@@ -123,29 +119,25 @@ def commands_section(runs):
     that it changed."""
     out = "<h2>Commands</h2>\n" if any(run.parts for run in runs) else ""
     for run in runs:
-        parts = run.parts
-        ends = [part.get("first_step", 1) - 1 for part in parts[1:]] + [run.rows[-1]["step"]]
-        out += f"<h3>{html.escape(run.label)}</h3>\n" if parts else ""
-        for part, end in zip(parts, ends):
-            ranks = part.get("ranks", 1)
-            about = [f"steps {part.get('first_step', 1):,} to {end:,}",
-                     f"started {part.get('started', 'at some time')}", f"on {part.get('host', 'some machine')}",
-                     f"{ranks} rank{'' if ranks == 1 else 's'}",
-                     f"program {part.get('program_xxh3_128', 'unknown')[:12]}"]
-            out += f"<p class=note>{html.escape(', '.join(about))}</p><pre>{html.escape(command_text(part))}</pre>\n"
+        ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]
+        out += f"<h3>{html.escape(run.label)}</h3>\n" if run.parts else ""
+        for part, end in zip(run.parts, ends):
+            about = ", ".join((
+                f"steps {part.get('first_step', 1):,} to {end:,}", f"started {part.get('started', 'at some time')}",
+                f"on {part.get('host', 'some machine')}", f"{part.get('ranks', 1)} rank{'s' * (part.get('ranks', 1) != 1)}",
+                f"program {part.get('program_xxh3_128', 'unknown')[:12]}"))
             words = ", ".join(f"{name} = {value}" for name, value in flatten(part.get("options", {})).items())
-            verb = "With" if part is parts[0] else "Changed:"
-            out += f"<p class=note>{verb} {html.escape(words)}.</p>\n" if words else ""
+            out += f"<p class=note>{html.escape(about)}</p><pre>{html.escape(command_text(part))}</pre>\n"
+            out += f"<p class=note>{'With' if part is run.parts[0] else 'Changed:'} {html.escape(words)}.</p>\n" if words else ""
     return out
 
 
 def flatten(info, prefix=""):
+    """{name: text}: the fields of objects in it by name.field."""
     out = {}
     for name, value in info.items():
-        if isinstance(value, dict):
-            out.update(flatten(value, f"{prefix}{name}."))
-        else:
-            out[prefix + name] = value if isinstance(value, str) else json.dumps(value)
+        out |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {
+            prefix + name: value if isinstance(value, str) else json.dumps(value)}
     return out
 
 
@@ -154,8 +146,7 @@ def options_section(runs):
     flat = [flatten(run.info.get("options", {}))
             | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
             for run in runs]
-    names = list(dict.fromkeys(name for options in flat for name in options))
-    rows = [[name] + [options.get(name, "") for options in flat] for name in names]
+    rows = [[name] + [options.get(name, "") for options in flat] for name in dict.fromkeys(itertools.chain(*flat))]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option"] + [run.label for run in runs]
     out = "<h2>Options</h2>\n"

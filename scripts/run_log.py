@@ -22,10 +22,6 @@ import zlib
 EXIT_USAGE, EXIT_INPUT, EXIT_MEMORY, EXIT_WRITE = 64, 65, 71, 74
 UNBOUNDED, LARGEST = 1e308, 1e100
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Scripts
-
-
 class Fault(Exception):
     """Ends a script: one line for the user, and the exit code."""
 
@@ -124,10 +120,6 @@ def write_whole(path, text):
         raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files
-
-
 def has_log(path):
     return os.path.exists(path) or os.path.exists(path + ".gz")
 
@@ -150,19 +142,15 @@ def read_bytes(path, begin=0):
 
 
 def short_integer(text):
-    if len(text) > 20:
-        raise ValueError(f"a number of {len(text)} digits")
+    if len(text) > 20 or text.lstrip("-")[0] in "NI":  # NaN, Infinity
+        raise ValueError(f"{text[:20]} is no number that a run writes")
     return int(text)
-
-
-def no_number(text):
-    raise ValueError(f"{text} is no number")
 
 
 def parse(where, data):
     """The JSON in some bytes of a file. where: names them in the error. Half a surrogate pair, which no text may hold,
     becomes U+FFFD."""
-    read = json.JSONDecoder(parse_int=short_integer, parse_constant=no_number).decode
+    read = json.JSONDecoder(parse_int=short_integer, parse_constant=short_integer).decode
     try:
         value = read(data.decode(errors="surrogatepass"))
         if b"\xed" in data or b"\\ud" in data.lower():
@@ -234,10 +222,6 @@ class Tail:
                 yield where, check(where, parse(where, line), shape)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Runs
-
-
 def command_text(part, between="\n"):
     """A part's command as a shell reads it."""
     return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
@@ -260,7 +244,7 @@ class Live:
     def rewind(self):
         self.info, self.parts, self.seconds = {}, [], {}
         self.time, self.tokens, self.rate = 0.0, self.begin, math.nan
-        self.metrics, self.samples = Tail(self.metrics_path), Tail(self.samples_path)
+        self.tails = Tail(self.metrics_path), Tail(self.samples_path)
 
     def has_begun(self):
         return has_log(self.info_path) and has_log(self.metrics_path)
@@ -273,8 +257,8 @@ class Live:
         if parts[:told] != self.parts:
             raise Cut
         self.parts = parts
-        rows = [self.timed(where, row) for where, row in self.metrics.new_lines(ROW, whole)]
-        samples = [line for _, line in self.samples.new_lines(SAMPLE, whole)] if has_log(self.samples_path) else []
+        rows = [self.timed(where, row) for where, row in self.tails[0].new_lines(ROW, whole)]
+        samples = [line for _, line in self.tails[1].new_lines(SAMPLE, whole)] if has_log(self.samples_path) else []
         return parts[told:], rows, samples
 
     def timed(self, where, row):
@@ -336,19 +320,17 @@ def finite(values):
     return [x for x in values if math.isfinite(x)]
 
 
-class Run:
-    """Rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), each a line's fields with the `seconds`
-    of training until there; samples, run.json as `info`, and its `parts`."""
+class Run(Live):
+    """A whole run: rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), and samples."""
 
     def __init__(self, path, begin=0):
-        live = Live(path, begin)
-        self.path, self.name, self.rows, self.val_rows, self.test_rows = path, live.name, [], [], []
-        self.parts, rows, self.samples = live.new(whole=True)
-        self.info = live.info
+        super().__init__(path, begin)
+        _, rows, self.samples = self.new(whole=True)
+        self.rows, self.val_rows, self.test_rows = [], [], []
         for row in rows:
             (self.val_rows if "val_loss" in row else self.test_rows if "hellaswag" in row else self.rows).append(row)
         if not self.rows:
-            raise Fault(EXIT_INPUT, f"{live.metrics_path}: no step in it; let the run make some")
+            raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
     def column(self, name):
         """loss: without label smoothing, as validation is."""
@@ -358,10 +340,6 @@ class Run:
 
     def val_column(self, name):
         return column(self.val_rows, name)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Curves
 
 
 def smooth(tokens, values, span):
@@ -397,12 +375,9 @@ def loss_curve(run, kind):
 
 def common_target(runs, kind):
     """The lowest loss that every run has."""
-    best = []
-    for run in runs:
-        losses = finite(loss_curve(run, kind)[1])
-        if not losses:
-            raise Fault(EXIT_INPUT, f"{run.path}: no {kind} loss that is a number")
-        best.append(min(losses))
+    best = [min(finite(loss_curve(run, kind)[1]), default=math.nan) for run in runs]
+    if math.isnan(sum(best)):
+        raise Fault(EXIT_INPUT, f"{runs[list(map(math.isnan, best)).index(True)].path}: no {kind} loss that is a number")
     return max(best)
 
 

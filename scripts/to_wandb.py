@@ -107,9 +107,9 @@ def main():
         parser.error("argument --follow: not allowed with argument --dry-run")
     try:
         follow([Upload(Live(args.run), args)], args)
-    except (Fault, ImportError):
-        raise
     except Exception as error:  # no base of wandb's errors is in all its versions
+        if args.dry_run or isinstance(error, (Fault, ImportError)):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Fault(EXIT_INPUT, f"wandb: {reason} (try `wandb login`, or --offline)") from None
 

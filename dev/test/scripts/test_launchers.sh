@@ -56,7 +56,8 @@ refusals() {
         refuses 65 "no validation shards" VAL="$work/none_*.bin" && refuses 69 "no NVIDIA GPU" PATH="$work/bin" &&
         refuses 69 "RANKS=9, and 2 GPUs" RANKS=9 && refuses 69 "RANKS=2, and 1 GPU in CUDA_VISIBLE_DEVICES=1" RANKS=2 CUDA_VISIBLE_DEVICES=1 &&
         refuses 64 "built without MPI or NCCL" PROGRAM="$work/other_cu" &&
-        ends 64 "unknown option --bogus" env "${data[@]}" bash "$work/test.sh" --bogus || return 1
+        ends 64 "unknown option --bogus" env "${data[@]}" bash "$work/test.sh" --bogus &&
+        ends 64 "Write them to a file" env "${data[@]}" bash "$work/test.sh" --config - || return 1
     for devices in "" -1 -1,0; do
         refuses 69 "CUDA_VISIBLE_DEVICES=$devices leaves no GPU" CUDA_VISIBLE_DEVICES="$devices" || return 1
     done
