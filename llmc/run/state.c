@@ -99,6 +99,11 @@ static int io_int(const StateIO *io, const char *name, int64_t *x, Error *e) {
     return 0;
 }
 
+// A count that is left out where it is 0.
+static int io_rare(const StateIO *io, const char *name, int64_t *x, Error *e) {
+    return (io->writing ? *x > 0 : get(io, name) != NULL) ? io_int(io, name, x, e) : 0;
+}
+
 static int io_text(const StateIO *io, const char *name, char *text, size_t bytes, Error *e) {
     if (io->writing) return put(io, name, cJSON_CreateString(text), e);
     const char *read = cJSON_GetStringValue(get(io, name));
@@ -206,15 +211,13 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "examples", &at->examples, e));
     TRY(io_int(io, "batch", &at->batch, e));
     TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
-    if (io->writing ? at->moment_steps > 0 : get(io, "moment_steps") != NULL)
-        TRY(io_int(io, "moment_steps", &at->moment_steps, e));
-    if (io->writing ? at->horizon > 0 : get(io, "horizon") != NULL) TRY(io_int(io, "horizon", &at->horizon, e));
+    TRY(io_rare(io, "moment_steps", &at->moment_steps, e));
+    TRY(io_rare(io, "horizon", &at->horizon, e));
     if (io->writing || get(io, "seconds")) TRY(io_real(io, "seconds", &at->seconds, e));
     TRY(io_real(io, "val_loss", &at->val_loss, e));
     TRY(io_int(io, "best_step", &at->best.step, e));
     TRY(io_real(io, "best_loss", &at->best.loss, e));
-    if (io->writing ? at->best.stale > 0 : get(io, "best_stale") != NULL)
-        TRY(io_int(io, "best_stale", &at->best.stale, e));
+    TRY(io_rare(io, "best_stale", &at->best.stale, e));
     TRY(io_window(io, "loss_window", &at->loss_window, e));
     TRY(io_window(io, "grad_window", &at->grad_window, e));
     TRY(io_loss_scale(io, &at->loss_scale, e));
@@ -509,6 +512,7 @@ static void copy_text(char *out, size_t bytes, const cJSON *object, const char *
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     char path[PATH_MAX];
     StateIO io;
+    *summary = (RunSummary){0}; // fields that are left out are 0
     TRY(state_open(&io, path, directory, e));
     int code = io_point(&io, &summary->at, e);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
