@@ -122,7 +122,9 @@ static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
     if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_text_kind(b->input, b->text, b->bytes, e));
     if (b->input->jsonl) return block_parse_jsonl(b, o, e);
-    b->has_eot = !*o->separator && memmem(b->text, b->bytes, EOT_TEXT, strlen(EOT_TEXT));
+    bool eot = !*o->separator && memmem(b->text, b->bytes, EOT_TEXT, strlen(EOT_TEXT));
+    bool mark = b->start.offset == 0 && utf8_mark(b->text, b->bytes);
+    b->notes = eot << NOTE_EOT | mark << NOTE_MARK;
     for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) TRY(piece_check_utf8(b, &b->pieces[i], e));
     return 0;
 }

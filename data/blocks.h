@@ -40,7 +40,7 @@ typedef struct {
     int left_out;    // lines of jsonl (--invalid skip)
     BadLine bad[BAD_LINES];
     int bad_count;   // may be larger
-    bool has_eot;    // a text without --separator has the words <|endoftext|>
+    int notes;       // of a text: 1 << NOTE_*
     int code;     // of the worker
     Error error;
 } TextBlock;

@@ -45,7 +45,8 @@ static int format_of_file(const char *path) {
 
 static void set_format(Input *input, int format, bool by_line) {
     input->jsonl = format == FORMAT_JSONL;
-    input->by_line = by_line && (input->jsonl || ends_with(input->path, ".json"));
+    if (by_line && input->jsonl) input->notes = 1 << NOTE_JSONL;
+    else if (by_line && ends_with(input->path, ".json")) input->notes = 1 << NOTE_JSON;
     input->undecided = format == FORMAT_AUTO;
 }
 

@@ -3,11 +3,14 @@
 
 #include "settings.h"
 
+// What a note says of a file: its first line has decided its format; a byte order mark; <|endoftext|> as text.
+enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
+
 typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // JSON Lines, else text
     bool undecided; // a pipe, whose first line decides that
-    bool by_line;   // a note says that the first line has decided
+    int notes;      // 1 << NOTE_*
     bool pipe;      // standard input, a pipe or a device: of unknown length
     bool left_out;  // not read, or its rest is not: not UTF-8
     uint64_t bytes; // 0 for a pipe

@@ -169,7 +169,7 @@ static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     b->input = reader_input(r);
     b->start = r->place;
     b->bytes = bytes;
-    b->piece_count = b->left_out = b->bad_count = 0;
+    b->piece_count = b->left_out = b->bad_count = b->notes = 0;
     TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);

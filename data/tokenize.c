@@ -25,11 +25,6 @@ enum {
     LISTED_MAX = 20        // files left out that are named
 };
 
-typedef struct { // files with something that a note names
-    int count;
-    const Input *first, *last;
-} Found;
-
 typedef struct {
     TokenizeOptions options;
     Inputs inputs;
@@ -45,7 +40,6 @@ typedef struct {
     uint64_t total_bytes;                  // of input; 0: unknown
     int faults, bad_files, last_bad;       // of inputs: all, files that have some, and the number of the last file
     Error first_bad;                       // the first fault
-    Found marks, eots;                     // a byte order mark; <|endoftext|> without --separator
 } Run;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
@@ -113,12 +107,6 @@ static int finish_faults(const Run *run, Error *e) {
                 plural((uint64_t)run->faults), run->bad_files, run->inputs.count, files, first->what);
 }
 
-static void count_found(Found *found, const Input *input) {
-    found->count += found->last != input;
-    found->last = input;
-    if (!found->first) found->first = input;
-}
-
 // ---- The run --------------------------------------------------------------------------------------------------------
 
 static void run_encode(Run *run, TextBlock *b) {
@@ -137,8 +125,7 @@ static int run_write_oldest(Run *run, Error *e) {
         return b->code;
     }
     if (b->code) add_block_faults(run, b);
-    if (!b->input->jsonl && b->start.offset == 0 && utf8_mark(b->text, b->bytes)) count_found(&run->marks, b->input);
-    if (!b->input->jsonl && b->has_eot) count_found(&run->eots, b->input);
+    run->inputs.all[b->start.file].notes |= b->notes;
     if (!atomic_load(&run->refused)) TRY(writer_block(&run->writer, b, e));
     run->written++;
     show_progress(run, b->start.taken + b->bytes, false);
@@ -182,19 +169,20 @@ static void print_left_out(const Run *run) {
         printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines, plural(lines));
 }
 
-static void print_found(const Found *found, const char *what) {
-    if (found->count == 1) print_note("note: %s: %s", input_name(found->first), what);
-    if (found->count > 1) print_note("note: %d files, the first is %s: %s", found->count, input_name(found->first), what);
-}
-
 static void print_notes(const Run *run, int code) {
-    Found jsonl = {0}, json = {0};
-    for (int i = 0; i < run->inputs.count; i++)
-        if (run->inputs.all[i].by_line) count_found(run->inputs.all[i].jsonl ? &jsonl : &json, &run->inputs.all[i]);
-    print_found(&jsonl, "by the first line, read as JSON Lines; --format text or jsonl decides");
-    print_found(&json, "by the first line, read as text, braces and all; --format text or jsonl decides");
-    print_found(&run->marks, "a byte order mark stays in the text");
-    print_found(&run->eots, "<|endoftext|> is text there; --separator '<|endoftext|>' ends documents at it");
+    static const char *const notes[NOTES] = {
+        [NOTE_JSONL] = "by the first line, read as JSON Lines; --format text or jsonl decides",
+        [NOTE_JSON] = "by the first line, read as text, braces and all; --format text or jsonl decides",
+        [NOTE_MARK] = "a byte order mark stays in the text",
+        [NOTE_EOT] = "<|endoftext|> is text there; --separator '<|endoftext|>' ends documents at it"};
+    for (int k = 0; k < NOTES; k++) {
+        const char *first = NULL;
+        int files = 0;
+        for (int i = run->inputs.count; i-- > 0;)
+            if (run->inputs.all[i].notes >> k & 1) files++, first = input_name(&run->inputs.all[i]);
+        if (files == 1) print_note("note: %s: %s", first, notes[k]);
+        if (files > 1) print_note("note: %d files, the first is %s: %s", files, first, notes[k]);
+    }
     if (code) return;
     if (*run->options.separator && !run->reader.separated)
         print_note("note: --separator %s is nowhere in the text", run->options.separator);
