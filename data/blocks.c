@@ -109,23 +109,21 @@ static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     return b->bad_count ? fail_at_bad_line(e, b->input, &b->bad[0]) : 0;
 }
 
-static int piece_check_utf8(const TextBlock *b, const TextPiece *piece, Error *e) {
-    size_t bad = utf8_invalid_at(b->text + piece->at, piece->bytes);
-    if (bad == piece->bytes) return 0;
-    char why[80];
-    bad += piece->at;
-    snprintf(why, sizeof why, "byte 0x%02x at offset %" PRIu64 " is not valid UTF-8", (unsigned char)b->text[bad],
-             b->start.offset + bad);
-    return fail_at_line(e, b->input, b->start.line + count_lines(b->text, bad), HINT_INVALID, why);
-}
-
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
     if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_text_kind(b->input, b->text, b->bytes, e));
     if (b->input->jsonl) return block_parse_jsonl(b, o, e);
     bool eot = !*o->separator && memmem(b->text, b->bytes, EOT_TEXT, strlen(EOT_TEXT));
     bool mark = b->start.offset == 0 && utf8_mark(b->text, b->bytes);
     b->notes = eot << NOTE_EOT | mark << NOTE_MARK;
-    for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) TRY(piece_check_utf8(b, &b->pieces[i], e));
+    for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) {
+        size_t at = b->pieces[i].at, bytes = b->pieces[i].bytes, bad = utf8_invalid_at(b->text + at, bytes);
+        if (bad == bytes) continue;
+        char why[80];
+        bad += at;
+        snprintf(why, sizeof why, "byte 0x%02x at offset %" PRIu64 " is not valid UTF-8", (uint8_t)b->text[bad],
+                 b->start.offset + bad);
+        return fail_at_line(e, b->input, b->start.line + count_lines(b->text, bad), HINT_INVALID, why);
+    }
     return 0;
 }
 

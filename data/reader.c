@@ -69,23 +69,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// A text file that is one document is split by place: its end is validation, as in nanoGPT's 90/10. The split moves up
-// to where a character begins.
-static int reader_set_tail(Reader *r, Error *e) {
-    const Input *input = reader_input(r);
-    r->tail = UINT64_MAX;
-    if (input->pipe || !input_has_tail(r->o, input)) return 0;
-    char next[3]; // a character begins within three bytes
-    size_t got;
-    uint64_t bytes = reader_limit(r, r->place.taken - r->place.offset, input->bytes);
-    r->tail = (uint64_t)((double)bytes * (1 - r->o->val_fraction));
-    lseek(r->fd, (off_t)r->tail, SEEK_SET);
-    TRY(reader_read(r, next, sizeof next, &got, e));
-    for (size_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
-    return 0;
-}
-
-// Opens the file of `place`, at its offset; a pipe stays at its own position.
+// Opens the file of `place`, at its beginning; a pipe stays at its own position.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
@@ -93,8 +77,18 @@ static int reader_open(Reader *r, Error *e) {
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
     r->ended = false;
     r->have = 0;
-    TRY(reader_set_tail(r, e));
-    if (!input->pipe) lseek(r->fd, (off_t)r->place.offset, SEEK_SET);
+    r->tail = UINT64_MAX;
+    if (input->pipe || !input_has_tail(r->o, input)) return 0;
+
+    // A text file that is one document is split by place: its end is validation, as in nanoGPT's 90/10. The split moves
+    // up to where a character begins.
+    char next[3]; // a character begins within three bytes
+    size_t got;
+    r->tail = (uint64_t)((double)reader_limit(r, r->place.taken, input->bytes) * (1 - r->o->val_fraction));
+    lseek(r->fd, (off_t)r->tail, SEEK_SET);
+    TRY(reader_read(r, next, sizeof next, &got, e));
+    for (size_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
+    lseek(r->fd, 0, SEEK_SET);
     return 0;
 }
 
@@ -114,13 +108,6 @@ static void reader_advance(Reader *r) {
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-// Moves a cut in a separator, or between it and the line end before it, to after the separator.
-static size_t reader_keep_separator(const Reader *r, size_t cut) {
-    size_t length = strlen(r->o->separator), from = cut > length - 1 ? cut - (length - 1) : 0;
-    const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
-    return found ? (size_t)(found - r->buffer) + length : cut;
-}
-
 // How many bytes of the buffer make the next block; 0: the buffer needs more to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
     bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
@@ -132,11 +119,15 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     bool before_tail = r->tail != UINT64_MAX && r->tail > r->place.offset;
     if (before_tail && r->tail - r->place.offset <= r->have) return r->tail - r->place.offset;
     if (r->ended) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
-    size_t hold = *r->o->separator ? strlen(r->o->separator) + 1 : 0;
+    size_t length = strlen(r->o->separator), hold = length ? length + 1 : 0;
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
     if (!hold || !cut) return cut;
-    return reader_keep_separator(r, cut + (r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n'));
+    // A cut in a line end, in a separator or between the two moves to after them.
+    cut += r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n';
+    size_t from = cut > length - 1 ? cut - (length - 1) : 0;
+    const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
+    return found ? (size_t)(found - r->buffer) + length : cut;
 }
 
 // The documents of a block of text: all of it, or what separators delimit.

@@ -115,19 +115,14 @@ static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count
     return 0;
 }
 
-static int writer_begin_document(Writer *w, int split, Error *e) {
-    struct SplitState *s = &w->split[split];
-    const uint16_t token = (uint16_t)(w->eot >= 0 ? w->eot : w->newline);
-    s->documents++;
-    bool separated = w->eot < 0 && (w->newline < 0 || !s->tokens || s->last == w->newline);
-    return separated ? 0 : writer_put(w, split, &token, 1, e);
-}
-
 int writer_block(Writer *w, const TextBlock *b, Error *e) {
-    const uint16_t *tokens = b->tokens;
+    const uint16_t *tokens = b->tokens, begin = (uint16_t)(w->eot >= 0 ? w->eot : w->newline);
     for (int i = 0; i < b->piece_count; i++) {
         const TextPiece *piece = &b->pieces[i];
-        if (piece->begins) TRY(writer_begin_document(w, piece->split, e));
+        struct SplitState *s = &w->split[piece->split];
+        s->documents += piece->begins;
+        bool separates = w->eot >= 0 || (w->newline >= 0 && s->tokens && s->last != w->newline);
+        if (piece->begins && separates) TRY(writer_put(w, piece->split, &begin, 1, e));
         TRY(writer_put(w, piece->split, tokens, piece->tokens, e));
         tokens += piece->tokens;
     }

@@ -48,13 +48,9 @@ static int cut_weight(char *word, double *weight, Error *e) {
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
 static int add_path(Source *s, const char *path, Error *e) {
-    char **grown;
-    if ((s->count & (s->count - 1)) == 0) { // full: 0, 1, 2, 4, ... paths
-        TRY(memory_alloc((void **)&grown, (size_t)(2 * s->count + 1) * sizeof *grown, "the names of shards", e));
-        if (s->count) memcpy(grown, s->path, (size_t)s->count * sizeof *grown);
-        memory_free(s->path);
-        s->path = grown;
-    }
+    char **grown = realloc(s->path, ((size_t)s->count + 1) * sizeof *grown);
+    if (!grown) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the names of shards");
+    s->path = grown;
     TRY(copy_text(&s->path[s->count], path, e));
     s->count++;
     return 0;
