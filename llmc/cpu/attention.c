@@ -11,9 +11,9 @@
 // Both passes copy a head's rows to scratch, padded with zeros to whole tiles, so that no product meets an edge:
 // rows to Tp and columns to Dp, multiples of TILE_COLUMNS.
 //
-// Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys;
-// the longer a block, the less goes into loading and storing dq, dk and dv, but it must fit in the second-level cache.
-// Tiles of scores that no query of a tile sees, above the diagonal or of other documents, are skipped.
+// Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys.
+// Longer blocks load and store dq, dk and dv less often, but must fit in the second-level cache. Tiles of scores that no
+// query sees, above the diagonal or of other documents, are skipped.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
 enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would fall on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
@@ -142,7 +142,7 @@ VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
         vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
 }
 
-// Turns scores [begin, end) of a row into exp(score - max), and the others, up to `padded`, into 0. Returns the sum.
+// Turns scores [begin, end) of a row into exp(score - max), the others up to `padded` into 0. Returns the sum.
 static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
     hide(scores, 0, begin);
     hide(scores, end, padded);
@@ -211,8 +211,8 @@ static void compute_delta(const Head *head, const Scratch *s, const void *out) {
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
-// [first, t]. n is a multiple of VEC. factor: of dropout, or NULL. With it P becomes the dropped probabilities, by which
-// the forward pass multiplied v, and dP is their gradient.
+// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout P becomes the dropped probabilities, which
+// multiplied v in the forward pass, and dP is their gradient.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
     VecBits key = {0}; // minus `first`: keys before `first` wrap to the largest numbers

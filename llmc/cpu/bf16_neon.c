@@ -19,7 +19,7 @@ typedef struct {
 
 bool bf16_neon_available(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
 
-// Four rows of A, or columns of B, over two pairs; those of the second pair lie `width` further.
+// Loads four rows of A, or columns of B, over two pairs, the second one `width` after the first.
 BF16 static inline __attribute__((always_inline)) Four load_four(const uint16_t *p, size_t width) {
     uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(p)), second = vreinterpretq_u32_u16(vld1q_u16(p + width));
     return (Four){vreinterpretq_bf16_u32(vzip1q_u32(first, second)), vreinterpretq_bf16_u32(vzip2q_u32(first, second))};

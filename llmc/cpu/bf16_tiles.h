@@ -37,7 +37,7 @@ enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead);
 Bf16Tile bf16_tile_plain, bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;
 
-// The same; calls between(work, at, of) after each of `of` steps of k.
+// A Bf16Tile that calls between(work, at, of) after each of `of` steps of k.
 typedef void Bf16TileBetween(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead,
                              void (*between)(void *work, size_t at, size_t of), void *work);
 Bf16TileBetween bf16_tile_amx_between;

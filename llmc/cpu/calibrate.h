@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-// Multiply-adds in registers, in CALIBRATE_CHAINS independent vectors, enough to hide their latency: two operations a
-// float, `steps` times. The result means nothing, but must be used, or the compiler drops the work.
+// Multiply-adds in registers: two operations per float of CALIBRATE_CHAINS independent vectors, which hide the latency,
+// `steps` times. The result means nothing; use it, or the compiler drops the work.
 enum { CALIBRATE_CHAINS = 12 };
 float calibrate_chains(size_t steps);
 
@@ -14,7 +14,7 @@ float calibrate_chains(size_t steps);
 // products of panels in the first-level cache. 0: no such kernel.
 double calibrate_flops(int threads, Dtype type);
 
-// The same, from one round of about 50 microseconds, each thread by its own clock: the cores' speed at this moment.
+// calibrate_flops from one round of about 50 microseconds, each thread by its own clock: the speed at this moment.
 double calibrate_probe(int threads, Dtype type);
 
 // Bytes a second, read and written together, of a copy that exceeds the caches, the best of 50 ms. 0: no memory for it.

@@ -43,7 +43,7 @@ VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
 
 enum { LANES = 16 };
 
-// Blocks (r, k), (r, k + 1), ...
+// The words of LANES blocks: (r, k), (r, k + 1), ...
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     const uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
     for (uint32_t lane = 0; lane < LANES; lane += VEC) {

@@ -31,9 +31,9 @@ struct Engine {
     EngineConfig config;
     int threads;
     void *weight;    // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
-    float *param;    // master weights, of the owned ranges; the same as weight where these are fp32 and not sharded
+    float *param;    // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;     // flat, or a few of its buckets (shard_grad_place)
-    float *grad_sum; // of the step: grad, or the owned ranges (model/shard.h)
+    float *grad_sum; // the step's sums; aliases grad, or with shard_grads the owned ranges alone
     float *moment1, *moment2; // of the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -43,8 +43,8 @@ struct Engine {
     float *nll;               // (B, T)
     float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
     uint16_t *targets;        // (B, T)
-    uint16_t *position;       // (B, T)  with document_mask: of a token in its document; else NULL
-    uint16_t *seen;           // (T) its first seen_count tokens have their keys and values in memory
+    uint16_t *position;       // (B, T)  a token's place in its document; NULL without document_mask
+    uint16_t *seen;           // (T)     tokens; the keys and values of the first seen_count are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
     void *dwide;                             // (B, T, 4C) gradient of qkv, fc
@@ -56,13 +56,13 @@ struct Engine {
     double *trust_sq;                        // two a tensor: of its weights, of its direction (LAMB)
     float *matrix, *matrix_scratch;          // Muon: the matrix that is orthogonalized, muon_scratch
     double loss_sum, nll_sum;
-    double work;              // of the pass: multiply-adds of its products
-    _Atomic float work_share; // the share of work that is done; read by another thread
-    bool first;               // the next micro-step's gradients overwrite: the step's first, with shard_grads every one
-    float loss_scale;         // scale_loss
-    uint64_t example;         // number of the next micro-step's first row
-    GradientWatch watch;      // of the next micro-step
-    WeightsWatch weights_watch; // await NULL: all weights are there
+    double work;                // of the pass: multiply-adds of its products
+    _Atomic float work_share;   // fraction of `work` that is done; another thread reads it
+    bool first;                 // the next micro-step overwrites gradients: the step's first, or any with shard_grads
+    float loss_scale;           // scale_loss
+    uint64_t example;           // number of the next micro-step's first row
+    GradientWatch watch;        // of the next micro-step
+    WeightsWatch weights_watch; // await NULL: no weights are in transfer
     Matmul matmul;
     Attention attention;
     void *memory[ENGINE_LAYOUTS];

@@ -19,7 +19,7 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-// True if the master weights are a separate array, of the owned ranges alone, from the weights that the kernels read.
+// True if the masters are an array of their own, of the owned ranges; else the kernels read the masters.
 static bool masters_apart(const Engine *engine) {
     return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
 }
@@ -28,7 +28,7 @@ static void *weight_at(const Engine *engine, size_t element) {
     return value_at(engine->weight, shard_weight_place(&engine->config, element), engine->config.dtype);
 }
 
-// Sets the weights that the kernels read, of a range that is contiguous in their array.
+// Sets the kernels' weights of a range that is contiguous in their array.
 static void set_weights(Engine *engine, Range range, const float *values) {
     void *weight = weight_at(engine, range.begin);
     size_t n = range_length(range);
@@ -103,7 +103,7 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     return 0;
 }
 
-// sq[tensor] = or += |the tensor's part of the range|^2, of every tensor in it. grad: the range's gradient.
+// For each tensor in the range: sq[tensor] = or += |its part of the range|^2. grad: the range's gradient.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = range_overlap(tensor_range(&model->tensors[i]), range);
@@ -128,8 +128,7 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: the bf16 weights that the kernels read; NULL: they read param, or what own_weights
-// rounds.
+// A tensor's part of a piece. rounded: the kernels' bf16 weights; NULL: they read param, or own_weights rounds later.
 typedef struct {
     const Tensor *tensor;
     size_t n; // elements
@@ -267,7 +266,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
-// The sum over the range of hash_element, of 32 bits an element; `first`: the place of element 0.
+// Sums hash_element over the range, 32 bits per element. first: the place of element 0.
 static uint64_t hash_floats(const float *x, Range range, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
@@ -279,7 +278,7 @@ static uint64_t hash_floats(const float *x, Range range, size_t first) {
     return sum;
 }
 
-// The same of bf16 values, of 16 bits an element.
+// hash_floats of bf16 values, 16 bits per element.
 static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
@@ -287,7 +286,7 @@ static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
     return sum;
 }
 
-// The hash of the weights that the kernels read, of a range that is contiguous in their array.
+// Hashes the kernels' weights of a range that is contiguous in their array.
 static uint64_t hash_weights(const Engine *engine, Range range) {
     Range here = {0, range_length(range)};
     const void *weight = weight_at(engine, range.begin);

@@ -27,7 +27,7 @@ void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uin
         }
 }
 
-// Threads share the channels, not the rows: so the rows of a token are added in the same order on any number of threads.
+// Threads split the channels, so a token's rows are added in the same order on any number of threads.
 void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride,
                         const uint16_t *position, int B, int T, int C, Dtype type) {
     const int block = 32; // channels
@@ -205,7 +205,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
             gamma_sq[b] = dot(sum, sum, C);
             beta_sq[b] = dot(sum + C, sum + C, C);
         }
-        // 3: the examples, in order; threads share the channels
+        // 3: the examples, in order; threads split the channels
 #pragma omp for schedule(static)
         for (int c = 0; c < C; c++)
             for (int b = 0; b < B; b++) {

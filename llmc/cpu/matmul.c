@@ -85,9 +85,9 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     if (kernel->finish) kernel->finish(&tiles);
 }
 
-// Called by every thread of a parallel region. The barrier after the packing is the only one: a thread that passes it
-// knows that all have left the previous block, whose buffer is packed next. A thread's share of the columns is the same in
-// every block, so that it finds what it wrote last time still in its cache. after: the next block, or NULL.
+// Every thread of a parallel region calls this. The barrier after the packing is the only one: past it, no thread reads
+// the previous block's buffer, which is packed next. Each thread computes the same columns in every block: they may still
+// be in its cache. after: the next block, or NULL.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
@@ -135,7 +135,7 @@ static void multiply_one_row(const MatmulProduct *p, size_t depth, int threads) 
     for (size_t j = 0; j < p->N; j += ROW_COLUMNS) compute_one_row(p, depth, j, size_min(ROW_COLUMNS, p->N - j));
 }
 
-// On every thread. block: its columns and partial sums.
+// Every thread calls this. block: only its columns and partial sums are set.
 static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t depth, Matmul mm, int threads) {
     const size_t columns = block.columns;
     int buffer = 0;
@@ -183,38 +183,21 @@ static void multiply(Matmul mm, MatmulProduct p) {
 }
 
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K) {
-    multiply(mm, (MatmulProduct){.M = M,
-                                 .N = N,
-                                 .K = K,
-                                 .a = a,
-                                 .a_row = K,
-                                 .a_column = 1,
-                                 .b = b,
-                                 .b_row = N,
-                                 .b_column = 1,
-                                 .c = c,
-                                 .bias = bias});
+    MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c, .bias = bias};
+    p.a_row = K, p.a_column = 1, p.b_row = N, p.b_column = 1;
+    multiply(mm, p);
 }
 
 void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_t N, size_t K) {
-    multiply(mm,
-             (MatmulProduct){
-                 .M = M, .N = N, .K = K, .a = a, .a_row = K, .a_column = 1, .b = b, .b_row = 1, .b_column = K, .c = c});
+    MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c};
+    p.a_row = K, p.a_column = 1, p.b_row = 1, p.b_column = K;
+    multiply(mm, p);
 }
 
 void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const void *b, size_t M, size_t N, size_t K,
                bool accumulate) {
-    multiply(mm, (MatmulProduct){.M = M,
-                                 .N = N,
-                                 .K = K,
-                                 .a = a,
-                                 .a_row = 1,
-                                 .a_column = M,
-                                 .b = b,
-                                 .b_row = N,
-                                 .b_column = 1,
-                                 .c = c,
-                                 .column_sums = column_sums,
-                                 .accumulate = accumulate,
-                                 .c_float = true});
+    MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c, .column_sums = column_sums};
+    p.a_row = 1, p.a_column = M, p.b_row = N, p.b_column = 1;
+    p.accumulate = accumulate, p.c_float = true;
+    multiply(mm, p);
 }

@@ -9,8 +9,8 @@
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
 enum { BLOCK_DEPTH = 768 };
 
-// Words of a matrix whose k run down its columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. What
-// does not exist is 0.
+// Packs a matrix whose k run down its columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. Pads
+// with zeros.
 VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                    size_t depth, size_t padded) {
     for (size_t k = 0; k < padded; k += 2, panel += width) {
@@ -25,7 +25,7 @@ VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const ui
     }
 }
 
-// The same of a matrix whose k run along its rows, i being its rows. width is a multiple of 4.
+// Packs a matrix whose k run along its rows: panel[k / 2][i] = {src[i][k], src[i][k + 1]}. width is a multiple of 4.
 VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                     size_t depth, size_t padded) {
     size_t blocked = count == width ? depth / 8 * 8 : 0;
@@ -59,7 +59,7 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
 }
 #endif
 
-// Column sums of a packed panel of B, count of whose columns exist.
+// Column sums of a packed panel of B, of its first `count` columns.
 static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j,
                         size_t count) {
     float sum[COLUMNS] = {0};
@@ -93,8 +93,8 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
     for (size_t j = 0; j < count; j++) to[j] += x[j];
 }
 
-// Writes rows [first, end) of a tile: to C after the last block of k. Before, C holds the sums so far where it is fp32, else
-// block->partial does.
+// Writes rows [first, end) of a tile to C after the last block of k. Until then the sums so far are in C where it is fp32,
+// else in block->partial.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
     const MatmulProduct *p = tile->product;
@@ -133,7 +133,7 @@ static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const Matmu
 }
 
 #ifdef BF16_X86
-// Bf16TileBetween's function: writes a share of the last tile. All of it is written when the present one's sums are stored.
+// Bf16TileBetween's function: writes a part of the last tile. The last call ends it before the present sums are stored.
 static void work_between(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;

@@ -10,7 +10,7 @@ static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
 
-// Column sums of a packed panel of B, count of whose columns exist.
+// Column sums of a packed panel of B, of its first `count` columns.
 static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const float *panel, size_t j, size_t count) {
     Vec sum[TILE_VECS] = {{0}};
     for (size_t k = 0; k < block->depth; k++)

@@ -4,8 +4,8 @@
 #include "cpu/bf16_tiles.h"
 #include "cpu/matmul.h"
 
-// C (M,N) = A B, or += with accumulate. Element (i, k) of A is a[i * a_row + k * a_column], and likewise B's; one of an
-// operand's two strides is 1.
+// C (M,N) = A B, or += with accumulate. Element (i, k) of A is a[i * a_row + k * a_column], element (k, j) of B is
+// b[k * b_row + j * b_column]. One of an operand's two strides is 1.
 typedef struct {
     const MatmulKernel *kernel;
     size_t M, N, K;

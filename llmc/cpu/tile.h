@@ -135,7 +135,7 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
 }
 
 #ifdef __AVX512F__
-// The same of 16 rows: a vector holds four words of each of rows i, i + 4, i + 8 and i + 12.
+// Transposes 16 rows of 4 words. A vector holds four words of each of rows i, i + 4, i + 8 and i + 12.
 VECTOR_INLINE void transpose_16x4(void *panel, size_t width, const void *src, size_t row_bytes) {
     uint32_t *to = panel;
     __m512i r[4];
@@ -155,7 +155,7 @@ VECTOR_INLINE void transpose_16x4(void *panel, size_t width, const void *src, si
     _mm512_storeu_si512(to + 3 * width, _mm512_unpackhi_epi64(high01, high23));
 }
 
-// The same of 4 rows and 16 words of each: lane `l` of a vector holds words 4 l + j of the rows.
+// Transposes 4 rows of 16 words. Lane `l` of a vector holds words 4 l + j of the rows.
 VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, size_t row_bytes) {
     const char *row = src;
     __m512i r0 = _mm512_loadu_si512(row), r1 = _mm512_loadu_si512(row + row_bytes);
@@ -174,7 +174,7 @@ VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, si
     }
 }
 #elif defined(__AVX2__)
-// The same of 8 rows, or of fewer: then it writes words of no row after each `rows` words.
+// Transposes 8 rows of 4 words. With fewer rows it still writes 8 words: those after the first `rows` are arbitrary.
 VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, const void *src, size_t row_bytes) {
     uint32_t *to = panel;
     __m256i r[4];
@@ -192,7 +192,7 @@ VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, c
 }
 #endif
 
-// panel (words, width) = the transposed `width` rows of src. words: a multiple of 4; width: with AVX-512 too.
+// panel (words, width) = the transposed `width` rows of src. words, and with AVX-512 width: multiples of 4.
 VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
     size_t i = 0, k = 0;
 #ifdef __AVX512F__

@@ -13,9 +13,9 @@ typedef struct {
     int64_t count; // values seen so far
 } Outliers;
 
-// How many standard deviations x lies above the mean of the window; NaN while it is not full. Then x joins the window,
-// outlier or not: so a lasting shift is accepted after 128 steps. Mean and deviation are computed from the window each
-// time: so a resumed run computes the same bits.
+// Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then x joins the
+// window, outlier or not, so a lasting shift is accepted after 128 steps. Mean and deviation are computed from the whole
+// window each time, so a resumed run computes the same bits.
 static inline double outliers_z(Outliers *o, double x) {
     double z = NAN;
     if (o->count >= OUTLIERS_WINDOW) {

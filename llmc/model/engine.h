@@ -61,7 +61,7 @@ typedef struct {
     size_t value_bytes;  // of a weight or an activation in the kernels
     size_t head_bytes;   // of the largest chunk of logits
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
-    double bandwidth;    // B/s of a copy, read and written together, measured; 0 likewise
+    double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
     // GNS_EXACT costs a step of this configuration at most a few percent: per-example norms come with the products,
     // and no example's gradient is written. Depends on GPU, precision and channels.
@@ -83,10 +83,9 @@ typedef enum {
 } EngineBuffer;
 
 // Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
-// buckets, from the last to the first; but bucket 0, to which the head's gradient belongs, begins before all others, and
-// is final last. Both may queue work on the engine's stream; an error that they return ends the micro-step.
-// `final` may be called some time after the gradient is complete, when a concurrent transfer slows the engine's kernels
-// least.
+// buckets, from the last to the first. Bucket 0, which includes the head's gradient, begins first and finishes last. Both
+// may queue work on the engine's stream; an error that they return ends the micro-step. The engine may delay `final` so
+// that the transfer overlaps well.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
@@ -94,10 +93,9 @@ typedef struct {
 } GradientWatch;
 
 // Callbacks of the engine with several ranks: new weights may still be in transfer when the next forward pass begins.
-// Before the engine reads any weight of a range, it calls `await`, which makes its stream wait for their arrival. Before
-// that, where it can, it calls `soon`: the range is needed next, and a transfer that begins now slows the engine's kernels
-// least. The ranges are the model's buckets, from the first to the last; `soon` may cover all at once. `store` and `hash`
-// call `await` too, for their range.
+// The engine calls `await` before it reads any weight of a range; its stream then waits for their arrival. Where it can,
+// it calls `soon` before that: a transfer that begins now overlaps well. The ranges are the model's buckets, from the
+// first to the last; `soon` may cover all at once. `store` and `hash` call `await` for their range, too.
 //
 // With shard_weights every pass gathers the blocks' weights, the backward pass in reverse; see `own_weights`. Then `soon`
 // names the next block's bucket alone, after the engine has queued its last read of that bucket's slot, and `store` does
@@ -205,8 +203,8 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-    // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients; but the
-    // step's first gradients, and with shard_grads every micro-step's, overwrite. tokens may be reused on return.
+    // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients. A step's
+    // first micro-step overwrites the gradients, with shard_grads every one does. tokens may be reused on return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
     // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm; begin_step

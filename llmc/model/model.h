@@ -114,8 +114,8 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// Most rows B and most tokens N = B x T of a micro-batch. An int must hold N, and attention's work items, a head and a tile
-// of 32 tokens each: at most MODEL_HEADS_MAX (N / 32 + B), since an example's last tile may be short.
+// Most rows B and most tokens N = B x T of a micro-batch. Keeps N and attention's work items within int: at most
+// MODEL_HEADS_MAX (N / 32 + B) heads of tiles of 32 tokens, as an example's last tile may be short.
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
 // ERR_INPUT if the shape, read from bytes [begin, end) of a file, makes no model.

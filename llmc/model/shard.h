@@ -22,17 +22,16 @@ bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, 
 // Offset, in such an array, of a range that lies within one owned range; without owned ranges, of any range.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// A micro-step's gradients in memory, and the offset of one of them. With shard_grads: those of the embeddings, and of two
-// blocks, whose memory the other blocks reuse in turn. Otherwise: all.
+// A micro-step's gradients in memory, and the offset of one of them. With shard_grads: the embeddings' and two blocks',
+// whose memory the other blocks reuse in turn. Otherwise: all.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
 // Offset of a range in the step's summed gradients; with shard_grads these are of owned ranges alone.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// The weights that forward and backward read. With shard_weights: those of the embeddings, and of one block in each slot,
-// bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise: all. Two slots are enough to gather a block while the block
-// before it computes.
+// The weights that forward and backward read. With shard_weights: the embeddings', and one block's in each slot, bucket i
+// in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise: all. With two slots a block is gathered while the one before computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);
