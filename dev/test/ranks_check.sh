@@ -269,7 +269,7 @@ optimizers() {
 deadline=5 # seconds
 fault_begin() { # NAME OPTIONS...
     begin "$1" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
-        --steps 100000000 --zero "$ZERO" --deadline-step $deadline "${@:2}"
+        --steps 100000000 --zero "$ZERO" --deadline $deadline "${@:2}"
 }
 
 strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
@@ -304,7 +304,7 @@ faults() {
     ends_with "rank $victim stopped" 78 "$stopped" $((deadline + 15))
 
     for after in 0 1; do # while MPI starts, and while CUDA or NCCL does
-        fault_begin stopped-after-$after --deadline-setup 10
+        fault_begin stopped-after-$after --deadline 2
         until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
         sleep $after
         strike STOP $victim
@@ -318,7 +318,7 @@ faults() {
 resume_begin() { # NAME RANKS
     local tokens=$((resume_batch * agree_T))
     begin "$1" "$2" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $tokens --steps $resume_steps \
-        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline-setup 60 --deadline-step 20
+        --lr $resume_lr --warmup-tokens $((resume_steps * tokens / 2)) --zero "$ZERO" --deadline 20
 }
 
 resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many steps

@@ -48,23 +48,10 @@ void line_fit(const Line *line, int columns, char *out, size_t bytes) {
     if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;
 }
 
-// The length of the word at `text`, with the unit after a number: "12 GiB" stays on one line.
-static int word_length(const char *text) {
-    static const char *const units[] = {"KiB", "MiB", "GiB", "TiB",     "MB",      "GB",    "GB/s", "tok/s", "ms",
-                                        "s",   "min", "h",   "seconds", "minutes", "hours", "days", "steps"};
-    int word = (int)strcspn(text, " \n");
-    if (word == 0 || text[word - 1] < '0' || text[word - 1] > '9' || text[word] != ' ') return word;
-    const char *unit = text + word + 1;
-    size_t rest = strcspn(unit, " \n"), length = strcspn(unit, " \n,;:.)");
-    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (strlen(units[i]) == length && memcmp(units[i], unit, length) == 0) return word + 1 + (int)rest;
-    return word;
-}
-
 void fold_text(FILE *f, const char *text, int columns, int indent) {
     int at = 0; // the column
     while (*text) {
-        int blanks = (int)strspn(text, " "), word = word_length(text + blanks);
+        int blanks = (int)strspn(text, " "), word = (int)strcspn(text + blanks, " \n");
         bool breaks = at > indent && word > 0 && at + blanks + word > columns;
         if (breaks) at = fprintf(f, "\n%*s", indent, "") - 1 + fprintf(f, "%.*s", word, text + blanks);
         else at += fprintf(f, "%.*s", blanks + word, text);

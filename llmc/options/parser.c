@@ -29,16 +29,21 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
-// "batch_size" is "batch-size".
-static bool same_name(const char *a, const char *b) {
-    while (*a && (*a == *b || (*a == '_' && *b == '-'))) a++, b++;
-    return *a == *b;
+// True if a list of names, separated by blanks, has this one; "_" in it is "-".
+static bool names_have(const char *names, const char *name) {
+    size_t length = strlen(name), i;
+    for (;; names += strcspn(names, " ") + 1) {
+        for (i = 0; i < length && (names[i] == name[i] || (names[i] == '-' && name[i] == '_')); i++) {
+        }
+        if (i == length && (!names[i] || names[i] == ' ')) return true;
+        if (!names[strcspn(names, " ")]) return false;
+    }
 }
 
 int parser_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
-    for (const ForeignName *f = t->foreign; f && f->name; f++) {
-        if (!same_name(name, f->name)) continue;
+    for (const ForeignName *f = t->foreign; f && f->names; f++) {
+        if (!names_have(f->names, name)) continue;
         if (!f->ours) return error_hint(e, "%s", f->note);
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");

@@ -45,16 +45,16 @@ typedef struct {
     bool of_invocation; // no part of a run: --config RUN/run.json leaves it out
 } OptionRow;
 
-// A name of another program: ours, and what to know, which may be NULL.
+// Names in other programs, separated by blanks: ours (NULL: none), and what to know (NULL: nothing).
 typedef struct {
-    const char *name, *ours, *note;
+    const char *names, *ours, *note;
 } ForeignName;
 
 typedef struct OptionTable OptionTable;
 struct OptionTable {
     const OptionRow *rows;
     int count;
-    const ForeignName *foreign; // ends with a name of NULL; or NULL
+    const ForeignName *foreign; // ends with NULL; or NULL
     void *values;               // the struct that has the rows' fields
     uint8_t *given;             // of each row: OPTION_GIVEN_* bits
     const char *about;          // the option that --help NAME asks for, without dashes; NULL: all

@@ -137,7 +137,7 @@ static int join_machine(Comm *comm, Error *e) {
 static bool is_orphan(const void *launchers) { return launchers_reporter_gone(launchers); }
 
 // Joins the other ranks.
-static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+static int join(Comm *comm, double deadline, Error *e) {
     Launch launch = launch_read();
     if (launch.spread) read_host(comm->host);
     WatchdogConfig watchdog = {
@@ -146,7 +146,7 @@ static int join(Comm *comm, const CommDeadlines *deadlines, Error *e) {
         .here = launch.here,
         .host = comm->host,
         .board = board_open(&launch),
-        .deadline = {deadlines->setup, deadlines->step, deadlines->checkpoint},
+        .deadline = deadline,
         .end = end_job,
         .orphaned = is_orphan,
         .launchers = &comm->launchers,
@@ -192,14 +192,14 @@ static int leave(Comm *comm, const Error *e) {
 
 // ---- Begin, end, and the collectives that MPI has -------------------------------------------------------------------
 
-int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e) {
+int comm_create(Comm *comm, double deadline, Error *e) {
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
     find_cores(comm);
 #ifdef GNS_MPI
-    if (comm_launched()) return join(comm, deadlines, e);
+    if (comm_launched()) return join(comm, deadline, e);
 #endif
-    (void)deadlines, (void)e;
+    (void)deadline, (void)e;
     return 0;
 }
 

@@ -34,13 +34,9 @@ typedef struct {
     bool outlives_launchers; // a lost launcher is a request to stop
 } Comm;
 
-// Timeouts, by phase: the longest time without progress.
-typedef struct {
-    double setup, step, checkpoint; // seconds
-} CommDeadlines;
-
-// Joins the other processes where mpirun or srun started several; otherwise does not touch MPI.
-int comm_create(Comm *comm, const CommDeadlines *deadlines, Error *e);
+// Joins the other processes where mpirun or srun started several; otherwise does not touch MPI. deadline: seconds without
+// progress, of a step (watchdog.h).
+int comm_create(Comm *comm, double deadline, Error *e);
 
 // ERR_USAGE if this is one of several processes that cannot communicate: a build without MPI, or a launcher that Open MPI
 // does not understand. Each of them would write the same run.

@@ -136,19 +136,19 @@ static bool is_orphan(const Watchdog *w) {
 }
 
 static double deadline(const Watchdog *w) {
-    double seconds = w->config.deadline[w->phase];
+    static const double times[PHASE_COUNT] = {[PHASE_SETUP] = 6, [PHASE_STEP] = 1, [PHASE_CHECKPOINT] = 3};
+    double seconds = times[w->phase] * w->config.deadline;
     return is_orphan(w) ? fmin(seconds, WATCHDOG_ORPHAN_SECONDS) : seconds;
 }
 
 static void describe(const Watchdog *w, const View *v, double now, Error *e) {
-    static const char *const options[PHASE_COUNT] = {"--deadline-setup", "--deadline-step", "--deadline-checkpoint"};
     char where[96] = "set-up";
     if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
     FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, deadline(w),
-         is_orphan(w) ? "the launcher is gone" : options[w->phase]);
+         is_orphan(w) ? "the launcher is gone" : "--deadline");
     error_hint(e, "look for the rank that hangs%s; start the same command again%s",
                v->unsure ? ", on the machine with the smallest number or without a report" : "",
-               w->phase == PHASE_CHECKPOINT ? ", or raise --deadline-checkpoint" : "");
+               w->phase == PHASE_CHECKPOINT ? ", or raise --deadline" : "");
     if (w->collective) append(e, "; last collective: %s", w->collective);
     name_suspects(w, v, now, e);
 }

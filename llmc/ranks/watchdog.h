@@ -26,12 +26,12 @@ typedef struct Watchdog Watchdog;
 enum { WATCHDOG_ORPHAN_SECONDS = 5 };
 
 typedef struct {
-    int rank, ranks;              // as the launcher says; watchdog_join tells better
-    int here;                     // ranks on this machine, by the launcher; 0: unknown
-    const char *host;             // this machine's name, if there are several; else "". Outlives the watchdog
-    WatchdogEntry *board;         // (ranks); each rank of this machine writes its own line; may be NULL
-    double deadline[PHASE_COUNT]; // seconds
-    void (*end)(int code);        // ends the whole job; does not return
+    int rank, ranks;       // as the launcher says; watchdog_join tells better
+    int here;              // ranks on this machine, by the launcher; 0: unknown
+    const char *host;      // this machine's name, if there are several; else "". Outlives the watchdog
+    WatchdogEntry *board;  // (ranks); each rank of this machine writes its own line; may be NULL
+    double deadline;       // seconds in PHASE_STEP; three times as long for a checkpoint, six times for set-up
+    void (*end)(int code); // ends the whole job; does not return
     bool (*orphaned)(const void *launchers); // true: the launcher is gone. May be NULL
     const void *launchers;                   // outlives the watchdog
 } WatchdogConfig;

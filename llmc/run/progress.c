@@ -22,18 +22,6 @@ static void format_duration(char *out, size_t bytes, double seconds) {
     else snprintf(out, bytes, "%ldd%02ldh", s / 86400, s / 3600 % 24);
 }
 
-// "about 40 s", "about 3.5 hours": in words
-static void format_about(char *out, size_t bytes, double seconds) {
-    const double minute = 60, hour = 3600, day = 86400;
-    double unit = seconds < 99.5 ? 1 : seconds < 99.5 * minute ? minute : seconds < 48 * hour ? hour : day;
-    double count = fmax(1, seconds / unit);
-    snprintf(out, bytes, "about %.*f %s", unit >= hour && count < 9.95, count,
-             unit == 1        ? "s"
-             : unit == minute ? "minutes"
-             : unit == hour   ? "hours"
-                              : "days");
-}
-
 // Adds the noise scale, if it is known: a lower bound of a hundredth of a row says nothing.
 static void add_gns(Line *line, const Noise *noise, GnsMode mode) {
     const GnsEstimate g = gns_estimate(&noise->ln);
@@ -92,7 +80,7 @@ static double work_left(Progress *p, double now) {
 
 double progress_left(Progress *p, double now) {
     if (p->ends > 0) return p->ends - now;
-    const double enough = 0.002; // of the first step
+    const double enough = 0.002;                                                             // of the first step
     double begun = p->now.stage == STAGE_STEP ? share_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
     if (p->tokens >= p->horizon) return 0;
@@ -190,19 +178,19 @@ void progress_end(Progress *p) {
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
-// "finishing this step (about 40 s), then saving; again: quit without saving"
+// "finishing this step (0:40), then saving; again: quit without saving"
 static void answer_signal(Progress *p, double now) {
     static const char *const finishing[STAGES] = {
         [STAGE_NONE] = "this step",          [STAGE_SETUP] = "the set-up", [STAGE_STEP] = "this step",
         [STAGE_VALIDATE] = "the validation", [STAGE_TEST] = "HellaSwag",   [STAGE_SAMPLE] = "the sample",
         [STAGE_SAVE] = "the save",
     };
-    char about[48] = "", left[40];
+    char left[40], about[48] = "";
     double seconds = p->now.stage == STAGE_NONE ? NAN : work_left(p, now);
     if (p->watch.answered || !signals_requested()) return;
     p->watch.answered = true;
     if (isfinite(seconds)) {
-        format_about(left, sizeof left, seconds);
+        format_duration(left, sizeof left, seconds);
         snprintf(about, sizeof about, " (%s)", left);
     }
     end_line(p);
@@ -222,7 +210,7 @@ static void warn_of_length(Progress *p, double now) {
     if (p->warned || !told || !isfinite(left)) return;
     p->warned = true;
     if (left < hour) return;
-    format_about(about, sizeof about, left);
+    format_duration(about, sizeof about, left);
     end_line(p);
     print_folded(p->out, 6, "note: the run takes %s at this speed. Ctrl-C saves; the same command resumes\n", about);
     fflush(p->out);

@@ -34,11 +34,11 @@ typedef struct {
     const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
     double started;        // seconds of the clock: the run
     double shown, stepped; // likewise: the last line, the last one of a step (0: none)
-    double ends;          // seconds of the clock, while the horizon is not decided; 0: it is
-    int64_t horizon;      // tokens of the whole run; 0: there is none
-    int64_t step, tokens; // done
-    int64_t first_tokens; // done when `started` was
-    int64_t batch_tokens; // of the last step
+    double ends;           // seconds of the clock, while the horizon is not decided; 0: it is
+    int64_t horizon;       // tokens of the whole run; 0: there is none
+    int64_t step, tokens;  // done
+    int64_t first_tokens;  // done when `started` was
+    int64_t batch_tokens;  // of the last step
     int seq_len;
     double val_loss; // the latest; NaN before the first
     bool warned;     // of a long run

@@ -59,7 +59,7 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
             return FAIL(e, ERR_STOPPED, "start the same command again", "%s while %s was locked", signals_requested(),
                         archive->path);
         bool here = holder == LOCK_HERE;
-        double timeout = fmin(here ? ENDING : setup->options.fresh ? 0 : LEASE, setup->options.deadline_setup);
+        double timeout = fmin(here ? ENDING : setup->options.fresh ? 0 : LEASE, setup->options.deadline);
         if (clock_seconds() - begin >= timeout) return code;
         if (!said)
             print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,

@@ -241,6 +241,6 @@ void end_save(Run *r) {
     comm_phase(setup->comm, PHASE_CHECKPOINT, r->position.at.step);
     int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
     if (all_know && !failed) failed = on_rank_0(r, await_save, &ignored);
-    else collect_save(r, 0.5 * fmin(setup->options.deadline_step, setup->options.deadline_checkpoint), NULL);
+    else collect_save(r, 0.5 * setup->options.deadline, NULL);
     if (failed) setup->comm->settled = false; // ends the job
 }

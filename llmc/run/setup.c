@@ -105,15 +105,6 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     return code;
 }
 
-// libgomp takes any OMP_NUM_THREADS modulo 2^32: refuses numbers above those of --threads.
-static int check_omp_threads(Error *e) {
-    enum { THREADS_MAX = 4096 }; // as of --threads
-    const char *asked = getenv("OMP_NUM_THREADS");
-    if (!asked || strtod(asked, NULL) <= THREADS_MAX) return 0;
-    return FAIL(e, ERR_USAGE, "set it to the number of cores, or use --threads",
-                "OMP_NUM_THREADS=%.60s: at most %d threads are possible", asked, THREADS_MAX);
-}
-
 static GnsMode most_measured(const Options *o) {
     return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
 }
@@ -155,7 +146,6 @@ static int setup_shape(Setup *setup, Error *e) {
         .inference = o->sample_only || o->eval_only,
         .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
-    if (!setup->shape.threads) TRY(check_omp_threads(e));
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
     thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));

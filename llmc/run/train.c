@@ -19,6 +19,7 @@ static bool is_due(int64_t step, int64_t every) { return every > 0 && step % eve
 static int train_loop(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
+    const int64_t compare_every = 100; // steps
     StepMetrics m;
     for (bool last = false; !last;) {
         if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
@@ -28,7 +29,7 @@ static int train_loop(Run *r, Error *e) {
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
-        const bool compares = is_due(at->step, o->compare_every);
+        const bool compares = is_due(at->step, compare_every);
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
         if (last || r->position.stop || r->position.save || validates || compares || samples || saves ||
             is_due(at->step, o->hellaswag_every))

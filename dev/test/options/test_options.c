@@ -187,7 +187,7 @@ static void test_command_line_errors(void) {
         {"--n-layer 4", "--layers"},
         {"--warmup_steps 4", "--warmup-tokens: times the tokens of a step"},
         {"--gradient_accumulation_steps 4", "--batch-tokens: times rows"},
-        {"--resume_from_checkpoint x", "the same command again"},
+        {"--resume_from_checkpoint x", "leave it out"},
     };
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++) {
         CHECK_ERROR(parse(&o, foreign[i].words, &e), &e, ERR_USAGE, "unknown option");

@@ -284,7 +284,7 @@ static void test_effect(void) {
         "--tokenizer t "
         "--seq-len 64 --threads 1",
         "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
-        "--eval-only --model dir --hellaswag q --deadline-step 5",
+        "--eval-only --model dir --hellaswag q --deadline 5",
         "--check dir",
         "--dry-run --model d4 --layers 2",
     };

@@ -88,8 +88,7 @@ static int share(State *s, Error *e) {
 static int setup(State *s, Error *e) {
     ModelConfig shape = {.layers = LAYERS, .heads = 1, .channels = 20, .vocab = VOCAB, .context = SEQ_LEN};
     EngineConfig config = {.model = &s->model, .micro_batch = 1, .seq_len = SEQ_LEN, .threads = 1};
-    CommDeadlines deadlines = {30, 30, 30};
-    TRY(comm_create(&s->comm, &deadlines, e));
+    TRY(comm_create(&s->comm, 30, e));
     if (s->finders < 0) s->finders = s->comm.ranks - 1;
     TRY(model_create(&s->model, &shape, e));
     ParallelConfig sharing = {s->zero, REDUCE_MICRO_STEP, .micro_batch = 1, .batch_max = step_rows(s),

@@ -288,7 +288,7 @@ samples_between_steps() { # rank 0 alone needs all weights then, of which some w
     layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $exact_run --batch-tokens 192 --zero $zero --sample-every 15 --sample-tokens 3 \
-            --deadline-checkpoint 15 --deadline-step 15 && same_weights sampled$zero silent || return 1
+            --deadline 15 && same_weights sampled$zero silent || return 1
     done
     cmp sampled1/samples.jsonl sampled3/samples.jsonl
 }
@@ -331,7 +331,7 @@ replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that s
 }
 a_last_step_of_fewer_rows_than_ranks() { # those without send their parts of the weights all the same, and in the same order
     lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
-        lr=1e-3 replay_more="--zero 3 --deadline-step 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
+        lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same_weights whole replay && same_numbers whole replay
 }
 too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
     replays 0 8 8 1 && replay_more="--batch-tokens 128" replays 1 8 3 8 || return 1

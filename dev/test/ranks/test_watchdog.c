@@ -30,7 +30,7 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
                              .here = board->here,
                              .host = "",
                              .board = entries,
-                             .deadline = {deadline, deadline, deadline},
+                             .deadline = deadline,
                              .end = end,
                              .orphaned = is_orphan,
                              .launchers = board};
@@ -104,7 +104,7 @@ static bool names(const char *text, int rank) { return says_of(text, rank, ""); 
 // Of several late ranks only the one at the earliest collective is to blame: the others wait for it.
 static void test_earliest(void) {
     const char *text = said(&(Board){.ranks = 4, .here = 4, .begun = {6, 5, 4, 6}, .joined = true});
-    CHECK(strstr(text, "step 7: no progress for 0.5 s (--deadline-step); last collective: a sum;"), "%s", text);
+    CHECK(strstr(text, "step 7: no progress for 0.5 s (--deadline); last collective: a sum;"), "%s", text);
     CHECK(says_of(text, 2, " keeps the others waiting") && !names(text, 1) && !names(text, 3), "%s", text);
 }
 

@@ -281,8 +281,6 @@ bad config_pipe           $usage "line 1: lr 'one'"  --config <(printf 'lr = one
 bad config_device         $input /dev/zero          --config /dev/zero
 
 # The environment
-OMP_NUM_THREADS=99999999999 bad threads_too_many    $usage OMP_NUM_THREADS=99999999999 --sample-only --model model --prompt a
-OMP_NUM_THREADS=4294967297  bad threads_wrap_around $usage OMP_NUM_THREADS=4294967297  --sample-only --model model --prompt a
 
 # Models
 bad model_unknown         $usage gpt2-125M          "${run[@]}" --model gpt2-125M

@@ -602,7 +602,7 @@ static void test_one_run_at_a_time(void) {
     begin_with_whole();
     faults->slow_us = 200000;
     pid_t child = start_and_wait_for_steps(ENDLESS "--out part");
-    CHECK_RUN(trainer_run(COMMAND "--deadline-setup 1 --out part"), ERR_USAGE, "another run is writing to it",
+    CHECK_RUN(trainer_run(COMMAND "--deadline 1 --out part"), ERR_USAGE, "another run is writing to it",
               "!this run is complete", path_of(": process %ld on ", (long)child));
     kill(child, SIGKILL);
     trainer_wait(child);
@@ -650,7 +650,7 @@ static void test_waits_for_a_process_that_is_ending(void) {
 }
 
 // The lock of a crashed machine lasts until its lease ends: a resumed run waits, says so at once, and can be stopped
-// meanwhile. --fresh does not wait. No run waits longer than --deadline-setup.
+// meanwhile. --fresh does not wait. No run waits longer than --deadline.
 static void test_waits_for_a_lock_from_elsewhere(void) {
     static const char *const holders[] = {NULL, "elsewhere 1 7 of-an-older-build\n", "half a li"};
     for (int i = 0; i < 3; i++) {
@@ -669,8 +669,8 @@ static void test_waits_for_a_lock_from_elsewhere(void) {
     wait_for("log", "Waiting");
     kill(child, SIGTERM);
     CHECK_RUN(trainer_wait(child), ERR_STOPPED, "stopped: SIGTERM while part was locked");
-    CHECK_RUN(trainer_run(COMMAND "--fresh --deadline-setup 0.1 --out part"), ERR_USAGE, "!Waiting");
-    CHECK_RUN(trainer_run(COMMAND "--deadline-setup 1 --out part"), ERR_USAGE, "up to 1 s");
+    CHECK_RUN(trainer_run(COMMAND "--fresh --deadline 0.1 --out part"), ERR_USAGE, "!Waiting");
+    CHECK_RUN(trainer_run(COMMAND "--deadline 1 --out part"), ERR_USAGE, "up to 1 s");
     release(lock);
 }
 

@@ -302,14 +302,14 @@ static void test_options_of_a_run(void) {
 
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
 static void test_missing_fields(void) {
-    static const char *const optional[] = {"build",           "options.tune",          "options.compare_every",
+    static const char *const optional[] = {"build",           "options.tune",          "options.top_p",
                                            "options.dropout", "options.document_mask", NULL};
     static const char *const needed[] = {"tokens", "best_step", "ramp",  "noise.ln",   "noise.ranks",
                                          "tuning", "seed",      "model", "train_data", NULL};
     int code = run_without(optional);
     CHECK(code == 0, "exit code %d: %s", code, log_tail());
     CHECK(log_mentions("resuming from part/step_00000010") && !log_mentions("--tune") &&
-              !log_mentions("--compare-every") && log_mentions("build: an unknown build then, gns.c "),
+              !log_mentions("--top-p") && log_mentions("build: an unknown build then, gns.c "),
           "%s", log_tail());
     check_same_end("whole", "part", "optional fields");
     for (int i = 0; needed[i]; i++) {
