@@ -35,7 +35,7 @@ def newest_checkpoint(path):
         names = [name for name in os.listdir(path) if step_of(name) is not None
                  and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run, or its step_NNNNNNNN") from None
     if not names:
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
     return os.path.join(os.path.abspath(path), max(names, key=step_of))

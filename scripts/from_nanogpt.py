@@ -12,10 +12,9 @@ import os
 import pickle
 import re
 import sys
-import tempfile
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, refuse_special, run_main, write_whole
+from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 
 GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
 
@@ -94,13 +93,9 @@ def write_model(directory, model, config, tokenizer={}):
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    weights = os.path.join(directory, "model.safetensors")
     try:
         os.makedirs(directory, exist_ok=True)
-        refuse_special(weights)
-        with tempfile.TemporaryDirectory(dir=directory) as scratch:  # the library writes through links
-            save_file(model, os.path.join(scratch, "weights"), {"format": "pt"})
-            os.replace(os.path.join(scratch, "weights"), weights)
+        save_file(model, os.path.join(directory, "model.safetensors"), {"format": "pt"})
         for name, text in tokenizer.items():
             write_whole(os.path.join(directory, name), text)
         # Last: without it the directory is no model.

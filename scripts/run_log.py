@@ -97,16 +97,11 @@ def printable(path):
     return os.fsencode(path).decode(errors="replace")
 
 
-def refuse_special(path):
-    """A Fault if the file to write exists and is a link, a device or a FIFO."""
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
-
-
 def write_whole(path, text):
     """Writes the whole file, or none of it. text: a string, or a function, called once the file can be written."""
     partial = f"{path}.{os.getpid()}.tmp"
-    refuse_special(path)
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
             try:

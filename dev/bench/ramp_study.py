@@ -89,8 +89,7 @@ def read_queue(path):
             shared |= options
         elif words:
             runs[name] = options
-    quiet = {"--checkpoint-every": ["0"], "--val-every": ["1000000000"]}  # validation at the end only
-    return {name: quiet | shared | own for name, own in runs.items()}
+    return {name: shared | own for name, own in runs.items()}
 
 
 def text_of(options):
@@ -111,7 +110,9 @@ class Study:
         self.queue, self.out, self.seeds = args.queue, args.out, args.seeds
         self.results, self.lock, self.taken, self.running, self.faults = {}, threading.Lock(), set(), {}, []
         self.stopped = False
-        self.results_path = os.path.join(self.out, "results.jsonl")
+        self.results_path, self.quiet = (os.path.join(self.out, name) for name in ("results.jsonl", "quiet.conf"))
+        with open(self.quiet, "w", encoding="utf-8") as file:  # a run that gives neither validates at its end, and saves nothing
+            file.write("val-every = 1000000000\ncheckpoint-every = 0\n")
         if os.path.exists(self.results_path):
             for line in read_bytes(self.results_path).splitlines():
                 try:
@@ -139,8 +140,8 @@ class Study:
     def train(self, name, seed, options, gpu):
         kept, work = self.place(name, seed), self.place(name, seed) + ".work"
         words = [word for option, values in options.items() for word in (option, *values)]
-        command = [*shlex.split(os.environ.get("LAUNCH", "")), os.environ.get("TRAINER", "./train_gpt2cu"), *words,
-                   "--seed", str(seed), "--out", work]
+        command = [*shlex.split(os.environ.get("LAUNCH", "")), os.environ.get("TRAINER", "./train_gpt2cu"), "--config",
+                   self.quiet, *words, "--seed", str(seed), "--out", work]
         with open(kept + ".log", "ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                                        env={**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})})

@@ -117,24 +117,13 @@ from_elsewhere() { # paths are relative to the caller's directory; defaults are 
 }
 helps() { # --help works whatever is missing
     local script
-    for script in scripts/run_gpt2_*.sh dev/test/gpu_check.sh dev/test/ranks_check.sh scripts/lm_eval.sh; do
+    for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
         (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
         grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--out' "$work/log" &&
             ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
     done
     bash "$work/test.sh" --steps 5 --help > "$work/log" 2>&1
     head -n 2 "$work/log" | cmp - <(printf 'A made-up recipe.\nIt does nothing.\n') && grep -q -- '--micro-batch 64' "$work/log"
-}
-wrong_words() { # are refused before anything runs
-    local script wrong
-    for script in dev/test/gpu_check.sh dev/test/ranks_check.sh; do
-        ends 64 bogus env OUT="$work/none" BUILD="$work/none" bash "$script" bogus || return 1
-    done
-    for wrong in 'MACHINES=x' 'MACHINES=0' 'MACHINES=2 scaling' 'MACHINES=2 agree scaling'; do
-        # shellcheck disable=SC2046,SC2086
-        ends 64 "" env OUT="$work/none" TRAINER=/bin/true RANKS=2 ${wrong%% *} bash dev/test/ranks_check.sh $(sed 's/[^ ]* *//' <<< "$wrong") &&
-            grep -qE 'MACHINES=. is no number|scaling measures' "$work/log" && [ ! -e "$work/none" ] || return 1
-    done
 }
 newest_by_name() { # in shell and in Python, by the names of llmc/checkpoint/archive.c
     local run="$work/new est" name python
@@ -435,7 +424,7 @@ outlives_its_shell() { # which is no launcher
     [ $SECONDS -lt $end ] && ! grep 'is gone' "$work/log"
 }
 
-for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps wrong_words newest_by_name restarts starts_over_once slurm slurm_starts_over_here \
+for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts starts_over_once slurm slurm_starts_over_here \
     mpirun_hears mpirun_words asked_before_it_began mpirun_that_cannot_start mpirun_overrides_the_binding mpirun_outlives_its_reader a_rank_that_plans \
     stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_that_hangs outlives_its_shell; do
     try $test

@@ -48,16 +48,6 @@ for content, says in (({"itos": {0: "a", 1: "b"}}, "2 characters, and the model 
 END
 end refusals
 
-begin
-mkdir "$work/model" && echo precious > "$work/victim" && ln "$work/victim" "$work/model/model.safetensors"
-returns 0 "$python" -c '
-import sys; sys.path.insert(0, "scripts")
-import numpy as np, from_nanogpt
-from_nanogpt.write_model(sys.argv[1], {"x": np.ones(3, np.float32)}, {}, {})' "$work/model"
-check "a hard link: written through" [ "$(cat "$work/victim")" = precious ]
-check "more than the model" [ "$(ls "$work/model" | tr '\n' ' ')" = "config.json model.safetensors " ]
-end hard_link
-
 # The command finds the characters beside the checkpoint; with a stand-in for torch, which reads a pickle of arrays.
 begin
 mkdir -p "$work/stand_in" "$work/nano/out" "$work/nano/data/letters"

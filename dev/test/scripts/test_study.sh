@@ -79,6 +79,9 @@ code=$?
 check "a stopped study: $code, $(cat "$work/log")" [ $code = 75 ]
 study 0
 check "goes on: $(cat "$work/log")" says "$out/long-seed1.log" 'resuming from'
+echo "blind --vocab-size 256 --layers 1 --heads 2 --channels 16 --seq-len 16 --threads 1 --train $work/t_train_*.bin --train-tokens 2000" > "$work/one"
+returns 0 dev/bench/ramp_study.py "$work/one" --out "$work/blind"
+check "without validation: $(cat "$work/blind/results.jsonl")" says "$work/blind/results.jsonl" '"val_loss": null'
 check "twice in results" [ "$(grep -c '"long"' "$out/results.jsonl")" = 1 ]
 end stopped
 
