@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e) {
@@ -18,6 +19,48 @@ int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const 
     if (!failed) return 0;
     return FAIL(e, ERR_MEMORY, "raise the limit on threads", "cannot start a thread for %s: %s", what,
                 strerror(failed));
+}
+
+void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
+    pthread_condattr_t attributes;
+    *t = (Ticker){.tick = tick, .context = context};
+    pthread_mutex_init(&t->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&t->ends, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+static void *run_ticker(void *ticker) {
+    const long tenth = 100000000, second = 1000000000; // ns
+    Ticker *t = ticker;
+    pthread_mutex_lock(&t->lock);
+    while (!t->stop) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += (until.tv_nsec + tenth) / second;
+        until.tv_nsec = (until.tv_nsec + tenth) % second;
+        pthread_cond_timedwait(&t->ends, &t->lock, &until);
+        if (!t->stop) t->tick(t->context);
+    }
+    pthread_mutex_unlock(&t->lock);
+    return NULL;
+}
+
+int ticker_start(Ticker *t, const char *what, Error *e) {
+    TRY(thread_start(&t->thread, run_ticker, t, what, e));
+    t->runs = true;
+    return 0;
+}
+
+void ticker_destroy(Ticker *t) {
+    pthread_mutex_lock(&t->lock);
+    t->stop = true;
+    pthread_cond_signal(&t->ends);
+    pthread_mutex_unlock(&t->lock);
+    if (t->runs) pthread_join(t->thread, NULL);
+    pthread_cond_destroy(&t->ends);
+    pthread_mutex_destroy(&t->lock);
 }
 
 static int starting; // threads of a team. A global, as an exit handler has no argument

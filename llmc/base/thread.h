@@ -8,6 +8,20 @@
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
 
+// A thread that calls `tick` ten times a second, with the lock held, which may guard the owner's data as well.
+typedef struct {
+    pthread_mutex_t lock; // usable after ticker_create
+    pthread_cond_t ends;
+    pthread_t thread;
+    bool runs, stop;
+    void (*tick)(void *context);
+    void *context;
+} Ticker;
+
+void ticker_create(Ticker *t, void (*tick)(void *context), void *context);
+int ticker_start(Ticker *t, const char *what, Error *e); // as thread_start
+void ticker_destroy(Ticker *t);                          // also of one that was not started
+
 // Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp
 // calls exit(1); here the process then ends with a line of ours too, and ERR_MEMORY. Call this before anything is written.
 void thread_start_team(int size);

@@ -2,18 +2,15 @@
 
 #include "base/thread.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
-    CHECK_MS = 100,        // between two checks of the clock
     SECONDS_TO_END = 5,    // for MPI to end the job; then this process exits by itself
     HANDING_MS = 1000,     // for the main thread to return from the device's communication before that is aborted
     SECONDS_FOR_OTHERS = 1 // after a report that blames no rank, for reports of other machines (invariant 4)
@@ -34,12 +31,9 @@ size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogE
 
 struct Watchdog {
     WatchdogConfig config;
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool done;
+    Ticker ticker;
     atomic_bool handing; // becomes true under the lock alone
-    // Below: under the lock.
+    // Below: under the ticker's lock.
     WatchdogPhase phase;
     int64_t step;
     double since;           // seconds of the clock: the last progress
@@ -181,16 +175,8 @@ static bool claim_report(const Watchdog *w, double now) {
            atomic_compare_exchange_strong(claim, &before, microseconds(now));
 }
 
-static void sleep_until_next_check(Watchdog *w) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += CHECK_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    pthread_cond_timedwait(&w->changed, &w->lock, &until);
-}
-
-static void check(Watchdog *w) {
+static void check(void *watchdog) {
+    Watchdog *w = watchdog;
     Error e = {0};
     double now = clock_seconds();
     if (now - w->checked > seconds_until_stalled) w->since = now; // this process itself was stopped
@@ -205,17 +191,6 @@ static void check(Watchdog *w) {
     end_job(w, &e, view.unsure ? SECONDS_FOR_OTHERS : 0);
 }
 
-static void *watch(void *context) {
-    Watchdog *w = context;
-    pthread_mutex_lock(&w->lock);
-    while (!w->done) {
-        sleep_until_next_check(w);
-        if (!w->done) check(w);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return NULL;
-}
-
 // Overwrites this rank's line on the board, which an earlier run of the same name may have left.
 static void board_enter(Watchdog *w) {
     if (!w->config.board) return;
@@ -228,16 +203,11 @@ static void board_enter(Watchdog *w) {
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Watchdog), "watchdog", e));
     Watchdog *w = *out;
-    pthread_condattr_t attributes;
     w->config = *config;
     w->since = w->checked = clock_seconds();
     board_enter(w);
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    int code = thread_start(&w->thread, watch, w, "the watchdog", e);
+    ticker_create(&w->ticker, check, w);
+    int code = ticker_start(&w->ticker, "the watchdog", e);
     if (code) {
         memory_free(w);
         *out = NULL;
@@ -247,13 +217,7 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
 
 void watchdog_destroy(Watchdog *w) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
-    w->done = true;
-    pthread_cond_signal(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->lock);
+    ticker_destroy(&w->ticker);
     memory_free(w);
 }
 
@@ -261,37 +225,37 @@ void watchdog_destroy(Watchdog *w) {
 
 void watchdog_join(Watchdog *w, int rank, int ranks) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->ticker.lock);
     if (rank != w->config.rank || ranks != w->config.ranks) w->config.board = NULL; // the launcher was wrong
     w->config.rank = rank;
     w->config.ranks = ranks;
     w->joined = true;
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->ticker.lock);
 }
 
 void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->ticker.lock);
     w->phase = phase;
     w->step = step;
     w->since = clock_seconds();
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->ticker.lock);
 }
 
 void watchdog_progress(Watchdog *w) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->ticker.lock);
     w->since = clock_seconds();
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->ticker.lock);
 }
 
 static void note(Watchdog *w, const char *what, int begun) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->ticker.lock);
     w->collective = what;
     w->since = clock_seconds();
     if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, begun);
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->ticker.lock);
 }
 
 void watchdog_begin(Watchdog *w, const char *collective) { note(w, collective, 1); }
@@ -299,14 +263,14 @@ void watchdog_wait(Watchdog *w, const char *what) { note(w, what, 0); }
 
 void watchdog_handing(Watchdog *w, bool handing) {
     if (!w) return;
-    if (handing) pthread_mutex_lock(&w->lock);
+    if (handing) pthread_mutex_lock(&w->ticker.lock);
     atomic_store(&w->handing, handing);
-    if (handing) pthread_mutex_unlock(&w->lock);
+    if (handing) pthread_mutex_unlock(&w->ticker.lock);
 }
 
 void watchdog_device(Watchdog *w, const WatchdogDevice *device) {
     if (!w) return;
-    pthread_mutex_lock(&w->lock);
+    pthread_mutex_lock(&w->ticker.lock);
     w->device = device ? *device : (WatchdogDevice){0};
-    pthread_mutex_unlock(&w->lock);
+    pthread_mutex_unlock(&w->ticker.lock);
 }

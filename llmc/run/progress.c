@@ -4,10 +4,8 @@
 #include "gns/noise.h"
 #include "text/hellaswag.h"
 
-#include <errno.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
@@ -141,7 +139,7 @@ static void end_line(Progress *p) {
 
 void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     memset(&p->now, 0, sizeof p->now);
     p->now.stage = stage;
     p->now.what = what;
@@ -150,21 +148,21 @@ void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, i
     p->now.total = total;
     p->now.pieces = pieces;
     if (stage == STAGE_STEP) p->batch_tokens = total * p->seq_len;
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_next(Progress *p, int64_t done, int64_t flight) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     p->now.done = done;
     p->now.flight = flight;
     p->now.piece++;
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_end(Progress *p) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     Stage stage = p->now.stage;
     double now = clock_seconds();
     p->now.done = p->now.total;
@@ -173,7 +171,7 @@ void progress_end(Progress *p) {
     if (!p->horizon) end_line(p);
     if (stage == STAGE_STEP) p->step++, p->tokens += p->batch_tokens;
     p->now.stage = STAGE_NONE;
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
@@ -187,8 +185,8 @@ static void answer_signal(Progress *p, double now) {
     };
     char left[40], about[48] = "";
     double seconds = p->now.stage == STAGE_NONE ? NAN : work_left(p, now);
-    if (p->watch.answered || !signals_requested()) return;
-    p->watch.answered = true;
+    if (p->answered || !signals_requested()) return;
+    p->answered = true;
     if (isfinite(seconds)) {
         format_duration(left, sizeof left, seconds);
         snprintf(about, sizeof about, " (%s)", left);
@@ -216,63 +214,35 @@ static void warn_of_length(Progress *p, double now) {
     fflush(p->out);
 }
 
-void progress_tick(Progress *p, double now) {
+static void tick(Progress *p, double now) {
     const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
-    pthread_mutex_lock(&p->watch.lock);
     answer_signal(p, now);
     if (p->now.stage == STAGE_STEP && !p->now.quiet) warn_of_length(p, now);
     if (p->now.stage != STAGE_NONE && !p->now.quiet && now - p->now.begun >= delay && now - p->shown >= interval) {
         p->now.shown = true;
         draw(p, true, now);
     }
-    pthread_mutex_unlock(&p->watch.lock);
 }
 
-static void *watch(void *progress) {
-    Progress *p = progress;
-    const long tenth = 100000000; // ns
-    pthread_mutex_lock(&p->watch.lock);
-    while (!p->watch.stop) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += tenth;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (pthread_cond_timedwait(&p->watch.ends, &p->watch.lock, &until) != ETIMEDOUT) continue;
-        pthread_mutex_unlock(&p->watch.lock);
-        progress_tick(p, clock_seconds());
-        pthread_mutex_lock(&p->watch.lock);
-    }
-    pthread_mutex_unlock(&p->watch.lock);
-    return NULL;
+void progress_tick(Progress *p, double now) {
+    pthread_mutex_lock(&p->ticker.lock);
+    tick(p, now);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
-int progress_watch(Progress *p, Error *e) {
-    TRY(thread_start(&p->watch.thread, watch, p, "the progress", e));
-    p->watch.runs = true;
-    return 0;
-}
+static void tick_now(void *progress) { tick(progress, clock_seconds()); }
+
+int progress_watch(Progress *p, Error *e) { return ticker_start(&p->ticker, "the progress", e); }
 
 void progress_create(Progress *p, FILE *out, bool plain) {
     *p = (Progress){.out = out, .terminal = !plain && terminal_redraws(out), .val_loss = NAN};
     p->started = clock_seconds();
-    pthread_condattr_t attributes;
-    pthread_mutex_init(&p->watch.lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->watch.ends, &attributes);
-    pthread_condattr_destroy(&attributes);
+    ticker_create(&p->ticker, tick_now, p);
 }
 
 void progress_destroy(Progress *p) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
-    p->watch.stop = true;
-    pthread_cond_signal(&p->watch.ends);
-    pthread_mutex_unlock(&p->watch.lock);
-    if (p->watch.runs) pthread_join(p->watch.thread, NULL);
-    pthread_cond_destroy(&p->watch.ends);
-    pthread_mutex_destroy(&p->watch.lock);
+    ticker_destroy(&p->ticker);
     p->out = NULL;
 }
 
@@ -281,19 +251,19 @@ void progress_destroy(Progress *p) {
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
                   int64_t horizon_tokens) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     p->engine = engine;
     p->seq_len = seq_len;
     p->step = step;
     p->tokens = p->first_tokens = done_tokens;
     p->horizon = horizon_tokens;
     p->started = clock_seconds();
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool force) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     double now = clock_seconds();
     double interval = p->terminal ? 0.2 : log_interval(now - p->started);
     bool due = p->stepped == 0 || now - p->stepped >= interval;
@@ -306,28 +276,28 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool f
         p->stepped = now;
     }
     warn_of_length(p, now);
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_break(Progress *p) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     p->now.quiet = true;
     end_line(p);
     fflush(p->out);
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_val(Progress *p, const StepMetrics *s, double val_loss) {
     if (!p->out) return;
-    pthread_mutex_lock(&p->watch.lock);
+    pthread_mutex_lock(&p->ticker.lock);
     p->val_loss = val_loss;
     if (p->drawn) fputs(redraw, p->out); // the next step draws the line again, below
     p->drawn = false;
     p->shown = 0;
     fprintf(p->out, "step %5lld  val loss %.4f\n", (long long)s->step, val_loss);
     fflush(p->out);
-    pthread_mutex_unlock(&p->watch.lock);
+    pthread_mutex_unlock(&p->ticker.lock);
 }
 
 void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore *score) {

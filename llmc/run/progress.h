@@ -6,7 +6,7 @@
 //
 //   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
 //      thread calls progress_break before other output within that time.
-//   2. `lock` guards everything here.
+//   2. the lock of `ticker` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
 #pragma once
@@ -53,13 +53,8 @@ typedef struct {
         bool quiet, shown; // by invariant 1; in a line
     } now;
     Line last; // what the line says of the last step: first its number and the share of the run
-    struct {
-        pthread_t thread;
-        pthread_mutex_t lock;
-        pthread_cond_t ends;
-        bool runs, stop;
-        bool answered; // the signal
-    } watch;
+    Ticker ticker;
+    bool answered; // the signal
 } Progress;
 
 // plain: no terminal, whatever `out` is. progress_watch starts the thread, progress_destroy ends it.
