@@ -39,40 +39,25 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-need_model() {
-    local newest hint="Name a checkpoint or a run directory"
-    [ -n "$MODEL" ] || fail 64 "no model" "Name a checkpoint, for example runs/gpt2/step_00001000; see --help"
-    [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "$hint"
-    newest=$(newest_checkpoint "$MODEL")
-    MODEL=${newest:-${MODEL%/}}
-    [ -f "$MODEL/config.json" ] || fail 65 "$MODEL: no config.json" "$hint"
-    compgen -G "$MODEL/*.safetensors" > /dev/null || fail 65 "$MODEL: no weights in it" "$hint"
-    case $MODEL,$tokenizer in
-    *,*,* | *=*) fail 65 "$MODEL: lm_eval takes no , or = in a path" "Use a link with another name" ;;
-    esac
-}
+hint="Name a checkpoint or a run directory"
+[ -n "$MODEL" ] || fail 64 "no model" "Name a checkpoint, for example runs/gpt2/step_00001000; see --help"
+[ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "$hint"
+newest=$(newest_checkpoint "$MODEL")
+MODEL=${newest:-${MODEL%/}}
+[ -f "$MODEL/config.json" ] || fail 65 "$MODEL: no config.json" "$hint"
+compgen -G "$MODEL/*.safetensors" > /dev/null || fail 65 "$MODEL: no weights in it" "$hint"
+[[ $MODEL$tokenizer != *[,=]* ]] || fail 65 "$MODEL: lm_eval takes no , or = in a path" "Use a link with another name"
 
 has_tokenizer() { [ -f "$1/tokenizer.json" ] || { [ -f "$1/vocab.json" ] && [ -f "$1/merges.txt" ]; }; }
+has_tokenizer "${tokenizer:-$MODEL}" || [ -z "$tokenizer" ] ||
+    fail 65 "$tokenizer: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
+has_tokenizer "${tokenizer:-$MODEL}" || fail 65 "$MODEL has no tokenizer" "Give --tokenizer DIR, and train with --tokenizer next time"
 
-need_tokenizer() {
-    has_tokenizer "${tokenizer:-$MODEL}" && return
-    [ -z "$tokenizer" ] ||
-        fail 65 "$tokenizer: no tokenizer that transformers reads (tokenizer.json, or vocab.json and merges.txt)" "Name its directory"
-    fail 65 "$MODEL has no tokenizer" "Give --tokenizer DIR, and train with --tokenizer next time"
-}
-
-need_harness() {
-    local program
-    for program in ${LM_EVAL:+"$LM_EVAL"} "$root/build/venv/bin/lm_eval" lm_eval; do
-        LM_EVAL=$(command -v "$program") && return
-    done
-    fail 65 "lm-evaluation-harness is not installed" \
-        "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
-}
-
-need_model
-need_tokenizer
-need_harness
+for program in ${LM_EVAL:+"$LM_EVAL"} "$root/build/venv/bin/lm_eval" lm_eval ''; do
+    LM_EVAL=$(command -v "$program") && break
+done
+[ -n "$LM_EVAL" ] || fail 65 "lm-evaluation-harness is not installed" \
+    "Run: python3 -m venv ${top}build/venv && ${top}build/venv/bin/pip install 'lm-eval[hf]' (several GB, with torch)"
 [ "$(count_gpus)" = 0 ] && : "${device:=cpu}" || : "${device:=cuda}"
 [[ $device == cuda* ]] && : "${batch_size:=auto}" || : "${batch_size:=8}"
 [ -z "$offline" ] || export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_EVALUATE_OFFLINE=1 TRANSFORMERS_OFFLINE=1

@@ -34,6 +34,11 @@ plt.rcParams.update(STYLE)
 AXES = (("tokens", "tokens"), ("step", "steps"), ("seconds", "time"))
 
 
+def known(runs, fields):
+    """Those of the (name, title) that some run has: no panel is empty."""
+    return [(name, title) for name, title in fields if any(finite(run.column(name)) for run in runs)]
+
+
 def thin(*columns):
     """Every n-th point, and the last one."""
     n = len(columns[0])
@@ -78,10 +83,9 @@ def kind_of_line(label, **how):
 
 def draw_loss(runs, target=None):
     """Against tokens, steps and time. target: the loss at which the runs are compared."""
-    known = [(name, label) for name, label in AXES if any(finite(run.column(name)) for run in runs)]
-    figure, panels = plt.subplots(1, len(known), figsize=(14, 4.7), sharey=True)
+    figure, panels = plt.subplots(1, len(known(runs, AXES)), figsize=(14, 4.7), sharey=True)
     unit, length = time_unit(max(finite(run.rows[-1]["seconds"] for run in runs), default=0))
-    for axes, (name, label) in zip(panels, known):
+    for axes, (name, label) in zip(panels, known(runs, AXES)):
         scale = length if name == "seconds" else 1
         for run, colour in zip(runs, colours(runs)):
             x, raw, soft = thin([x / scale for x in run.column(name)], run.column("loss"), smooth_column(run, "loss"))
@@ -189,21 +193,13 @@ def above_0(values):
     return [x if x is not None and x > 0 else math.nan for x in values]
 
 
-def noise_curves(run):
-    """(tokens, scale, standard error, lower bound) of a run's noise scale, thinned; empty where it measured none."""
-    name = gns_source(run)
-    if not name:
-        return [], [], [], []
-    return thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"),
-                above_0(run.column(name + "_lower")))
-
-
 def draw_gns(runs):
-    """A panel for each run: the noise scale, its standard error and 95% lower bound, the whole model's, the batch."""
+    """A panel for each run: the noise scale, thinned, its standard error and 95% lower bound, the whole model's, the batch."""
     rows, columns = -(-len(runs) // 2), min(2, len(runs))
     figure, panels = plt.subplots(rows, columns, squeeze=False, sharey=True,
                                   figsize=(14 if columns > 1 else 11, 4.4 * rows + 0.4))
-    curves = [noise_curves(run) for run in runs]
+    curves = [thin(run.column("tokens"), above_0(run.column(name)), run.column(name + "_se"), above_0(run.column(name + "_lower")))
+              if (name := gns_source(run)) else ([], [], [], []) for run in runs]
     limit_gns(panels[0, 0], [x for _, scale, _, _ in curves for x in scale],
               [x for run in runs for x in batches_of(run)[1]])
     for axes, run, colour, (at, scale, se, lower) in zip(panels.flat, runs, colours(runs), curves):
@@ -257,20 +253,6 @@ LABELLED_LAYERS = 6  # more than these have a colour bar
 LAYER_COLOURS = plt.get_cmap("viridis_r")
 
 
-def layer_curves(rows):
-    """(label, colour, noise scales) of every layer."""
-    layers = max(len(row.get("gns_layer", [])) for row in rows)
-    return [(f"layer {l}" if layers <= LABELLED_LAYERS else None, LAYER_COLOURS(0.08 + 0.92 * l / max(1, layers - 1)),
-             above_0((row.get("gns_layer", []) + [None] * layers)[l] for row in rows)) for l in range(layers)]
-
-
-def type_curves(rows):
-    """(label, colour, noise scales) of every type of tensor."""
-    names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
-    return [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), colour, above_0(column(rows, f"gns_type_{name}")))
-            for colour, name in zip(COLOURS, names)]
-
-
 def draw_layers(runs):
     """Two panels for each run with samples, by layer and by type, with the whole model's scale in both."""
     runs = [run for run in runs if sampled(run)]
@@ -278,7 +260,12 @@ def draw_layers(runs):
     for pair, run in zip(panels, runs):
         rows = sampled(run)
         tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
-        layers, types = layer_curves(rows), type_curves(rows)
+        n = max(len(row.get("gns_layer", [])) for row in rows)
+        layers = [(f"layer {l}" if n <= LABELLED_LAYERS else None, LAYER_COLOURS(0.08 + 0.92 * l / max(1, n - 1)),
+                   above_0((row.get("gns_layer", []) + [None] * n)[l] for row in rows)) for l in range(n)]
+        names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
+        types = [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), colour, above_0(column(rows, f"gns_type_{name}")))
+                 for colour, name in zip(COLOURS, names)]
         for axes, curves, title in zip(pair, (layers, types), ("by layer", "by type")):
             for label, colour, values in curves:
                 axes.plot(tokens, values, color=colour, lw=1.2, label=label)
@@ -286,9 +273,8 @@ def draw_layers(runs):
             plain_log(axes.yaxis)
             token_axis(axes, title=f"{run.label}, {title}", ylabel="rows")
             axes.legend(loc="lower right", ncols=2)
-        if len(layers) > LABELLED_LAYERS:
-            bar = figure.colorbar(ScalarMappable(Normalize(0, len(layers) - 1), LAYER_COLOURS), ax=pair[0], pad=0.01,
-                                  aspect=40, label="layer")
+        if n > LABELLED_LAYERS:
+            bar = figure.colorbar(ScalarMappable(Normalize(0, n - 1), LAYER_COLOURS), ax=pair[0], pad=0.01, aspect=40, label="layer")
             bar.outline.set_visible(False)
         limit_gns(pair[0], whole + [x for _, _, values in layers + types for x in values], [])
     return figure
@@ -298,12 +284,12 @@ RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "grad
 
 
 def draw_rates(runs):
-    """Learning rate and batch as they are; gradient norm and throughput also smoothed."""
-    known = [(name, title) for name, title in RATES if any(finite(run.column(name)) for run in runs)]
-    if not known:
+    """Learning rate and batch as they are; gradient norm and throughput also smoothed, within limits that a few wild steps do
+    not stretch. None where nothing of it is known."""
+    if not known(runs, RATES):
         return None
-    figure, panels = plt.subplots(1, len(known), figsize=(14, 3.9), squeeze=False)
-    for axes, (name, title) in zip(panels.flat, known):
+    figure, panels = plt.subplots(1, len(known(runs, RATES)), figsize=(14, 3.9), squeeze=False)
+    for axes, (name, title) in zip(panels.flat, known(runs, RATES)):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
         for run, colour in zip(runs, colours(runs)):
             tokens, values = batches_of(run) if name == "batch" else (run.column("tokens"), run.column(name))
@@ -312,26 +298,21 @@ def draw_rates(runs):
                 axes.plot(x, raw, color=colour, alpha=0.16, lw=0.6)
             axes.plot(x, soft, color=colour, lw=1.5, drawstyle="steps-post" if name == "batch" else "default")
             softened += [y for at, y in zip(x, soft) if at >= 0.02 * x[-1] and math.isfinite(y)]
-        shape_rate(axes, name, softened)
+        if name == "grad_norm" and softened and min(softened) > 0:
+            plain_log(axes.yaxis)
+            axes.set_ylim(0.5 * min(softened), 2 * max(softened))
+            axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
+        elif name == "tok_per_s" and softened:
+            axes.set_ylim(0, 1.3 * max(softened))
+            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        else:
+            axes.set_ylim(bottom=0)
+            if name == "lr":
+                axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         token_axis(axes, title=title)
     run_key(figure, runs)
     return figure
-
-
-def shape_rate(axes, name, values):
-    """Limits that a few wild steps do not stretch."""
-    if name == "grad_norm" and values and min(values) > 0:
-        plain_log(axes.yaxis)
-        axes.set_ylim(0.5 * min(values), 2 * max(values))
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-    elif name == "tok_per_s" and values:
-        axes.set_ylim(0, 1.3 * max(values))
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    else:
-        axes.set_ylim(bottom=0)
-        if name == "lr":
-            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def colours(runs):
