@@ -15,7 +15,7 @@ enum { LINE_BYTES_MAX = 1 << 26 }; // the longest line of JSON, or text without 
 
 static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.file]; }
 
-bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_pending(); }
+bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_requested(); }
 
 // Whether the rest of the input is not read.
 static bool reader_is_done_with(const Reader *r, const Input *input) {

@@ -242,7 +242,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
     TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
-    signals_block();
+    signals_install();
     thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare(&run, e));
 #pragma omp parallel num_threads((int)run.thread_count)

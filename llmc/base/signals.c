@@ -58,18 +58,3 @@ const char *signals_requested(void) {
         if (stopping[i].signal == signal_number) return stopping[i].name;
     return atomic_load(&orphaned);
 }
-
-void signals_block(void) {
-    sigset_t both;
-    sigemptyset(&both);
-    sigaddset(&both, SIGINT);
-    sigaddset(&both, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &both, NULL);
-    signal(SIGXFSZ, SIG_IGN);
-}
-
-bool signals_pending(void) {
-    sigset_t pending;
-    sigpending(&pending);
-    return sigismember(&pending, SIGINT) > 0 || sigismember(&pending, SIGTERM) > 0;
-}

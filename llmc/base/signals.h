@@ -11,10 +11,6 @@ enum { SIGNALS_TOGETHER = 2 }; // seconds
 
 void signals_install(void);
 
-// Blocks SIGINT and SIGTERM, for a program that polls signals_pending instead. Ignores SIGXFSZ as well.
-void signals_block(void);
-bool signals_pending(void); // SIGINT or SIGTERM has arrived
-
 // Requests a stop because the process that started this one is gone. why: a string constant, for messages.
 void signals_orphaned(const char *why);
 
