@@ -452,7 +452,7 @@ static void test_flipped_bits_are_noticed(void) {
     Names names;
     Error e = {0};
     CHECK_OK(directory_list(checkpoint, &names, &e), &e);
-    CHECK(names.count == 8, "%d files", names.count);
+    CHECK(names.count == 9, "%d files", names.count);
     int rounds = trainer.thorough ? 10000 : 400;
     for (int i = 0; i < rounds; i++) {
         const char *name = names.name[i % names.count], *path = path_of("%s/%s", checkpoint, name);
@@ -477,7 +477,7 @@ static void check_named_damage(const char *checkpoint, const char *file) {
 static void test_falls_back(void) {
     static const char *const files[] = {"model.safetensors", "MANIFEST.json",         "state.json",
                                         "config.json",       "optimizer.safetensors", "vocab.json",
-                                        "merges.txt",        "tokenizer_config.json"};
+                                        "merges.txt",        "tokenizer_config.json", "generation_config.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         begin_with_whole();
         long newest = newest_step("part");
