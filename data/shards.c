@@ -26,15 +26,18 @@ static bool owns_split(const Writer *w, int split) { return w->o->split == SPLIT
 
 static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN; }
 
-// Removes a split's files from number `from` on, the last one first: what remains has no gap, and is found again.
-static int shards_remove(const Writer *w, int split, int from, const char *suffix, Error *e) {
+// Removes this run's splits' files of a suffix. The last of each goes first, so that what remains has no gap and is found
+// again, and KEY goes last.
+static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     char path[PATH_MAX];
-    int end = from;
-    while (shard_exists(w, split, end, suffix)) end++;
-    while (end-- > from) {
-        shard_path(w, split, end, suffix, path);
-        if (unlink(path) != 0)
-            return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
+    for (int split = SPLITS; split-- > 0;) {
+        int end = owns_split(w, split);
+        while (end && shard_exists(w, split, end, suffix)) end++;
+        while (end-- > 0) {
+            shard_path(w, split, end, suffix, path);
+            if (unlink(path) != 0 && errno != ENOENT)
+                return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
+        }
     }
     return 0;
 }
@@ -86,12 +89,9 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
             if (!o->force && !interrupted && file_exists(path))
                 return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path);
         }
-    for (int split = 0; split < SPLITS && interrupted; split++)
-        for (int from = 1; from >= 0 && owns_split(w, split); from--) TRY(shards_remove(w, split, from, "", e));
-    for (int split = SPLITS; split-- > 0;)
-        if (owns_split(w, split)) TRY(shards_remove(w, split, 0, ".partial", e)); // KEY's last
+    if (interrupted) TRY(remove_shards(w, "", e));
     w->opened = true;
-    return 0;
+    return remove_shards(w, ".partial", e);
 }
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
@@ -141,8 +141,7 @@ int writer_publish(Writer *w, Error *e) {
     if (unlink(path) != 0 && errno != ENOENT)
         return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
     w->publishing = true;
-    for (int i = 0; i < SPLITS; i++)
-        for (int from = 1; from >= 0 && owns_split(w, i); from--) TRY(shards_remove(w, i, from, "", e));
+    TRY(remove_shards(w, "", e));
     for (int i = SPLITS; i-- > 0;) // KEY is the last of all
         for (int shard = 1; shard <= w->split[i].shards; shard++) {
             shard_path(w, i, shard % w->split[i].shards, "", path);
@@ -156,11 +155,8 @@ void writer_close(Writer *w) {
     char path[PATH_MAX];
     Error ignored;
     for (int i = 0; i < SPLITS; i++) shard_writer_close(&w->split[i].shard, &ignored);
-    for (int i = SPLITS; i-- > 0 && w->locked;) {
-        for (int from = 1; from >= 0 && w->publishing && owns_split(w, i); from--)
-            shards_remove(w, i, from, "", &ignored);
-        if (w->opened && owns_split(w, i)) shards_remove(w, i, 0, ".partial", &ignored);
-    }
+    if (w->publishing) remove_shards(w, "", &ignored);
+    if (w->opened) remove_shards(w, ".partial", &ignored);
     if (w->lock < 0) return;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
     if (w->locked) unlink(path);
