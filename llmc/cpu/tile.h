@@ -47,6 +47,9 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
 VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
                                     const float *b, size_t b_k) {
+#ifdef __x86_64__ // four steps' loads of Arm would take the registers of t
+#    pragma GCC unroll 4
+#endif
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
         Vec b0 = vec_load(b), b1 = vec_load(b + VEC);
         tile_add_step(rows, t, a, a_row, b0, b1);
