@@ -61,55 +61,37 @@ STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
 
-# A run that starts after the script, makes more steps, returns to step 2, and resumes.
+# A run that is followed: half a line, a validation of a step that was sent, a resume that takes back lines, then Ctrl-C.
+# test_logs.sh follows a real run, with the same follower.
 begin
-live=$work/live
-line() { printf '{"step": %d, "tokens": %d, "loss": %s, "tok_per_s": 64}\n' "$1" $(($1 * 64)) "$2"; } # STEP LOSS
-parts() { # FIRST_STEP...
-    local part text=
-    for part; do text+="${text:+, }{\"first_step\": $part, \"command\": [\"./train_gpt2\"]}"; done
-    printf '{"options": {"lr": 0.001}, "parts": [%s]}' "$text" > "$live/run.tmp" && mv "$live/run.tmp" "$live/run.json"
-}
-waits_for() { # TEXT in the calls or the output: up to a minute
-    for _ in {1..600}; do
-        grep -qsF -- "$1" "$work/followed.json" "$work/follow.log" && return
-        sleep 0.1
-    done
-    return 1
-}
-mkdir "$live"
-CALLS=$work/followed.json PYTHONPATH=$work/fake PYTHONUNBUFFERED=1 "$python" -c 'import signal, sys, runpy
-signal.signal(signal.SIGINT, signal.default_int_handler) # a job in the background ignores it
-sys.argv = sys.argv[1:]
-sys.path.insert(0, "scripts")
-runpy.run_path(sys.argv[0], run_name="__main__")' scripts/to_wandb.py "$live" --follow --every 0.05 > "$work/follow.log" 2>&1 &
-follower=$!
-line 1 4.5 > "$live/metrics.jsonl"
-parts 1
-check "step 1: $(cat "$work/follow.log")" waits_for '"log", 1, {"tokens": 64, "loss": 4.5'
-printf '{"step": 2, "tokens": 128, "lo' >> "$live/metrics.jsonl" # half a line
-printf 'ss": 4.25, "tok_per_s": 64}\n' >> "$live/metrics.jsonl"
-check "step 2" waits_for '"log", 2, {"tokens": 128, "loss": 4.25'
-echo '{"step": 2, "tokens": 128, "val_loss": 4.0}' >> "$live/metrics.jsonl"
-check "its validation, later" waits_for '"log", 2, {"tokens": 128, "val_loss": 4.0'
-line 3 4.0 >> "$live/metrics.jsonl"
-echo '{"step": 3, "tokens": 192, "prompt": "", "text": "so"}' > "$live/samples.jsonl"
-check "a sample" waits_for '"data": [[3, 192, "", "so"]]'
-{ head -n 3 "$live/metrics.jsonl" && line 3 4.0 && line 4 3.5; } > "$live/metrics.tmp" # as a resume leaves it, and a step more
-: > "$live/samples.jsonl"
-mv "$live/metrics.tmp" "$live/metrics.jsonl"
-check "step 4" waits_for '"log", 4, {"tokens": 256, "loss": 3.5'
-head -n 3 "$live/metrics.jsonl" > "$live/metrics.tmp" && mv "$live/metrics.tmp" "$live/metrics.jsonl"
-check "back: $(cat "$work/follow.log")" waits_for "went back to an earlier step; W&B keeps its steps up to 4"
-parts 1 3
-check "the new part" waits_for '"config", {"lr": 0.001, "run": {}, "commands": ["cd . && ./train_gpt2", "cd . && ./train_gpt2"]}'
-{ line 3 4.0 && line 4 3.5 && line 5 3.25; } >> "$live/metrics.jsonl"
-check "step 5" waits_for '"log", 5, {"tokens": 320, "loss": 3.25'
-kill -INT $follower
-wait $follower
-check "exit code $?, want 130" [ $? = 130 ]
-check "not finished: $(tail -n 1 "$work/followed.json")" [ "$(tail -n 1 "$work/followed.json")" = '["finish"]' ]
-check "steps go back" [ "$(grep -oE '"log", [0-9]+' "$work/followed.json" | sort -c -t ' ' -k 2n 2>&1)" = "" ]
+CALLS=$work/followed.json PYTHONPATH=$work/fake returns 130 "$python" - "$work/live" << 'END'
+import json, os, sys
+sys.path.insert(0, "scripts"); sys.dont_write_bytecode = True
+import run_log, to_wandb
+live, steps = sys.argv[1], lambda *of: "".join(f'{{"step": {s}, "tokens": {64 * s}, "loss": {4 - s / 4}, "tok_per_s": 64}}\n' for s in of)
+def run(parts): return json.dumps({"options": {"lr": 0.001}, "parts": [{"first_step": s, "command": ["./train_gpt2"]} for s in parts]})
+val, sample = '{"step": 2, "tokens": 128, "val_loss": 4.0}\n', '{"step": 3, "tokens": 192, "prompt": "", "text": "so"}\n'
+written = iter([({}), {"run.json": run([1]), "metrics.jsonl": steps(1) + steps(2)[:20]}, {"metrics.jsonl": steps(1, 2)},
+                {"metrics.jsonl": steps(1, 2) + val + steps(3), "samples.jsonl": sample},
+                {"metrics.jsonl": steps(1, 2) + val + steps(3, 4), "samples.jsonl": ""}, {"metrics.jsonl": steps(1, 2) + val},
+                {"run.json": run([1, 3]), "metrics.jsonl": steps(1, 2) + val + steps(3, 4, 5)}])
+def next_look(_):
+    for name, text in next(written, {"": None}).items():
+        if text is None: raise KeyboardInterrupt
+        open(f"{live}/{name}", "w").write(text)
+os.mkdir(live)
+run_log.time.sleep = next_look
+sys.argv = ["x", live, "--follow"]
+run_log.run_main(to_wandb.main)
+END
+check "$(cat "$work/log")" says "$work/log" "went back to an earlier step; W&B keeps its steps up to 4"
+check "calls: $(cat "$work/followed.json")" "$python" - "$work/followed.json" << 'END'
+import json, sys
+calls = [json.loads(line) for line in open(sys.argv[1])]
+logs = [(call[1], next(name for name in ("val_loss", "loss", "samples") if name in call[2])) for call in calls if call[0] == "log"]
+assert logs == [(1, "loss"), (2, "loss"), (2, "val_loss"), (3, "loss"), (3, "samples"), (3, "loss"), (4, "loss"), (4, "loss"), (5, "loss")], logs
+assert [call[1]["commands"] for call in calls if call[0] == "config"][-1] == ["cd . && ./train_gpt2"] * 2 and calls[-1] == ["finish"], calls
+END
 end follow
 
 begin
