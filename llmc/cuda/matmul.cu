@@ -76,13 +76,13 @@ static int operation_create(MatmulPlan *plan, Error *e) {
     TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
-    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[s->epilogue], e));
-    if (s->epilogue != MATMUL_DGELU) return 0;
+    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[plan->apart ? MATMUL_PLAIN : s->epilogue], e));
+    if (plan->apart || s->epilogue != MATMUL_DGELU) return 0;
     return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->n, e);
 }
 
 static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
-    if (plan->shape.epilogue == MATMUL_PLAIN) return 0;
+    if (plan->apart || plan->shape.epilogue == MATMUL_PLAIN) return 0;
     const bool bias = plan->shape.epilogue == MATMUL_BIAS;
     return operation_set(plan, bias ? CUBLASLT_MATMUL_DESC_BIAS_POINTER : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
                          extra, e);
@@ -293,7 +293,11 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     Error none;
     int count;
     plan->apart = s->epilogue != MATMUL_PLAIN && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT, e));
+    if (plan->apart) { // anew: cublasLtMatmul refuses the pointer of a bias where no epilogue adds it
+        TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
+        plan->operation = NULL;
+        TRY(operation_create(plan, e));
+    }
     TRY(plan_choose(mm, plan, o, e));
     if (!s->like_batch) return 0;
     for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
