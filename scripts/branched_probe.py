@@ -48,7 +48,10 @@ class Origin:
         path = os.path.abspath(path)
         self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
         self.run = Run(os.path.dirname(self.checkpoint))
-        state = read_json(os.path.join(self.checkpoint, "state.json"), {"step!": COUNT, "tokens!": COUNT})
+        state = os.path.join(self.checkpoint, "training", "state.json")
+        if not os.path.exists(state):  # an older build's
+            state = os.path.join(self.checkpoint, "state.json")
+        state = read_json(state, {"step!": COUNT, "tokens!": COUNT})
         self.step, self.tokens = state["step"], state["tokens"]
         self.options = read_json(os.path.join(self.run.path, "run.json"), {"options!": {"seq_len!": COUNT}})["options"]
         self.seq_len = self.options["seq_len"]

@@ -30,11 +30,11 @@ static ssize_t timed(int call, double start, ssize_t result) {
     return result;
 }
 
-ssize_t __real_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+ssize_t __real_pwrite(int fd, const void *data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at) {
     double start = clock_seconds();
-    return timed(IN_WRITE, start, __real_write(fd, data, bytes));
+    return timed(IN_WRITE, start, __real_pwrite(fd, data, bytes, at));
 }
 
 int __real_fsync(int fd);
@@ -254,7 +254,7 @@ static int measure_plain(Bench *b, int round, Error *e) {
     if (fd < 0) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", path);
     for (uint64_t left = bytes_of_save(b), n; !code && left; left -= n) {
         n = left < PIECE ? left : PIECE;
-        code = write_all(fd, piece, n, path, e);
+        code = write(fd, piece, n) == (ssize_t)n ? 0 : FAIL(e, ERR_WRITE, NULL, "%s: cannot write", path);
     }
     if (!code) code = descriptor_sync(fd, path, e);
     close(fd);

@@ -309,7 +309,7 @@ def load_checkpoint(torch, a, model, optimizer, directory, step):
     from safetensors.torch import load_file
 
     weights = load_file(f"{directory}/model.safetensors")
-    flat = load_file(f"{directory}/optimizer.safetensors")
+    flat = load_file(f"{directory}/training/optimizer.safetensors")
     moments = [next(v for k, v in flat.items() if k.startswith(m)) for m in ("moment1.", "moment2.")]
     offset = 0
     with torch.no_grad():

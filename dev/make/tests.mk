@@ -27,18 +27,18 @@ $(BUILD)/dev/test/text/test_words: LDLIBS += -lpcre2-8
 
 # Calls that tests make fail, count or replace.
 wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
-FAULTS := write pread fsync renameat mkdir mkdirat openat unlinkat posix_memalign fstatvfs # dev/test/run/faults.h
+FAULTS := write pwrite pread fsync renameat mkdir mkdirat openat unlinkat posix_memalign fstatvfs # dev/test/run/faults.h
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname manifest_verify)
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,fsync pread)
-$(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,write fsync pread fcntl)
+$(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,pwrite fsync pread fcntl)
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 $(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
 BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 
 # Calls that bench_save times.
-TIMED := write fsync pread
+TIMED := pwrite fsync pread
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
 
 # Calls that bench_step times.

@@ -40,7 +40,7 @@ train() { # MACHINE RUN THREADS
 }
 same_bits() { # RUN RUN
     cmp "$1/step_00000020/model.safetensors" "$2/step_00000020/model.safetensors" &&
-        cmp "$1/step_00000020/optimizer.safetensors" "$2/step_00000020/optimizer.safetensors" &&
+        cmp "$1/step_00000020/training/optimizer.safetensors" "$2/step_00000020/training/optimizer.safetensors" &&
         cmp <(numbers "$1") <(numbers "$2")
 }
 # Losses of the steps and of the validation: the largest relative difference of two runs, at most MOST; 24 of them.

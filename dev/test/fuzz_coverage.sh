@@ -3,7 +3,7 @@
 # Each target has this many seconds; an input that fails is kept in build/.
 set -u
 cd "$(dirname "$0")/../.." || exit 70
-targets="step/MANIFEST.json step/state.json step/config.json step/model.safetensors step/optimizer.safetensors
+targets="step/MANIFEST.json step/training/state.json step/config.json step/model.safetensors step/training/optimizer.safetensors
     many/model.safetensors.index.json words/vocab.json words/merges.txt word/tokenizer.json added/tokenizer_config.json
     shard.bin model.bin"
 command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }

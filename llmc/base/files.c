@@ -1,8 +1,8 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): its other
 //    names may be somebody else's. A whole file is written anew; file_open_output opens the rest, and checks.
-// 2. A written file is on the disk when outfile_finish returns 0, and its digest is that of the bytes handed over. A
-//    file that could not be written is removed. file_replace never leaves a part of a file under the final name.
+// 2. A written file is on the disk when file_save or file_close returns 0. file_save removes a file that could not be
+//    written; file_replace never leaves a part of a file under the final name.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename includes it.
 // 4. With `dir`, the descriptor of a directory, a call reads and writes in that directory, whatever its name leads to.
 #define _GNU_SOURCE // O_DIRECT, scandirat
@@ -33,10 +33,10 @@ static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? 
 
 // ---- Digests --------------------------------------------------------------------------------------------------------
 
-struct Digester {
+typedef struct {
     XXH3_state_t hash; // needs 64-byte alignment, which memory_alloc gives
     uint64_t bytes;
-};
+} Digester;
 
 static FileDigest digest_make(XXH128_hash_t hash, uint64_t bytes) {
     FileDigest digest = {.bytes = bytes};
@@ -57,22 +57,14 @@ static void digester_begin(Digester *digester) {
     digester->bytes = 0;
 }
 
-int digester_create(Digester **out, Error *e) {
-    TRY(memory_alloc((void **)out, sizeof **out, "a digest", e));
-    digester_begin(*out);
-    return 0;
-}
-
-void digester_add(Digester *digester, const void *data, size_t bytes) {
+static void digester_add(Digester *digester, const void *data, size_t bytes) {
     XXH3_128bits_update(&digester->hash, data, bytes);
     digester->bytes += bytes;
 }
 
-FileDigest digester_read(const Digester *digester) {
+static FileDigest digester_read(const Digester *digester) {
     return digest_make(XXH3_128bits_digest(&digester->hash), digester->bytes);
 }
-
-void digester_destroy(Digester *digester) { memory_free(digester); }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // O_DIRECT: past the page cache
@@ -90,7 +82,7 @@ enum {
     STAGE_BYTES = 4 << 20  // per write or read
 };
 
-static unsigned char *block_align(void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
+static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
 // Some file systems refuse the flag: the descriptor stays as it is. Others refuse later writes or reads, with EINVAL.
 static void direct_begin(int fd) {
@@ -105,26 +97,6 @@ static bool direct_end(int fd) {
 }
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
-
-struct OutFile {
-    Digester digester; // first: its alignment
-    char path[PATH_MAX];
-    int dir, fd;
-    size_t staged;        // bytes that are not written yet
-    unsigned char *stage; // (STAGE_BYTES), at a multiple of BLOCK_BYTES, after this struct
-};
-
-int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e) {
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t n = write(fd, (const char *)data + done, bytes - done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
-        if (n < 0) return FAIL(e, ERR_WRITE, make_room, "%s: write failed: %s", path, strerror(errno));
-        done += (size_t)n;
-    }
-    return 0;
-}
 
 static int cannot_write(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path, strerror(errno));
@@ -146,40 +118,29 @@ int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
                 "%s: cannot write: not a regular file, or one with a second name (a hard link)", path);
 }
 
-int outfile_create(OutFile **out, int dir, const char *path, Error *e) {
-    *out = NULL;
-    if (strlen(path) >= PATH_MAX) return too_long(path, e);
-    TRY(memory_alloc((void **)out, sizeof **out + BLOCK_BYTES + STAGE_BYTES, path, e));
-    OutFile *file = *out;
-    strcpy(file->path, path);
-    file->dir = dir;
-    file->staged = 0;
-    file->stage = block_align(file + 1);
-    digester_begin(&file->digester);
-    if (file_open_output(dir, path, O_WRONLY | O_TRUNC, &file->fd, e) == 0) return 0;
-    memory_free(file);
-    *out = NULL;
-    return e->code;
-}
-
-// Only full stages go past the cache: small files gain nothing, and a file's last bytes are not whole blocks.
-static int write_stage(OutFile *file, Error *e) {
-    size_t bytes = file->staged;
-    if (bytes == STAGE_BYTES) direct_begin(file->fd);
-    else direct_end(file->fd);
-    file->staged = 0;
-    return write_all(file->fd, file->stage, bytes, file->path, e);
-}
-
-int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e) {
-    digester_add(&file->digester, data, bytes);
-    for (size_t done = 0, n; done < bytes; done += n) {
-        n = size_min(bytes - done, STAGE_BYTES - file->staged);
-        memcpy(file->stage + file->staged, (const char *)data + done, n);
-        file->staged += n;
-        if (file->staged == STAGE_BYTES) TRY(write_stage(file, e));
+// pwrite of all bytes.
+static int write_between(int fd, uint64_t offset, const char *data, size_t bytes, const char *path, Error *e) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t n = pwrite(fd, data + done, bytes - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EINVAL && direct_end(fd)) continue;
+        if (n < 0) return FAIL(e, ERR_WRITE, make_room, "%s: write failed: %s", path, strerror(errno));
+        done += (size_t)n;
     }
     return 0;
+}
+
+int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e) {
+    const size_t least = 1 << 16; // fewer gain nothing
+    uint64_t end = offset + bytes, first = round_up(offset, BLOCK_BYTES), last = end - end % BLOCK_BYTES;
+    const char *from = data;
+    if (bytes < least || block_align(from + (first - offset)) != (unsigned char *)from + (first - offset))
+        first = last = end;
+    TRY(write_between(fd, offset, from, first - offset, path, e));
+    if (first < last) direct_begin(fd);
+    TRY(write_between(fd, first, from + (first - offset), last - first, path, e));
+    if (first < last) direct_end(fd);
+    return write_between(fd, last, from + (last - offset), end - last, path, e);
 }
 
 int descriptor_sync(int fd, const char *path, Error *e) {
@@ -188,41 +149,28 @@ int descriptor_sync(int fd, const char *path, Error *e) {
     return 0;
 }
 
-int outfile_finish(OutFile *file, FileDigest *digest, Error *e) {
-    int code = write_stage(file, e);
-    if (!code) code = descriptor_sync(file->fd, file->path, e);
-    if (code) {
-        outfile_abandon(file);
-        return code;
-    }
+int file_close(int fd, const char *path, Error *e) {
+    int code = descriptor_sync(fd, path, e);
     // On Linux the descriptor is closed after EINTR too, and what was synced is safe.
-    if (close(file->fd) != 0 && errno != EINTR)
-        code = FAIL(e, ERR_WRITE, make_room, "%s: close failed: %s", file->path, strerror(errno));
-    if (digest) *digest = digester_read(&file->digester);
-    memory_free(file);
+    if (close(fd) != 0 && errno != EINTR && !code)
+        code = FAIL(e, ERR_WRITE, make_room, "%s: close failed: %s", path, strerror(errno));
     return code;
 }
 
-void outfile_abandon(OutFile *file) {
-    if (!file) return;
-    close(file->fd);
-    unlinkat(at_directory(file->dir), at_name(file->dir, file->path), 0);
-    memory_free(file);
-}
-
-int file_save_in(int dir, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e) {
-    OutFile *file;
-    TRY(outfile_create(&file, dir, path, e));
-    int code = outfile_write(file, data, bytes, e);
-    if (code) outfile_abandon(file);
-    return code ? code : outfile_finish(file, digest, e);
+int file_save_in(int dir, const char *path, const void *data, size_t bytes, Error *e) {
+    Error ignored;
+    int fd;
+    TRY(file_open_output(dir, path, O_WRONLY | O_TRUNC, &fd, e));
+    int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &ignored : e);
+    if (code || closed) unlinkat(at_directory(dir), at_name(dir, path), 0);
+    return code ? code : closed;
 }
 
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     int at = at_directory(dir);
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_MAX) return too_long(path, e);
-    TRY(file_save_in(dir, partial, data, bytes, NULL, e));
+    TRY(file_save_in(dir, partial, data, bytes, e));
     if (renameat(at, at_name(dir, partial), at, at_name(dir, path)) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
     unlinkat(at, at_name(dir, partial), 0);
@@ -311,37 +259,56 @@ enum {
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
 
-// Hashes the file in pieces: all of them, or SAMPLE_BLOCKS of them.
-static int hash_blocks(int fd, const char *path, uint64_t size, bool sampled, const Pulse *pulse, FileDigest *digest,
-                       Error *e) {
-    Digester *digester;
-    int code = 0;
-    TRY(memory_alloc((void **)&digester, sizeof *digester + BLOCK_BYTES + STAGE_BYTES, "a file buffer", e));
-    digester_begin(digester);
+// Adds bytes of the file to a digest, a stage at a time. O_DIRECT needs whole blocks.
+static int hash_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, Digester *digester,
+                      Error *e) {
     unsigned char *buffer = block_align(digester + 1);
-    uint64_t block_bytes = sampled ? SAMPLE_BYTES : STAGE_BYTES;
-    uint64_t blocks = (size + block_bytes - 1) / block_bytes, count = sampled ? SAMPLE_BLOCKS : blocks;
-    for (uint64_t i = 0; i < count; i++) {
-        uint64_t at = block_bytes * (sampled ? (blocks - 1) * i / (count - 1) : i);
-        size_t bytes = size - at < block_bytes ? (size_t)(size - at) : (size_t)block_bytes;
-        TRY_GOTO(read_between(fd, path, at, buffer, bytes, round_up(bytes, BLOCK_BYTES), e)); // O_DIRECT: whole blocks
-        digester_add(digester, buffer, bytes);
+    for (uint64_t at = offset, end = offset + bytes; at < end;) {
+        size_t lead = at % BLOCK_BYTES;
+        size_t n = (size_t)(end - at < STAGE_BYTES - lead ? end - at : STAGE_BYTES - lead);
+        TRY(read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e));
+        digester_add(digester, buffer + lead, n);
         pulse_beat(pulse);
+        at += n;
     }
-    *digest = digester_read(digester);
-    digest->bytes = size;
-done:
+    return 0;
+}
+
+static int hash_buffer(Digester **out, Error *e) {
+    TRY(memory_alloc((void **)out, sizeof **out + BLOCK_BYTES + STAGE_BYTES, "a file buffer", e));
+    digester_begin(*out);
+    return 0;
+}
+
+int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
+                      Error *e) {
+    Digester *digester;
+    TRY(hash_buffer(&digester, e));
+    int code = hash_range(fd, path, offset, bytes, pulse, digester, e);
+    if (!code) *digest = digester_read(digester);
     memory_free(digester);
     return code;
 }
 
-int file_digest_in(int dir, const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e) {
-    int fd;
-    uint64_t bytes;
-    TRY(file_open_input_in(dir, path, &fd, &bytes, e));
-    if (how == DIGEST_DISK && bytes >= STAGE_BYTES) direct_begin(fd);
+void file_read_past_cache(int fd) { direct_begin(fd); }
+
+int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e) {
+    Digester *digester;
+    int fd, code = 0;
+    uint64_t bytes, at = 0;
+    TRY(file_open_input(path, &fd, &bytes, e));
+    TRY_GOTO(hash_buffer(&digester, e));
     bool sampled = how == DIGEST_SAMPLE && bytes > SAMPLE_ABOVE_BYTES;
-    int code = hash_blocks(fd, path, bytes, sampled, pulse, digest, e);
+    if (!sampled) code = hash_range(fd, path, 0, bytes, NULL, digester, e);
+    uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
+    for (uint64_t i = 0; sampled && i < SAMPLE_BLOCKS && !code; i++) {
+        at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
+        code = hash_range(fd, path, at, bytes - at < SAMPLE_BYTES ? bytes - at : SAMPLE_BYTES, NULL, digester, e);
+    }
+    *digest = digester_read(digester);
+    digest->bytes = bytes;
+    memory_free(digester);
+done:
     close(fd);
     return code;
 }

@@ -14,17 +14,8 @@ typedef struct {
 FileDigest digest_of(const void *data, size_t bytes);
 bool digest_equal(const FileDigest *a, const FileDigest *b);
 
-// The same for bytes in several pieces.
-typedef struct Digester Digester;
-int digester_create(Digester **out, Error *e);
-void digester_add(Digester *digester, const void *data, size_t bytes);
-FileDigest digester_read(const Digester *digester); // of all bytes added so far; more may follow
-void digester_destroy(Digester *digester);          // NULL is fine
-
 // ---------------------------------------------------------------------------------------------------------------------
-// Writing, from first byte to last, 4 MiB at a time, past the page cache where the file system allows it.
-
-typedef struct OutFile OutFile;
+// Writing
 
 // `dir` of the functions below: IN_PATH, or the descriptor of an open directory. With a descriptor the file is the last
 // part of `path` in that directory, even if the directory was moved or replaced; `path` is for messages.
@@ -34,27 +25,21 @@ enum { IN_PATH = -1 };
 // an existing file and creates a new one. ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
-// Creates the file (file_open_output with O_TRUNC).
-int outfile_create(OutFile **out, int dir, const char *path, Error *e);
-int outfile_write(OutFile *file, const void *data, size_t bytes, Error *e); // after a failure, abandon the file
+// Writes all bytes at an offset; whole blocks of 4 KiB past the page cache, where the file system allows it and `data`
+// lies in memory as it does in the file (modulo 4 KiB). Several processes may write different ranges of one file.
+int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e);
 
-// Writes the rest, syncs, closes and frees the file; removes it on failure. digest may be NULL.
-int outfile_finish(OutFile *file, FileDigest *digest, Error *e);
+int file_close(int fd, const char *path, Error *e); // syncs, and closes in any case
 
-// Closes, removes and frees the unfinished file. NULL is fine.
-void outfile_abandon(OutFile *file);
-
-// Writes a whole file. digest may be NULL.
-int file_save_in(int dir, const char *path, const void *data, size_t bytes, FileDigest *digest, Error *e);
+// Writes a whole file, or removes it.
+int file_save_in(int dir, const char *path, const void *data, size_t bytes, Error *e);
 static inline int file_save(const char *path, const void *data, size_t bytes, Error *e) {
-    return file_save_in(IN_PATH, path, data, bytes, NULL, e);
+    return file_save_in(IN_PATH, path, data, bytes, e);
 }
 
 // The same under a temporary name, which is renamed to `path` when the file is on the disk.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 
-// Writes all bytes to a descriptor; `path` is for the message.
-int write_all(int fd, const void *data, size_t bytes, const char *path, Error *e);
 int descriptor_sync(int fd, const char *path, Error *e);
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -76,17 +61,18 @@ static inline int file_read(const char *path, size_t max_bytes, char **out, size
     return file_read_in(IN_PATH, path, max_bytes, out, out_bytes, e);
 }
 
+// Hashes bytes [offset, offset + bytes) of an open file. The pulse (NULL is fine) beats every 4 MiB.
+int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
+                      Error *e);
+void file_read_past_cache(int fd); // reads what the disk holds, where the file system allows it
+
 typedef enum {
     DIGEST_ALL,
-    DIGEST_DISK,  // as the disk holds it: past the page cache, where the file system allows it
     DIGEST_SAMPLE // above 64 MiB: the size, and 64 blocks of 64 KiB at even distances, first and last included
 } DigestHow;
 
-// Reads a file and hashes it. ERR_INPUT if it cannot be read. The pulse (NULL is fine) beats every 4 MiB.
-int file_digest_in(int dir, const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e);
-static inline int file_digest(const char *path, DigestHow how, const Pulse *pulse, FileDigest *digest, Error *e) {
-    return file_digest_in(IN_PATH, path, how, pulse, digest, e);
-}
+// Reads a file and hashes it. ERR_INPUT if it cannot be read.
+int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 

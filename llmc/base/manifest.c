@@ -1,6 +1,7 @@
 // A manifest keeps these promises:
 // 1. It is written last, when all its files are on the disk. A directory whose files pass manifest_verify is complete.
-// 2. A digest is that of the bytes handed to the writer, not of bytes read back: VERIFY_DISK finds every wrong bit.
+// 2. A digest is that of the bytes handed to the writer, not of bytes read back: VERIFY_DISK finds every wrong bit. A
+//    piece is hashed by whoever wrote it, and can be verified by anybody.
 // 3. Its last line hashes all bytes above: manifest_read refuses a manifest with a wrong bit.
 // 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"
@@ -15,81 +16,131 @@
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define LAST_LINES "  \"xxh3_128_above\": \"%s\"\n}\n"
 
+enum { FORMAT = 2 };
 enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
 
 static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-void manifest_add(Manifest *manifest, const char *name, FileDigest digest) {
-    if (!manifest) return;
-    assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_FILE_NAME);
-    strcpy(manifest->file[manifest->count].name, name);
-    manifest->file[manifest->count++].digest = digest;
-    pulse_beat(manifest->pulse);
+void manifest_free(Manifest *manifest) {
+    for (int i = 0; i < manifest->count; i++) memory_free(manifest->file[i].piece);
+    manifest->count = 0;
 }
 
-static int save_file(int dir, const char *directory, const char *name, const void *data, size_t bytes,
-                     FileDigest *digest, Error *e) {
+int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e) {
+    assert(manifest->count < MANIFEST_FILES && strlen(name) < MANIFEST_NAME_BYTES);
+    ManifestFile *file = &manifest->file[manifest->count];
+    *file = (ManifestFile){.pieces = pieces};
+    strcpy(file->name, name);
+    TRY(memory_alloc((void **)&file->piece, (size_t)pieces * sizeof *piece, "digests", e));
+    memcpy(file->piece, piece, (size_t)pieces * sizeof *piece);
+    for (int i = 0; i < pieces; i++) file->bytes += piece[i].bytes;
+    manifest->count++;
+    pulse_beat(manifest->pulse);
+    return 0;
+}
+
+int manifest_create(const Manifest *manifest, const char *directory, const char *name, int *fd, Error *e) {
     char path[PATH_MAX];
     TRY(path_join(path, sizeof path, directory, name, e));
-    return file_save_in(dir, path, data, bytes, digest, e);
+    if (!manifest || !strchr(name, '/'))
+        return file_open_output(manifest_dir(manifest), path, O_WRONLY | O_TRUNC, fd, e);
+    int dir = openat(manifest->dir, TRAINING, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot create: %s", path, strerror(errno));
+    int code = file_open_output(dir, path, O_WRONLY | O_TRUNC, fd, e);
+    close(dir);
+    return code;
 }
 
 int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
                   Error *e) {
-    FileDigest digest;
-    TRY(save_file(manifest_dir(manifest), directory, name, data, bytes, &digest, e));
-    manifest_add(manifest, name, digest);
-    return 0;
+    char path[PATH_MAX];
+    FileDigest digest = digest_of(data, bytes);
+    Error ignored;
+    int fd;
+    TRY(path_join(path, sizeof path, directory, name, e));
+    TRY(manifest_create(manifest, directory, name, &fd, e));
+    int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &ignored : e);
+    if (code || closed) return code ? code : closed;
+    return manifest ? manifest_add(manifest, name, &digest, 1, e) : 0;
 }
 
 int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
+    char path[PATH_MAX];
     Text text;
+    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(text_begin(&text, e));
-    fputs("{\n  \"format\": 1,\n", text.f);
-    if (*manifest->run) fprintf(text.f, "  \"run\": \"%s\",\n", manifest->run);
-    fputs("  \"files\": [", text.f);
-    for (int i = 0; i < manifest->count; i++)
-        fprintf(text.f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"xxh3_128\": \"%s\"}", i ? "," : "",
-                manifest->file[i].name, manifest->file[i].digest.bytes, manifest->file[i].digest.hash);
+    fprintf(text.f, "{\n  \"format\": %d,\n  \"run\": \"%s\",\n  \"files\": [", FORMAT, manifest->run);
+    for (int i = 0; i < manifest->count; i++) {
+        const ManifestFile *file = &manifest->file[i];
+        fprintf(text.f, "%s\n    {\"name\": \"%s\", \"bytes\": %" PRIu64 ", \"pieces\": [", i ? "," : "", file->name,
+                file->bytes);
+        for (int k = 0; k < file->pieces; k++)
+            fprintf(text.f, "%s\n      [%" PRIu64 ", \"%s\"]", k ? "," : "", file->piece[k].bytes, file->piece[k].hash);
+        fputs("]}", text.f);
+    }
     fputs("\n  ],\n", text.f);
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = save_file(manifest->dir, directory, MANIFEST_NAME, text.text, text.bytes, NULL, e);
+    int code = file_save_in(manifest->dir, path, text.text, text.bytes, e);
     text_free(&text);
-    if (code) return code;
+    int training = openat(manifest->dir, TRAINING, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (!code && training >= 0) code = descriptor_sync(training, directory, e);
+    if (training >= 0) close(training);
     pulse_beat(manifest->pulse);
-    return descriptor_sync(manifest->dir, directory, e);
+    return code ? code : descriptor_sync(manifest->dir, directory, e);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
+static bool parse_digest(FileDigest *digest, const cJSON *bytes, const cJSON *hash) {
+    if (!json_whole(bytes, 0, 9e15) || !cJSON_IsString(hash) || strlen(hash->valuestring) != HASH_TEXT - 1)
+        return false;
+    digest->bytes = (uint64_t)bytes->valuedouble;
+    strcpy(digest->hash, hash->valuestring);
+    return true;
+}
+
+static bool name_fits(const cJSON *name) {
+    const char *text = cJSON_GetStringValue(name), *slash = text ? strchr(text, '/') : NULL;
+    return text && strlen(text) < MANIFEST_NAME_BYTES &&
+           (!slash || (strncmp(text, TRAINING, strlen(TRAINING)) == 0 && !strchr(slash + 1, '/')));
+}
+
 static int parse_file(Manifest *manifest, const cJSON *item, const char *path, Error *e) {
-    const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *hash = json_get(item, "xxh3_128");
-    bool good = cJSON_IsString(name) && json_whole(bytes, 0, 9e15) && cJSON_IsString(hash) &&
-                strlen(name->valuestring) < MANIFEST_FILE_NAME && !strchr(name->valuestring, '/') &&
-                strlen(hash->valuestring) == HASH_TEXT - 1;
-    if (!good || manifest->count == MANIFEST_FILES)
-        return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
-    FileDigest digest = {.bytes = (uint64_t)bytes->valuedouble};
-    strcpy(digest.hash, hash->valuestring);
-    manifest_add(manifest, name->valuestring, digest);
-    return 0;
+    const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *list = json_get(item, "pieces"),
+                *one;
+    FileDigest whole, *piece = &whole;
+    int pieces = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : 1, i = 0;
+    bool good = name_fits(name) && manifest->count < MANIFEST_FILES;
+    TRY(memory_alloc((void **)&piece, (size_t)pieces * sizeof *piece, "digests", e));
+    if (list)
+        cJSON_ArrayForEach(one, list) good =
+            parse_digest(&piece[i++], cJSON_GetArrayItem(one, 0), cJSON_GetArrayItem(one, 1)) && good;
+    else good = parse_digest(piece, bytes, json_get(item, "xxh3_128")) && good;
+    int code = good ? manifest_add(manifest, name->valuestring, piece, pieces, e) : 0;
+    memory_free(piece);
+    if (code) return code;
+    if (good && json_whole(bytes, 0, 9e15) && manifest->file[manifest->count - 1].bytes == (uint64_t)bytes->valuedouble)
+        return 0;
+    return FAIL(e, ERR_INPUT, damaged, "%s: entry %d of \"files\" is malformed", path, manifest->count);
 }
 
 static int parse_manifest(Manifest *manifest, const JsonText *json, const char *path, Error *e) {
-    const cJSON *format = json_get(json->root, "format"), *files = json_get(json->root, "files"), *item;
+    const cJSON *files = json_get(json->root, "files"), *item;
     const char *run = cJSON_GetStringValue(json_get(json->root, "run"));
     snprintf(manifest->run, sizeof manifest->run, "%s", run ? run : "");
-    manifest->foreign = !json_whole(format, 1, 1);
+    manifest->foreign = !json_whole(json_get(json->root, "format"), 1, FORMAT);
     if (manifest->foreign)
-        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1", path);
-    if (!cJSON_IsArray(files)) return FAIL(e, ERR_INPUT, damaged, "%s: \"files\" is not a list", path);
+        return FAIL(e, ERR_INPUT, "was it written by a newer version? Use that one", "%s: \"format\" is not 1 to %d",
+                    path, FORMAT);
+    if (!cJSON_IsArray(files) || !files->child) return FAIL(e, ERR_INPUT, damaged, "%s: it lists no \"files\"", path);
     cJSON_ArrayForEach(item, files) TRY(parse_file(manifest, item, path, e));
     return 0;
 }
@@ -108,11 +159,10 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     JsonText json;
     *manifest = (Manifest){.dir = dir};
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    TRY(file_read_in(dir, path, 1 << 20, &text, &bytes, e));
+    TRY(file_read_in(dir, path, 1 << 28, &text, &bytes, e));
     if (!last_lines_right(text, bytes)) {
         memory_free(text);
-        return FAIL(e, ERR_INPUT, damaged,
-                    "%s: damaged: its last line is not the hash of the lines above, in bytes 0 to %zu", path, bytes);
+        return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its last line is not the hash of the lines above", path);
     }
     TRY(json_parse_text(&json, text, bytes, 0, path, damaged, e));
     int code = parse_manifest(manifest, &json, path, e);
@@ -120,39 +170,53 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     return code;
 }
 
-static int verify_file(const Manifest *manifest, int i, const char *directory, Verify what, Error *e) {
-    const FileDigest *want = &manifest->file[i].digest;
-    char path[PATH_MAX];
-    struct stat st;
-    FileDigest got = *want;
-    TRY(path_join(path, sizeof path, directory, manifest->file[i].name, e));
-    bool in_path = manifest->dir == IN_PATH;
-    if (fstatat(in_path ? AT_FDCWD : manifest->dir, in_path ? path : path_name(path), &st, 0) != 0) {
-        if (!file_missing_in(manifest->dir, path))
-            return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
-        st.st_mode = 0;
+static int verify_pieces(const Manifest *manifest, const ManifestFile *file, int fd, const char *path, Error *e) {
+    uint64_t at = 0;
+    for (int i = 0; i < file->pieces; at += file->piece[i++].bytes) {
+        const FileDigest *want = &file->piece[i];
+        FileDigest got;
+        TRY(file_digest_range(fd, path, at, want->bytes, manifest->pulse, &got, e));
+        if (!digest_equal(&got, want))
+            return FAIL(e, ERR_INPUT, damaged,
+                        "%s: damaged: the XXH3-128 of %" PRIu64 " bytes from byte %" PRIu64
+                        " is %s, but was %s when written",
+                        path, want->bytes, at, got.hash, want->hash);
     }
-    if (!S_ISREG(st.st_mode)) return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
-    if ((uint64_t)st.st_size != want->bytes)
-        return FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
-                    (long long)st.st_size, want->bytes);
-    if (what != VERIFY_SIZES)
-        TRY(file_digest_in(manifest->dir, path, what == VERIFY_DISK ? DIGEST_DISK : DIGEST_ALL, manifest->pulse, &got,
-                           e));
-    pulse_beat(manifest->pulse);
-    if (digest_equal(&got, want)) return 0;
-    return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its XXH3-128 is %s, but was %s when written", path, got.hash,
-                want->hash);
-}
-
-int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
-    for (int i = 0; i < manifest->count; i++) TRY(verify_file(manifest, i, directory, what, e));
     return 0;
 }
 
-int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e) {
-    for (int i = 0; i < manifest->count; i++)
-        if (strcmp(manifest->file[i].name, name) == 0) return verify_file(manifest, i, directory, VERIFY_DISK, e);
+static int verify_file(const Manifest *manifest, const ManifestFile *file, const char *directory, Verify what,
+                       Error *e) {
+    char path[PATH_MAX];
+    struct stat st;
+    bool in_path = manifest->dir == IN_PATH;
+    TRY(path_join(path, sizeof path, directory, file->name, e));
+    int fd = openat(in_path ? AT_FDCWD : manifest->dir, in_path ? path : file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
+        return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        if (fd >= 0) close(fd);
+        return FAIL(e, ERR_INPUT, damaged, "%s: missing, but listed in " MANIFEST_NAME, path);
+    }
+    int code = (uint64_t)st.st_size == file->bytes
+                   ? 0
+                   : FAIL(e, ERR_INPUT, damaged, "%s: damaged: %lld bytes, but written with %" PRIu64, path,
+                          (long long)st.st_size, file->bytes);
+    if (what == VERIFY_DISK && file->bytes >= MANIFEST_PIECE) file_read_past_cache(fd);
+    if (!code && what != VERIFY_SIZES) code = verify_pieces(manifest, file, fd, path, e);
+    pulse_beat(manifest->pulse);
+    close(fd);
+    return code;
+}
+
+int manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e) {
+    bool listed = !name;
+    for (int i = 0; i < manifest->count; i++) {
+        if (name && strcmp(manifest->file[i].name, name) != 0) continue;
+        TRY(verify_file(manifest, &manifest->file[i], directory, what, e));
+        listed = true;
+    }
+    if (listed) return 0;
     return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
                 name);
 }

@@ -1,50 +1,66 @@
-// manifest: MANIFEST.json, the list of a directory's files with their sizes and XXH3-128 hashes, and a hash of itself:
+// manifest: MANIFEST.json, the list of a directory's files with the XXH3-128 of each piece of them, and a hash of itself:
 //
 //     {
-//       "format": 1,
-//       "run": "...",                  the run's id; missing in manifests of older builds
+//       "format": 2,
+//       "run": "...",                  the run's id
 //       "files": [
-//         {"name": "config.json", "bytes": 598, "xxh3_128": "..."},
-//         ...
+//         {"name": "config.json", "bytes": 598, "pieces": [
+//           [598, "..."]]},            bytes and hash of each piece, from the file's first byte to its last
+//         {"name": "training/state.json", ...
 //       ],
 //       "xxh3_128_above": "..."        of all bytes above this line
 //     }
 //
-// manifest.c states what a manifest promises.
+// Format 1, of older builds, has "xxh3_128" of the whole file in place of "pieces", and may have no "run". manifest.c
+// states what a manifest promises.
 #pragma once
 
 #include "base/files.h"
 
 #define MANIFEST_NAME "MANIFEST.json"
+#define TRAINING      "training/" // the folder of what only a resume needs
 
-enum { MANIFEST_FILES = 64, MANIFEST_FILE_NAME = 64 }; // at most
+enum {
+    MANIFEST_FILES = 64, // at most
+    MANIFEST_NAME_BYTES = 64,
+    MANIFEST_PIECE = 4 << 20 // bytes of a piece, at most
+};
+
+typedef struct {
+    char name[MANIFEST_NAME_BYTES]; // in the directory, or "training/NAME"
+    uint64_t bytes;
+    FileDigest *piece; // (pieces) from the first byte to the last
+    int pieces;
+} ManifestFile;
 
 typedef struct {
     char run[HASH_TEXT]; // "": none
-    struct {
-        char name[MANIFEST_FILE_NAME];
-        FileDigest digest;
-    } file[MANIFEST_FILES];
+    ManifestFile file[MANIFEST_FILES];
     int count;
     int dir;            // its directory: an open descriptor, or IN_PATH (files.h)
-    bool foreign;       // undamaged, but of another format (manifest_read)
-    const Pulse *pulse; // beats per file written or verified, and per 4 MiB read; may be NULL
+    bool foreign;       // undamaged, but of a format that this build does not know (manifest_read)
+    const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
 } Manifest;
+
+void manifest_free(Manifest *manifest); // the files; run, dir and foreign stay. {0} is fine
 
 static inline int manifest_dir(const Manifest *manifest) { return manifest ? manifest->dir : IN_PATH; }
 
-// Adds a file that is on the disk, with the digest that its writer gave. manifest may be NULL.
-void manifest_add(Manifest *manifest, const char *name, FileDigest digest);
+// Adds a file that is on the disk, with the digests of its pieces as its writer gave them.
+int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e);
 
-// Writes DIRECTORY/NAME (file_save) and adds it.
+// Creates DIRECTORY/NAME for writing. manifest may be NULL: the directory's path is used.
+int manifest_create(const Manifest *manifest, const char *directory, const char *name, int *fd, Error *e);
+
+// Writes DIRECTORY/NAME and adds it. manifest may be NULL.
 int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
                   Error *e);
 
-// Writes DIRECTORY/MANIFEST.json, and syncs file and directory.
+// Writes DIRECTORY/MANIFEST.json, and syncs file and directories.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
 // Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH. ERR_INPUT where it is damaged, or of another
-// format: then `foreign` is set.
+// format: then `foreign` is set. manifest_free it in any case.
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
@@ -53,8 +69,6 @@ typedef enum {
     VERIFY_DISK,  // all bytes, as the disk holds them
 } Verify;
 
-// Compares all files with the manifest. ERR_INPUT names the first one that is missing or differs.
-int manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
-
-// The same for one file, with VERIFY_DISK. ERR_INPUT also where the manifest does not list it.
-int manifest_verify_file(const Manifest *manifest, const char *directory, const char *name, Error *e);
+// Compares all files with the manifest, or the file `name` unless that is NULL. ERR_INPUT names the first one that is
+// missing or differs, or that the manifest does not list.
+int manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);

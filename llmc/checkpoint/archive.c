@@ -119,9 +119,17 @@ bool archive_has(const Archive *archive, int64_t step) {
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files of a checkpoint. The manifest, which lists them, is removed last.
-static const char *const own_files[] = {
-    "model.safetensors", "config.json",           "optimizer.safetensors",  "state.json", "vocab.json",
-    "merges.txt",        "tokenizer_config.json", "generation_config.json", MANIFEST_NAME};
+static const char *const own_files[] = {"model.safetensors",
+                                        "config.json",
+                                        "generation_config.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer_config.json",
+                                        "optimizer.safetensors",
+                                        "state.json", // where older builds put them
+                                        TRAINING "optimizer.safetensors",
+                                        TRAINING "state.json",
+                                        MANIFEST_NAME};
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
@@ -145,6 +153,9 @@ static int remove_files(const Archive *archive, int64_t step, int dir, FILE *not
         const char *name = i < manifest.count ? manifest.file[i].name : own_files[i - manifest.count];
         if (unlinkat(dir, name, 0) != 0 && errno != ENOENT && errno != EISDIR) failed = errno;
     }
+    manifest_free(&manifest);
+    if (unlinkat(dir, TRAINING, AT_REMOVEDIR) != 0 && errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST)
+        failed = errno;
     close(dir);
     if (code) return code;
     if (!failed && unlinkat(archive->dir, path_name(path), AT_REMOVEDIR) != 0) failed = errno;
@@ -189,7 +200,8 @@ int archive_begin(const Archive *archive, int64_t step, char directory[ARCHIVE_P
     int made = mkdirat(archive->dir, path_name(directory), 0777);
     manifest->dir = made == 0 ? step_open(archive, step, PARTIAL, O_NOFOLLOW) : -1;
     strcpy(manifest->run, archive->id);
-    if (manifest->dir >= 0) return 0;
+    if (manifest->dir >= 0 && mkdirat(manifest->dir, TRAINING, 0777) == 0) return 0;
+    if (manifest->dir >= 0) close(manifest->dir);
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
                 strerror(errno));
 }
@@ -205,7 +217,7 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, cha
     return 0;
 }
 
-// Reads and verifies the manifest of a step. ERR_INPUT, or e->unreadable.
+// Reads the manifest of a step and verifies its files. *manifest: without the files.
 static int check(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e) {
     char path[ARCHIVE_PATH];
     *manifest = (Manifest){.count = 0};
@@ -216,7 +228,8 @@ static int check(const Archive *archive, int64_t step, Verify what, const Pulse 
     if (dir < 0) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
     int code = manifest_read(manifest, dir, path, e);
     manifest->pulse = pulse;
-    if (!code) code = manifest_verify(manifest, path, what, e);
+    if (!code) code = manifest_verify(manifest, path, NULL, what, e);
+    manifest_free(manifest);
     close(dir);
     return code;
 }
@@ -228,20 +241,26 @@ int archive_verify(const Archive *archive, int64_t step, const Pulse *pulse, Err
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-// Opens a checkpoint of this run; -1 if it is another run's, of an older build without ids, or a link.
-static int own_open(const Archive *archive, int64_t step) {
+// Opens a checkpoint of this run; -1 if it is another run's, of an older build without ids, or a link. *bytes: of its
+// files.
+static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
     Manifest manifest;
     int dir = step_open(archive, step, FINAL, O_NOFOLLOW);
+    *bytes = 0;
     if (dir < 0) return -1;
     bool own =
         manifest_read(&manifest, dir, "", &(Error){0}) == 0 && *archive->id && !strcmp(manifest.run, archive->id);
-    if (!own) close(dir);
-    return own ? dir : -1;
+    for (int i = 0; i < manifest.count; i++) *bytes += manifest.file[i].bytes;
+    manifest_free(&manifest);
+    if (own) return dir;
+    close(dir);
+    return -1;
 }
 
 static int remove_step(const Archive *archive, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
-    int dir = own_open(archive, step), code = 0;
+    uint64_t bytes;
+    int dir = own_open(archive, step, &bytes), code = 0;
     if (dir < 0) return 0;
     TRY_GOTO(step_path(archive, step, FINAL, path, e));
     TRY_GOTO(step_path(archive, step, PARTIAL, partial, e));
@@ -269,18 +288,11 @@ int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *no
     return code;
 }
 
-// The disk space that removing a checkpoint frees, as its files tell; 0 if it is not this run's.
+// The disk space that removing a checkpoint frees; 0 if it is not this run's.
 static uint64_t step_bytes(const Archive *archive, int64_t step) {
-    struct stat st;
-    Names names;
-    uint64_t bytes = 0;
-    int dir = own_open(archive, step);
+    uint64_t bytes;
+    int dir = own_open(archive, step, &bytes);
     if (dir < 0) return 0;
-    int failed = directory_list_in(dir, "", &names, &(Error){0});
-    for (int i = 0; !failed && i < names.count; i++)
-        if (fstatat(dir, names.name[i], &st, AT_SYMLINK_NOFOLLOW) == 0)
-            bytes += (uint64_t)st.st_blocks * 512; // POSIX's unit of st_blocks, in bytes
-    names_free(&names);
     close(dir);
     return bytes;
 }

@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "checkpoint/layout.h"
 #include "checkpoint/llmc_bin.h"
 #include "checkpoint/safetensors.h"
 #include "math/layernorm.h"
@@ -123,8 +124,8 @@ static void token_text(char *out, size_t bytes, int token) {
     else snprintf(out, bytes, "%d", token);
 }
 
-static int write_config(const char *directory, const ModelConfig *c, TextTokens ends, double dropout,
-                        Manifest *manifest, Error *e) {
+int checkpoint_save_config(const char *directory, const ModelConfig *c, TextTokens ends, double dropout,
+                           Manifest *manifest, Error *e) {
     char bos[16], eos[16], drop[32], text[1024];
     snprintf(drop, sizeof drop, dropout == 0 ? "%.1f" : "%.15g", dropout);
     token_text(bos, sizeof bos, ends.bos);
@@ -313,7 +314,7 @@ static int load_range(const SafetensorsEntry *entry, size_t base, Range range, f
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
     FileDigest digest;
-    TRY(file_digest(path, DIGEST_SAMPLE, NULL, &digest, e));
+    TRY(file_digest(path, DIGEST_SAMPLE, &digest, e));
     *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
     *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
     *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);
@@ -341,11 +342,12 @@ int checkpoint_verify_model(const char *path, bool moments, Error *e) {
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
     if (file_missing(file)) return 0;
-    TRY(manifest_read(&manifest, IN_PATH, path, e));
-    for (int i = manifest.count - 1; i >= 0 && !moments; i--)
-        if (strcmp(manifest.file[i].name, OPTIMIZER_NAME) == 0) manifest.file[i] = manifest.file[--manifest.count];
-    int code = manifest_verify(&manifest, path, VERIFY_BYTES, e);
-    if (code != ERR_INPUT || e->unreadable) return code;
+    int code = manifest_read(&manifest, IN_PATH, path, e), read = !code;
+    for (int i = 0; i < manifest.count && !code; i++)
+        if (moments || strcmp(path_name(manifest.file[i].name), OPTIMIZER_NAME) != 0)
+            code = manifest_verify(&manifest, path, manifest.file[i].name, VERIFY_BYTES, e);
+    manifest_free(&manifest);
+    if (code != ERR_INPUT || !read || e->unreadable) return code;
     return error_hint(e, "use another one; where the change is meant, remove %s", file);
 }
 
@@ -384,88 +386,21 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     return code;
 }
 
-// ---- Saving ---------------------------------------------------------------------------------------------------------
+// ---- The optimizer's moments ----------------------------------------------------------------------------------------
 
-typedef struct {
-    SafetensorsWriter *writer;
-    float *buffer; // (CHUNK)
-} ValueWriter;
-
-static int values_begin(ValueWriter *s, const Manifest *manifest, const char *directory, const char *name, Error *e) {
-    char path[PATH_MAX];
-    TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(memory_alloc((void **)&s->buffer, CHUNK * sizeof(float), "a file buffer", e));
-    int code = safetensors_create(&s->writer, manifest_dir(manifest), path, e);
-    if (code) memory_free(s->buffer);
-    return code;
-}
-
-static int values_write(ValueWriter *s, Range range, RangeReader store, void *context, Error *e) {
-    for (size_t first = range.begin; first < range.end; first += CHUNK) {
-        size_t n = size_min(CHUNK, range.end - first);
-        TRY(store(context, (Range){first, first + n}, s->buffer, e));
-        TRY(safetensors_write(s->writer, s->buffer, n * sizeof(float), e));
-    }
-    return 0;
-}
-
-// Finishes the file, or removes it if `code` says that it failed.
-static int values_end(ValueWriter *s, int code, const char *name, Manifest *manifest, Error *e) {
-    FileDigest digest;
-    memory_free(s->buffer);
-    if (code) safetensors_abandon(s->writer);
-    else code = safetensors_finish(s->writer, &digest, e);
-    if (!code) manifest_add(manifest, name, digest);
-    return code;
-}
-
-int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, double dropout, RangeReader store,
-                          void *context, Manifest *manifest, Error *e) {
-    ValueWriter s;
-    int code = 0;
-    TRY(values_begin(&s, manifest, directory, MODEL_FILE, e));
-    safetensors_add_metadata(s.writer, "format", "pt"); // transformers refuses a file without it
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        const uint64_t matrix[2] = {t->rows, t->columns}, *vector = matrix + 1;
-        char name[64];
-        snprintf(name, sizeof name, "transformer.%s", t->name);
-        safetensors_add(s.writer, name, SAFETENSORS_F32, t->dimensions, t->dimensions == 2 ? matrix : vector);
-    }
-    for (int i = 0; i < model->tensor_count && !code; i++)
-        code = values_write(&s, tensor_range(&model->tensors[i]), store, context, e);
-    TRY(values_end(&s, code, MODEL_FILE, manifest, e));
-    return write_config(directory, &model->config, text, dropout, manifest, e);
-}
-
-// ---- optimizer.safetensors ------------------------------------------------------------------------------------------
-
-// "moment1.0-124475904": the file names the range of the flat array that it holds, which is all of it.
-static void moment_name(char *out, size_t bytes, int moment, const Model *model) {
-    snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
-}
-
-int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,
-                              void *context, Manifest *manifest, Error *e) {
-    const Range all = {0, model->flat_count};
-    const uint64_t count = model->flat_count;
-    char name[40];
-    ValueWriter s;
-    TRY(values_begin(&s, manifest, directory, OPTIMIZER_NAME, e));
-    for (int k = 0; k < 2; k++) {
-        moment_name(name, sizeof name, k, model);
-        safetensors_add(s.writer, name, SAFETENSORS_F32, 1, &count);
-    }
-    int code = values_write(&s, all, moment1, context, e);
-    if (!code) code = values_write(&s, all, moment2, context, e);
-    return values_end(&s, code, OPTIMIZER_NAME, manifest, e);
+int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e) {
+    char of_folder[MANIFEST_NAME_BYTES];
+    TRY(path_join(out, bytes, directory, name, e));
+    if (!file_missing(out)) return 0;
+    snprintf(of_folder, sizeof of_folder, TRAINING "%s", name);
+    return path_join(out, bytes, directory, of_folder, e);
 }
 
 static int find_moment(const SafetensorsEntry **entry, const SafetensorsReader *reader, int moment, const Model *model,
                        Error *e) {
     const char *const hint = "use another checkpoint";
     char name[40];
-    moment_name(name, sizeof name, moment, model);
+    layout_moment_name(name, sizeof name, moment, model);
     *entry = safetensors_find(reader, name);
     if (!*entry)
         return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s in bytes 0 to %llu", reader->path, name,
@@ -484,7 +419,7 @@ int checkpoint_load_optimizer(const char *directory, const Model *model, const R
     float *buffer = NULL;
     int code = 0;
     if (!count) wanted = &all, count = 1;
-    TRY(path_join(path, sizeof path, directory, OPTIMIZER_NAME, e));
+    TRY(checkpoint_training_path(path, sizeof path, directory, OPTIMIZER_NAME, e));
     TRY(safetensors_open(&reader, path, e));
     for (int k = 0; k < 2; k++) TRY_GOTO(find_moment(&moment[k], &reader, k, model, e));
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));

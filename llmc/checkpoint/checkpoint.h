@@ -1,11 +1,9 @@
 // checkpoint: a model's directory, as Hugging Face's transformers loads it and --model reads it:
 //
 //     config.json            GPT-2's configuration
-//     model.safetensors      the fp32 master weights in the layout of the tensor table, vocabulary unpadded, format: pt
+//     model.safetensors      the weights
 //
-// A run's checkpoints also have the optimizer's moments:
-//
-//     optimizer.safetensors  F32, the model's flat arrays, padding included: "moment1.0-COUNT" and "moment2.0-COUNT"
+// layout.h says what is in the weights' file of a run's checkpoint, and in its training/optimizer.safetensors.
 //
 // This module knows files and the tensor table, not engines: it reads and writes ranges of the flat parameter array
 // through functions that the caller gives.
@@ -50,14 +48,13 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
 // One line to `notes` for tensors in the files that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
-// Writes both files into an existing directory, durably, and adds them to the manifest, which may be NULL. dropout: the
-// probability of training, for programs that train further.
-int checkpoint_save_model(const char *directory, const Model *model, TextTokens text, double dropout, RangeReader store,
-                          void *context, Manifest *manifest, Error *e);
+// Writes config.json and generation_config.json into an existing directory, and adds them to the manifest, which may be
+// NULL. dropout: the probability of training, for programs that train further.
+int checkpoint_save_config(const char *directory, const ModelConfig *config, TextTokens text, double dropout,
+                           Manifest *manifest, Error *e);
 
-// The same for the moments.
-int checkpoint_save_optimizer(const char *directory, const Model *model, RangeReader moment1, RangeReader moment2,
-                              void *context, Manifest *manifest, Error *e);
+// "DIRECTORY/training/NAME", of a file that only a resume needs; of an older build "DIRECTORY/NAME".
+int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);
 
 // Reads the moments of `count` wanted ranges, of all elements where count is 0. The file is checked before the first
 // value is handed over.

@@ -1,7 +1,6 @@
 #include "checkpoint/safetensors.h"
 
 #include "base/float16.h"
-#include "base/text.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -231,93 +230,46 @@ int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-struct SafetensorsWriter {
-    OutFile *file;         // NULL once finished
-    Text header;           // begins with its length; header.f is NULL once it is written
-    int metadata, tensors; // how many the header has
-    uint64_t declared;     // bytes of data
-    uint64_t written;      // bytes of data
-    char path[];           // for messages
-};
-
-int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e) {
-    const uint64_t unknown = 0;
-    TRY(memory_alloc_zero((void **)out, sizeof **out + strlen(path) + 1, path, e));
-    SafetensorsWriter *writer = *out;
-    strcpy(writer->path, path);
-    int code = text_begin(&writer->header, e);
-    if (!code) code = outfile_create(&writer->file, dir, path, e);
-    if (code) {
-        safetensors_abandon(writer);
-        *out = NULL;
-        return code;
-    }
-    fwrite(&unknown, sizeof unknown, 1, writer->header.f);
-    fputc('{', writer->header.f);
+int safetensors_begin(SafetensorsHeader *header, Error *e) {
+    const uint64_t length = 0; // set at the end
+    *header = (SafetensorsHeader){.data = 0};
+    TRY(text_begin(&header->text, e));
+    fwrite(&length, sizeof length, 1, header->text.f);
+    fputc('{', header->text.f);
     return 0;
 }
 
-void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value) {
-    FILE *f = writer->header.f;
-    assert(f && !writer->tensors);
-    fputs(writer->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
+void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value) {
+    FILE *f = header->text.f;
+    assert(!header->tensors);
+    fputs(header->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
     text_write_json(f, key);
     fputc(':', f);
     text_write_json(f, value);
 }
 
-void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
+void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape) {
-    FILE *f = writer->header.f;
+    FILE *f = header->text.f;
     uint64_t bytes = types[type].bytes;
-    assert(f);
-    fputs(writer->tensors ? "," : writer->metadata ? "}," : "", f);
-    writer->tensors++;
+    fputs(header->tensors ? "," : header->metadata ? "}," : "", f);
+    header->tensors++;
     text_write_json(f, name);
     fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", types[type].name);
     for (int i = 0; i < dimensions; i++) {
         fprintf(f, "%s%" PRIu64, i ? "," : "", shape[i]);
         bytes *= shape[i];
     }
-    fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", writer->declared, writer->declared + bytes);
-    writer->declared += bytes;
+    fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", header->data, header->data + bytes);
+    header->data += bytes;
 }
 
-// Ends the header with spaces, so that the data begins at a multiple of 8 bytes.
-static int header_write(SafetensorsWriter *writer, Error *e) {
-    Text *header = &writer->header;
-    fputs(writer->metadata && !writer->tensors ? "}}" : "}", header->f);
-    while (ftell(header->f) % 8) fputc(' ', header->f);
-    TRY(text_end(header, e));
-    uint64_t length = header->bytes - PREFIX_BYTES;
-    memcpy(header->text, &length, sizeof length);
-    return outfile_write(writer->file, header->text, header->bytes, e);
-}
-
-int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e) {
-    if (writer->header.f) TRY(header_write(writer, e));
-    assert(bytes <= writer->declared - writer->written);
-    TRY(outfile_write(writer->file, data, bytes, e));
-    writer->written += bytes;
+int safetensors_end(SafetensorsHeader *header, size_t align, Error *e) {
+    Text *text = &header->text;
+    fputs(header->metadata && !header->tensors ? "}}" : "}", text->f);
+    while ((size_t)ftell(text->f) % align) fputc(' ', text->f);
+    TRY(text_end(text, e));
+    uint64_t length = text->bytes - PREFIX_BYTES;
+    memcpy(text->text, &length, sizeof length);
     return 0;
-}
-
-int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e) {
-    int code = writer->header.f ? header_write(writer, e) : 0;
-    if (!code && writer->written != writer->declared)
-        code = FAIL(e, ERR_INTERNAL, NULL, "%s: %" PRIu64 " bytes of %" PRIu64 " written", writer->path,
-                    writer->written, writer->declared);
-    if (!code) {
-        code = outfile_finish(writer->file, digest, e);
-        writer->file = NULL;
-    }
-    safetensors_abandon(writer);
-    return code;
-}
-
-void safetensors_abandon(SafetensorsWriter *writer) {
-    if (!writer) return;
-    outfile_abandon(writer->file);
-    text_free(&writer->header);
-    memory_free(writer);
 }

@@ -1,4 +1,4 @@
-// safetensors: Hugging Face's tensor file, read and written a range at a time.
+// safetensors: Hugging Face's tensor file, read a range at a time, and its header to write.
 //
 // The format (github.com/huggingface/safetensors, "Format"):
 //
@@ -10,6 +10,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/text.h"
 
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off
@@ -67,28 +68,22 @@ int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, vo
 // The same of an F32, BF16 or F16 tensor, as floats (exact); ERR_INPUT for another type.
 int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing: create; add metadata, then tensors; write the data from first to last; finish. After a failure, abandon. The
-// header depends on what was added and in which order, and on nothing else: equal contents are equal files.
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
-typedef struct SafetensorsWriter SafetensorsWriter;
+// The header of a file: begin; add metadata, then tensors; end. It depends on what was added and in which order, and on
+// nothing else.
+typedef struct {
+    Text text;             // after safetensors_end: the file's first bytes
+    int metadata, tensors; // how many it has
+    uint64_t data;         // bytes of the data
+} SafetensorsHeader;
 
-// Creates the file (outfile_create, with its `dir`): write to a temporary name and rename the finished file.
-int safetensors_create(SafetensorsWriter **out, int dir, const char *path, Error *e);
+int safetensors_begin(SafetensorsHeader *header, Error *e);
+void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value);
 
-// Declares the next tensor of the file. Data begins at a multiple of 8 bytes and has no gaps, so declare wide types
-// first, and each name once.
-void safetensors_add(SafetensorsWriter *writer, const char *name, SafetensorsType type, int dimensions,
+// Declares the next tensor of the file; the data has no gaps. Each name once.
+void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape);
-void safetensors_add_metadata(SafetensorsWriter *writer, const char *key, const char *value);
 
-// Appends data, any number of bytes at a time, to the tensors in the order in which they were added. From the first
-// call on nothing can be added.
-int safetensors_write(SafetensorsWriter *writer, const void *data, size_t bytes, Error *e);
-
-// Makes the file durable (fsync) and frees the writer, on failure too. ERR_INTERNAL where data is missing; the
-// unfinished file is removed then. digest may be NULL.
-int safetensors_finish(SafetensorsWriter *writer, FileDigest *digest, Error *e);
-
-// Frees the writer and removes the unfinished file. NULL is fine.
-void safetensors_abandon(SafetensorsWriter *writer);
+// Ends the header with spaces, so that the data begins at a multiple of `align` bytes. text_free(&header->text).
+int safetensors_end(SafetensorsHeader *header, size_t align, Error *e);

@@ -25,7 +25,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
     int code = checkpoint_load_model(directory, &model, count_not_finite, &bad, e);
-    if (!code && directory_holds(directory, OPTIMIZER_NAME))
+    if (!code && (directory_holds(directory, OPTIMIZER_NAME) || directory_holds(directory, TRAINING OPTIMIZER_NAME)))
         code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, count_not_finite, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
@@ -54,11 +54,12 @@ static int inspect_state(const char *directory, FILE *out, Error *e) {
 
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
-    TRY(manifest_read(&manifest, IN_PATH, directory, e));
-    TRY(manifest_verify(&manifest, directory, VERIFY_DISK, e));
-    for (int i = 0; i < manifest.count; i++)
-        fprintf(out, "  %-24s %12" PRIu64 " bytes  %s\n", manifest.file[i].name, manifest.file[i].digest.bytes,
-                manifest.file[i].digest.hash);
+    int code = manifest_read(&manifest, IN_PATH, directory, e);
+    if (!code) code = manifest_verify(&manifest, directory, NULL, VERIFY_DISK, e);
+    for (int i = 0; i < manifest.count && !code; i++)
+        fprintf(out, "  %-32s %12" PRIu64 " bytes\n", manifest.file[i].name, manifest.file[i].bytes);
+    manifest_free(&manifest);
+    if (code) return code;
     TRY(inspect_model(directory, out, e));
     TRY(inspect_state(directory, out, e));
     fprintf(out, "%s: undamaged\n", directory);
@@ -117,13 +118,20 @@ static int inspect_tensors(const char *path, FILE *out, Error *e) {
 }
 
 static int inspect_file(const char *path, FILE *out, Error *e) {
-    char directory[ARCHIVE_PATH];
+    char directory[ARCHIVE_PATH], parent[ARCHIVE_PATH];
     const char *name = path_name(path);
     Manifest manifest;
     path_parent(path, directory, sizeof directory);
+    if (strcmp(path_name(directory), "training") == 0)
+        path_parent(memcpy(parent, directory, sizeof parent), directory, sizeof directory);
     if (directory_holds(directory, MANIFEST_NAME)) { // a file of a checkpoint
-        TRY(manifest_read(&manifest, IN_PATH, directory, e));
-        if (strcmp(name, MANIFEST_NAME) != 0) TRY(manifest_verify_file(&manifest, directory, name, e));
+        int code = manifest_read(&manifest, IN_PATH, directory, e);
+        size_t n = strlen(directory);
+        const char *listed = strncmp(path, directory, n) == 0 && path[n] == '/' ? path + n + 1 : path;
+        if (!code && strcmp(name, MANIFEST_NAME) != 0)
+            code = manifest_verify(&manifest, directory, listed, VERIFY_DISK, e);
+        manifest_free(&manifest);
+        if (code) return code;
         if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
         fprintf(out, "%s: undamaged\n", path);
         return 0;
@@ -137,7 +145,7 @@ int inspect(const char *path, FILE *out, Error *e) {
     bool any;
     if (!directory_exists(path)) return inspect_file(path, out, e);
     if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
-    if (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME))
+    if (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) || directory_holds(path, "training"))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
     TRY(inspect_run(path, out, &any, e));

@@ -16,6 +16,7 @@ static const StateKind kinds[SAVER_ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_
 
 struct Saver {
     SaverConfig config;
+    Layout layout;
     int64_t before, after;     // steps of protected checkpoints; -1: none
     float *copy[SAVER_ARRAYS]; // (flat_count), the snapshot; NULL before saver_prepare
     bool lent;                 // another owner frees the copy
@@ -51,7 +52,7 @@ int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     (*out)->pulse = (Pulse){count_piece, *out};
     saver_protect(*out, -1, -1);
     sem_init(&(*out)->snapshot_taken, 0, 0);
-    return 0;
+    return layout_create(&(*out)->layout, config->model, e);
 }
 
 static void join_thread(Saver *s) {
@@ -68,23 +69,21 @@ void saver_destroy(Saver *s) {
         if (!s->lent) memory_free(s->copy[k]);
     }
     free(s->state);
+    layout_destroy(&s->layout);
     sem_destroy(&s->snapshot_taken);
     memory_free(s);
 }
 
 // ---- The save itself, on the saver's thread; in saver_run on the main thread ----------------------------------------
 
-static int read_state(Saver *s, int k, Range range, float *values, Error *e) {
-    count_piece(s); // the range before this one is written
-    if (s->direct) return parallel_store(s->direct, kinds[k], range, values, e);
-    if (s->copies) return parallel_read_copy(s->copies, kinds[k], range, values, e);
-    memcpy(values, s->copy[k] + range.begin, range_length(range) * sizeof *values);
+static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
+    Saver *s = saver;
+    if (s->direct) return parallel_store(s->direct, kind, range, values, e);
+    if (s->copies) return parallel_read_copy(s->copies, kind, range, values, e);
+    const float *copy = s->copy[kind == STATE_PARAM ? 0 : kind == STATE_MOMENT1 ? 1 : 2];
+    memcpy(values, copy + range.begin, range_length(range) * sizeof *values);
     return 0;
 }
-
-static int read_param(void *s, Range range, float *values, Error *e) { return read_state(s, 0, range, values, e); }
-static int read_moment1(void *s, Range range, float *values, Error *e) { return read_state(s, 1, range, values, e); }
-static int read_moment2(void *s, Range range, float *values, Error *e) { return read_state(s, 2, range, values, e); }
 
 uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
     const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
@@ -92,12 +91,30 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) 
     return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
 }
 
+// Writes the state of all ranks.
+static int write_arrays(Saver *s, const char *directory, Manifest *manifest, Error *e) {
+    LayoutPiece *piece;
+    int pieces, fd[LAYOUT_FILES] = {-1, -1}, code = 0;
+    TRY(layout_pieces(&s->layout, NULL, 0, true, &piece, &pieces, e));
+    for (int f = 0; f < LAYOUT_FILES && !code; f++)
+        code = manifest_create(manifest, directory, layout_names[f], &fd[f], e);
+    if (!code) code = layout_write(&s->layout, piece, pieces, fd, read_state, s, &s->pulse, e);
+    for (int f = 0; f < LAYOUT_FILES; f++) {
+        Error ignored;
+        int closed = fd[f] < 0 ? 0 : file_close(fd[f], layout_names[f], code ? &ignored : e);
+        code = code ? code : closed;
+    }
+    if (!code) code = layout_list(&s->layout, piece, pieces, manifest, e);
+    memory_free(piece);
+    return code;
+}
+
 static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
-    const Model *model = s->config.model;
-    TRY(checkpoint_save_model(directory, model, s->config.text, s->config.dropout, read_param, s, manifest, e));
-    TRY(checkpoint_save_optimizer(directory, model, read_moment1, read_moment2, s, manifest, e));
-    TRY(manifest_save(manifest, directory, STATE_NAME, s->state, s->state_bytes, e));
-    return s->config.tokenizer ? tokenizer_save(s->config.tokenizer, model->config.context, directory, manifest, e) : 0;
+    const SaverConfig *c = &s->config;
+    TRY(write_arrays(s, directory, manifest, e));
+    TRY(manifest_save(manifest, directory, TRAINING STATE_NAME, s->state, s->state_bytes, e));
+    TRY(checkpoint_save_config(directory, &c->model->config, c->text, c->dropout, manifest, e));
+    return c->tokenizer ? tokenizer_save(c->tokenizer, c->model->config.context, directory, manifest, e) : 0;
 }
 
 static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {
@@ -118,6 +135,7 @@ static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
     count_piece(s);
     if (!code) code = archive_commit(s->config.archive, s->report.step, &manifest, s->report.directory, e);
     if (code) archive_abandon(s->config.archive, s->report.step, &manifest, notes); // frees the room it took
+    manifest_free(&manifest);
     return code;
 }
 

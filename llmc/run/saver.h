@@ -1,9 +1,10 @@
 // saver: writes checkpoints while training continues, on a thread of its own.
 //
-//     step_NNNNNNNN/  model.safetensors, config.json, optimizer.safetensors   (checkpoint)
-//                     the tokenizer's files, where one is known               (tokenizer)
-//                     state.json                                              (run_state)
-//                     MANIFEST.json                                           (manifest)
+//     step_NNNNNNNN/  model.safetensors                                      (layout)
+//                     config.json, generation_config.json                    (checkpoint)
+//                     the tokenizer's files, where one is known              (tokenizer)
+//                     MANIFEST.json                                          (manifest)
+//       training/     optimizer.safetensors, state.json                      (layout, run_state): what only a resume needs
 //
 // What the main thread and the saver's thread promise each other:
 //   1. At most one save is running. The main thread starts it (saver_start, saver_run) and ends it (saver_collect).
@@ -23,6 +24,7 @@
 
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
 #include "run/metrics.h"
 #include "ranks/parallel.h"
 #include "text/tokenizer.h"

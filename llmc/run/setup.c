@@ -39,7 +39,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
         TRY(checkpoint_refuse_pickle(o->model, e));
         FileDigest ignored; // of a Git LFS pointer it is an error
         if (file_exists(o->model) && !directory_exists(o->model))
-            TRY(file_digest(o->model, DIGEST_SAMPLE, NULL, &ignored, e));
+            TRY(file_digest(o->model, DIGEST_SAMPLE, &ignored, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
@@ -448,7 +448,7 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
         shard_list_destroy(&val);
     }
     if (!data->hellaswag) return 0;
-    TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, NULL, &questions, e));
+    TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, &questions, e));
     hash[SAME_QUESTIONS] = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
     return 0;
 }

@@ -1,6 +1,7 @@
 #include "run/state.h"
 
 #include "base/json.h"
+#include "checkpoint/checkpoint.h"
 #include "options/table.h"
 #include "run/run.h"
 
@@ -26,7 +27,7 @@ int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
         const char *path = dataset_shard_path(data, list->count);
         char *name = list->shard[list->count].name;
         snprintf(name, sizeof list->shard->name, "%s", path_name(path));
-        code = file_digest(path, DIGEST_SAMPLE, NULL, &list->shard[list->count].digest, e);
+        code = file_digest(path, DIGEST_SAMPLE, &list->shard[list->count].digest, e);
     }
     if (code) shard_list_destroy(list);
     return code;
@@ -471,7 +472,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
 // Opens DIRECTORY/state.json; json_free it after success. path: PATH_MAX bytes.
 static int state_open(StateIO *io, char *path, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
-    TRY(path_join(path, PATH_MAX, directory, STATE_NAME, e));
+    TRY(checkpoint_training_path(path, PATH_MAX, directory, STATE_NAME, e));
     *io = (StateIO){.path = path};
     TRY(json_read(&io->json, path, STATE_MAX_BYTES, damaged, e));
     io->object = io->json.root;

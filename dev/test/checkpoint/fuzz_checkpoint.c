@@ -27,8 +27,10 @@ static int ignore_values(void *context, Range range, const float *values, Error 
 
 static int read_manifest(const char *directory, Error *e) {
     Manifest manifest;
-    TRY(manifest_read(&manifest, IN_PATH, directory, e));
-    return manifest_verify(&manifest, directory, true, e);
+    int code = manifest_read(&manifest, IN_PATH, directory, e);
+    if (!code) code = manifest_verify(&manifest, directory, NULL, VERIFY_BYTES, e);
+    manifest_free(&manifest);
+    return code;
 }
 
 static int read_state(const char *directory, Error *e) {
@@ -123,11 +125,11 @@ typedef struct {
 
 static const Target targets[] = {
     {"step/MANIFEST.json", "step/", "step", read_manifest, MAX_BYTES, false},
-    {"step/state.json", "step/state.json", "step", read_state, MAX_BYTES, false},
+    {"step/training/state.json", "step/training/state.json", "step", read_state, MAX_BYTES, false},
     {"step/config.json", "step/config.json", "step", read_config, MAX_BYTES, false},
     {"many/model.safetensors.index.json", "many/", "many", read_weights, MAX_BYTES, false},
     {"step/model.safetensors", "step/model.safetensors", "step", read_weights, MAX_BYTES, false},
-    {"step/optimizer.safetensors", "step", "step", read_optimizer, 400, false}, // nearly all of it is values
+    {"step/training/optimizer.safetensors", "step", "step", read_optimizer, 400, false}, // nearly all of it is values
     {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, MAX_BYTES, false},
     {"words/merges.txt", "words/", "words", read_tokenizer, MAX_BYTES, false},
     {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, MAX_BYTES, false},

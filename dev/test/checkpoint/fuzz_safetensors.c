@@ -2,7 +2,7 @@
 // of an accepted one. Build it with ASan and UBSan. Beyond what these find, every rejection must be ERR_INPUT with a
 // message that names the file, the byte and a remedy, and an accepted file must hold what it declares. The mutations
 // depend on seed and iteration alone, so that failures can be reproduced.
-#include "checkpoint/safetensors.h"
+#include "../safetensors_writer.h"
 #include "../test.h"
 #include "mutate.h"
 
@@ -15,20 +15,20 @@ static int seed_make(Sample *s, const char *path, uint64_t *state, Error *e) {
     static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
     size_t data = 0, bytes;
     int tensors = (int)draw(state, 5);
-    TRY(safetensors_create(&writer, IN_PATH, path, e));
-    if (draw(state, 2)) safetensors_add_metadata(writer, "format", "pt");
+    TRY(writer_create(&writer, path, e));
+    if (draw(state, 2)) safetensors_add_metadata(&writer->header, "format", "pt");
     for (int i = 0; i < tensors; i++) {
         SafetensorsType type = (SafetensorsType)draw(state, SAFETENSORS_TYPE_COUNT);
         const uint64_t shape[3] = {draw(state, 4), 1 + draw(state, 3), 2};
         int dimensions = (int)draw(state, 4);
-        safetensors_add(writer, names[i % 4], type, dimensions, shape);
+        safetensors_add(&writer->header, names[i % 4], type, dimensions, shape);
         uint64_t count = 1;
         for (int d = 0; d < dimensions; d++) count *= shape[d];
         data += count * safetensors_type_bytes(type);
     }
     unsigned char zeros[1024] = {0};
-    TRY(safetensors_write(writer, zeros, data, e));
-    TRY(safetensors_finish(writer, NULL, e));
+    TRY(writer_write(writer, zeros, data, e));
+    TRY(writer_finish(writer, e));
     char *file;
     TRY(file_read(path, MAX_BYTES, &file, &bytes, e));
     memcpy(s->bytes, file, bytes);

@@ -3,7 +3,7 @@
 #include "checkpoint/checkpoint.h"
 #include "base/float16.h"
 #include "run/state.h"
-#include "checkpoint/safetensors.h"
+#include "../safetensors_writer.h"
 #include "half.h"
 #include "../small_model.h"
 #include "../test.h"
@@ -25,10 +25,11 @@ static int receive(void *context, Range range, const float *from, Error *e) {
     return 0;
 }
 
-static int give(void *context, Range range, float *to, Error *e) {
+static int give(void *context, StateKind kind, Range range, float *to, Error *e) { // moment 2 is -2 moment 1
     (void)context;
     (void)e;
-    memcpy(to, values + range.begin, range_length(range) * sizeof *to);
+    for (size_t i = range.begin; i < range.end; i++)
+        to[i - range.begin] = kind == STATE_MOMENT2 ? -2 * values[i] : values[i];
     return 0;
 }
 
@@ -70,13 +71,6 @@ static int ignore(void *context, Range range, const float *from, Error *e) {
     return 0;
 }
 
-static int give_again(void *context, Range range, float *to, Error *e) {
-    (void)context;
-    (void)e;
-    for (size_t i = range.begin; i < range.end; i++) to[i - range.begin] = -2 * values[i];
-    return 0;
-}
-
 // A tensor and moments that are saved and loaded in several chunks, the last one short.
 static void test_beyond_a_chunk(void) {
     const ModelConfig shape = {1, 1, 64, 20000, 8};
@@ -90,8 +84,8 @@ static void test_beyond_a_chunk(void) {
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
     CHECK_OK(directory_create("large", &e), &e);
-    CHECK_OK(checkpoint_save_model("large", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
-    CHECK_OK(checkpoint_save_optimizer("large", &model, give, give_again, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_config("large", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
+    CHECK_OK(save_model("large", &model, give, NULL, &e), &e);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
@@ -108,9 +102,7 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     for (size_t i = 0; i < t->count; i++) {
         float x = values[t->offset + i];
         uint16_t half = type == SAFETENSORS_F16 ? f16_of(x) : f32_to_bf16(x);
-        CHECK_OK(type == SAFETENSORS_F32 ? safetensors_write(writer, &x, 4, &e)
-                                         : safetensors_write(writer, &half, 2, &e),
-                 &e);
+        CHECK_OK(type == SAFETENSORS_F32 ? writer_write(writer, &x, 4, &e) : writer_write(writer, &half, 2, &e), &e);
     }
 }
 
@@ -118,16 +110,16 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
 static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
-    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
+    CHECK_OK(writer_create(&writer, path, &e), &e);
     for (int k = part; k < model.tensor_count; k += parts) {
         const Tensor *t = &model.tensors[k];
         char name[80];
         uint64_t shape[2] = {t->rows, t->columns};
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        safetensors_add(writer, name, type, t->dimensions, shape + (t->dimensions == 1));
+        safetensors_add(&writer->header, name, type, t->dimensions, shape + (t->dimensions == 1));
     }
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
-    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+    CHECK_OK(writer_finish(writer, &e), &e);
 }
 
 static void write_index(const char *path, int parts, const char *prefix, const char *file_format) {
@@ -161,10 +153,10 @@ static void test_unknown_tensors(void) {
     Error e = {0};
     const uint64_t none = 0;
     CHECK_OK(directory_create("more", &e), &e);
-    CHECK_OK(safetensors_create(&writer, IN_PATH, "more/model.safetensors", &e), &e);
+    CHECK_OK(writer_create(&writer, "more/model.safetensors", &e), &e);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        safetensors_add(writer, names[i], SAFETENSORS_F32, 1, &none);
-    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+        safetensors_add(&writer->header, names[i], SAFETENSORS_F32, 1, &none);
+    CHECK_OK(writer_finish(writer, &e), &e);
     check_note("more", "note: GPT-2 has no such tensors, which are not read: h.0.attn.bias2, score.weight, "
                        "wte.weight.lora_A (more)\n");
 }
@@ -174,8 +166,8 @@ static void test_one_file(void) {
     Error e = {0};
     CHECK_OK(directory_create("one", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("one", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e),
-             &e); // config.json too
+    CHECK_OK(checkpoint_save_config("one", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
+    CHECK_OK(save_model("one", &model, give, NULL, &e), &e); // config.json too
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
@@ -214,7 +206,8 @@ static void test_text_tokens(void) {
         if (cases[i].fields) CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), &e), &e);
         TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
         CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
-        CHECK_OK(checkpoint_save_model("ends", &model, got, 0, give, NULL, NULL, &e), &e);
+        CHECK_OK(checkpoint_save_config("ends", &model.config, got, 0, NULL, &e), &e);
+        CHECK_OK(save_model("ends", &model, give, NULL, &e), &e);
         TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
         CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
     }
@@ -244,7 +237,8 @@ static void test_other_models(void) {
     Error e = {0};
     CHECK_OK(directory_create("other", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_model("other", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_config("other", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
+    CHECK_OK(save_model("other", &model, give, NULL, &e), &e);
     CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -280,7 +274,7 @@ static void test_moments_that_are_wanted(void) {
     size_t wrong = 0;
     make_values(8);
     CHECK_OK(directory_create("wanted", &e), &e);
-    CHECK_OK(checkpoint_save_optimizer("wanted", &model, give, give_again, NULL, NULL, &e), &e);
+    CHECK_OK(save_model("wanted", &model, give, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) received[i] = -7;
     CHECK_OK(checkpoint_load_optimizer("wanted", &model, wanted, 3, receive, receive_again, NULL, &e), &e);
     for (size_t i = 0; i < model.flat_count; i++) {
@@ -313,18 +307,18 @@ static void test_moments_of_another_kind(void) {
         char name[2][40];
         uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
         SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
-        CHECK_OK(safetensors_create(&writer, IN_PATH, "kind/optimizer.safetensors", &e), &e);
+        CHECK_OK(writer_create(&writer, "kind/optimizer.safetensors", &e), &e);
         for (int k = 0; k < 2; k++) {
             snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
-            safetensors_add(writer, name[k], type[k], 1, &count[k]);
+            safetensors_add(&writer->header, name[k], type[k], 1, &count[k]);
         }
         for (int k = 0; k < 2; k++) {
             size_t bytes = count[k] * safetensors_type_bytes(type[k]);
             void *zeros = calloc(1, bytes);
-            CHECK_OK(safetensors_write(writer, zeros, bytes, &e), &e);
+            CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
             free(zeros);
         }
-        CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+        CHECK_OK(writer_finish(writer, &e), &e);
         CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
                     cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],
@@ -335,7 +329,8 @@ static void test_moments_of_another_kind(void) {
 static void test_several_files(void) {
     Error e = {0};
     CHECK_OK(directory_create("many", &e), &e);
-    CHECK_OK(checkpoint_save_model("many", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_config("many", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
+    CHECK_OK(save_model("many", &model, give, NULL, &e), &e);
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
@@ -365,19 +360,19 @@ static void write_head(const char *path, bool alone, uint64_t rows, size_t chang
     const uint64_t shape[2] = {rows, wte->columns};
     SafetensorsWriter *writer;
     Error e = {0};
-    CHECK_OK(safetensors_create(&writer, IN_PATH, path, &e), &e);
+    CHECK_OK(writer_create(&writer, path, &e), &e);
     for (int k = 0; k < model.tensor_count && !alone; k++) {
         const Tensor *t = &model.tensors[k];
-        safetensors_add(writer, t->name, SAFETENSORS_F32, t->dimensions,
+        safetensors_add(&writer->header, t->name, SAFETENSORS_F32, t->dimensions,
                         (uint64_t[]){t->rows, t->columns} + (t->dimensions == 1));
     }
-    safetensors_add(writer, "lm_head.weight", SAFETENSORS_F32, 2, shape);
+    safetensors_add(&writer->header, "lm_head.weight", SAFETENSORS_F32, 2, shape);
     for (int k = 0; k < model.tensor_count && !alone; k++) write_tensor(writer, &model.tensors[k], SAFETENSORS_F32);
     for (size_t i = 0; i < rows * wte->columns; i++) {
         float x = values[wte->offset + i % wte->count] + (i == changed ? 1 : 0);
-        CHECK_OK(safetensors_write(writer, &x, sizeof x, &e), &e);
+        CHECK_OK(writer_write(writer, &x, sizeof x, &e), &e);
     }
-    CHECK_OK(safetensors_finish(writer, NULL, &e), &e);
+    CHECK_OK(writer_finish(writer, &e), &e);
 }
 
 // GPT-2 has no head of its own: one that is in the file must be wte, to the last value.
@@ -390,7 +385,8 @@ static void test_head(void) {
     Error e = {0};
     CHECK_OK(directory_create("head", &e), &e);
     make_values(12);
-    CHECK_OK(checkpoint_save_model("head", &model, (TextTokens){-1, -1}, 0, give, NULL, NULL, &e), &e);
+    CHECK_OK(checkpoint_save_config("head", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
+    CHECK_OK(save_model("head", &model, give, NULL, &e), &e);
     snprintf(where, sizeof where, "lm_head.weight is not wte.weight: row %zu, column %zu has", wte->rows - 1,
              wte->columns - 1);
     for (int sharded = 0; sharded < 2; sharded++) {

@@ -42,14 +42,14 @@ stop_after() { # RUN STEPS SIGNAL OPTIONS...
 }
 
 # All but what a run's directory and clock decide.
-state() { grep -vE '"(out|metrics_bytes)"' "$work/$1/$2/state.json"; } # RUN CHECKPOINT
+state() { grep -vE '"(out|metrics_bytes)"' "$work/$1/$2/training/state.json"; } # RUN CHECKPOINT
 without_clock() { sed -E 's/"(tok_per_s|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
 
 # PARTS is WHOLE: weights, moments and state of the last checkpoint, and metrics.
 verdict_same() { # NAME WHOLE PARTS
     local last file
     last=$(basename "$(newest_checkpoint "$work/$2")")
-    for file in model.safetensors optimizer.safetensors; do
+    for file in model.safetensors training/optimizer.safetensors; do
         cmp -s "$work/$2/$last/$file" "$work/$3/$last/$file"
         verdict "$1/same_bits/$file" $? "$last differs"
     done

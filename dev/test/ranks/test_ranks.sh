@@ -107,7 +107,7 @@ a_smoothed_loss() { # with the other numbers of a step, over all ranks
 # Another optimizer on several ranks: as on one, and the same bits at every stage. Muon's matrices are whole on a rank; of
 # five ranks one has none of a block.
 short="--gns exact --steps 24 --batch-tokens 176"
-same_moments() { cmp "$(newest_checkpoint "$1")/optimizer.safetensors" "$(newest_checkpoint "$2")/optimizer.safetensors"; }
+same_moments() { cmp "$(newest_checkpoint "$1")/training/optimizer.safetensors" "$(newest_checkpoint "$2")/training/optimizer.safetensors"; }
 same_run() { same_weights "$1" "$2" && same_moments "$1" "$2" && same_numbers "$1" "$2"; }
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
@@ -144,7 +144,7 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     [ $? = 64 ] && grep -q 'its moments are of --optimizer adamw. use that' on.log || { cat on.log; return 1; }
     mpi 1 "$train" $base --train same_*.bin code_train_*.bin --model on_adamw:10 --with-optimizer --steps 4 --out new_adamw > on.log 2>&1
     [ $? = 65 ] && grep -q -- '--model new_adamw --with-optimizer --out NEW' on.log || { cat on.log; return 1; }
-    printf x | dd of=on_adamw/step_00000010/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
+    printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     mpi 1 "$train" $base --train same_*.bin --model on_adamw/step_00000010 --with-optimizer --steps 4 --out refused > on.log 2>&1
     [ $? = 65 ] && grep -q 'optimizer.safetensors' on.log && [ ! -e refused ] || { cat on.log; return 1; }
 }

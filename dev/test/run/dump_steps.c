@@ -13,7 +13,7 @@
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
 //     losses               F64 (steps), batch means before the update
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
-#include "checkpoint/safetensors.h"
+#include "../safetensors_writer.h"
 #include "math/schedule.h"
 #include "../small_model.h"
 
@@ -201,8 +201,8 @@ static int file_put(File *f, const char *group, const char *name, SafetensorsTyp
     size_t bytes = safetensors_type_bytes(type);
     for (int i = 0; i < dimensions; i++) bytes *= shape[i];
     snprintf(full, sizeof full, "%s%s%s", group, *name ? "/" : "", name);
-    if (!f->declare) return safetensors_write(f->writer, data, bytes, e);
-    safetensors_add(f->writer, full, type, dimensions, shape);
+    if (!f->declare) return writer_write(f->writer, data, bytes, e);
+    safetensors_add(&f->writer->header, full, type, dimensions, shape);
     return 0;
 }
 
@@ -282,27 +282,23 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
         char value[32];
         snprintf(value, sizeof value, "%.17g", settings[i].value);
-        safetensors_add_metadata(writer, settings[i].key, value);
+        safetensors_add_metadata(&writer->header, settings[i].key, value);
     }
 }
 
 static int dump_write(const Dump *d, const char *directory, Error *e) {
     char name[64], path[1024];
     File f = {0};
-    int code = 0;
     snprintf(name, sizeof name, "%s.safetensors", d->c->name);
     TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(safetensors_create(&f.writer, IN_PATH, path, e));
+    TRY(writer_create(&f.writer, path, e));
     put_metadata(f.writer, d);
     for (int pass = 0; pass < 2; pass++) {
         f.declare = pass == 0;
-        TRY_GOTO(put_all(&f, d, e));
-        TRY_GOTO(put_tokens(&f, d, e));
+        TRY(put_all(&f, d, e));
+        TRY(put_tokens(&f, d, e));
     }
-    return safetensors_finish(f.writer, NULL, e);
-done:
-    safetensors_abandon(f.writer);
-    return code;
+    return writer_finish(f.writer, e);
 }
 
 static int case_run(const Case *c, const char *directory, uint64_t seed, Error *e) {

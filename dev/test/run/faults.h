@@ -20,7 +20,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-// What can go wrong. OPEN: for writing, or creating.
+// What can go wrong. WRITE: or pwrite. OPEN: for writing, or creating.
 typedef enum { CALL_WRITE, CALL_FSYNC, CALL_RENAME, CALL_MKDIR, CALL_OPEN, CALL_UNLINK, CALL_ALLOC, CALLS } Call;
 static const char *const call_names[CALLS] = {"write", "fsync", "rename", "mkdir", "open", "unlink", "malloc"};
 
@@ -191,18 +191,28 @@ static bool disk_is_dirty(ino_t inode) {
     return false;
 }
 
-static void disk_named(const char *checkpoint) {
-    DIR *directory = opendir(checkpoint);
-    pthread_mutex_lock(&disk.lock);
+static void disk_count_unsynced(const char *path) {
+    char inner[PATH_MAX];
+    DIR *directory = opendir(path);
     for (struct dirent *entry; directory && (entry = readdir(directory));)
         if (strcmp(entry->d_name, "..") != 0) faults->unsynced += disk_is_dirty(entry->d_ino); // the directory's: "."
+    if (directory) closedir(directory);
+    if (snprintf(inner, sizeof inner, "%s/training", path) < PATH_MAX && access(inner, F_OK) == 0)
+        disk_count_unsynced(inner);
+}
+
+static void disk_named(const char *checkpoint) {
+    pthread_mutex_lock(&disk.lock);
+    disk_count_unsynced(checkpoint);
     faults->unsynced += !disk.metrics_synced;
     faults->unnamed++;
     disk.count = 0;
     disk.metrics_synced = false;
     pthread_mutex_unlock(&disk.lock);
-    if (directory) closedir(directory);
 }
+
+ssize_t __real_pwrite(int fd, const void *data, size_t bytes, off_t at);
+ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
 
 static void flip_on_disk(int fd) {
     char path[PATH_MAX], name[40];
@@ -211,9 +221,9 @@ static void flip_on_disk(int fd) {
     snprintf(name, sizeof name, "/.step_%08ld", faults->flip_step);
     if (!strstr(path, name)) return;
     int file = open(path, O_RDWR);
-    if (file < 0 || pread(file, &byte, 1, 0) != 1) abort();
+    if (file < 0 || __real_pread(file, &byte, 1, 0) != 1) abort();
     byte ^= 1;
-    if (pwrite(file, &byte, 1, 0) != 1 || close(file) != 0) abort();
+    if (__real_pwrite(file, &byte, 1, 0) != 1 || close(file) != 0) abort();
     faults->flip_step = 0;
     faults->struck++;
 }
@@ -249,8 +259,12 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes);
-ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
+ssize_t __real_pwrite(int fd, const void *data, size_t bytes, off_t at);
+static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // at: -1: where the file stands
+    return at < 0 ? __real_write(fd, data, bytes) : __real_pwrite(fd, data, bytes, at);
+}
+
+static ssize_t faulty_write(int fd, const void *data, size_t bytes, off_t at) {
     bool is_meant = meant(CALL_WRITE);
     if (in_child()) disk_written(fd);
     if (in_child() && faults->log_needs_kb && log_is_full(fd)) {
@@ -259,17 +273,22 @@ ssize_t __wrap_write(int fd, const void *data, size_t bytes) {
         return -1;
     }
     if (!is_meant) {
-        ssize_t written = __real_write(fd, data, bytes);
+        ssize_t written = real_write(fd, data, bytes, at);
         if (in_child() && faults->flip_step) flip_on_disk(fd);
         return written;
     }
     bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
-    ssize_t written = fails ? -1 : __real_write(fd, data, bytes > 1 ? bytes / 2 : bytes);
+    ssize_t written = fails ? -1 : real_write(fd, data, bytes > 1 ? bytes / 2 : bytes, at);
     if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
     if (fails) errno = faults->error;
     faults->struck++;
     return written;
 }
+
+ssize_t __wrap_write(int fd, const void *data, size_t bytes);
+ssize_t __wrap_write(int fd, const void *data, size_t bytes) { return faulty_write(fd, data, bytes, -1); }
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at);
+ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at) { return faulty_write(fd, data, bytes, at); }
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
@@ -345,19 +364,28 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
+static long blocks_of(const char *path) { // of 512 bytes, in all files
+    long blocks = 0;
+    DIR *directory = opendir(path);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char inner[PATH_MAX];
+        struct stat st;
+        if (entry->d_name[0] == '.' || fstatat(dirfd(directory), entry->d_name, &st, 0) != 0) continue;
+        if (snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name) >= PATH_MAX) continue;
+        blocks += S_ISDIR(st.st_mode) ? blocks_of(inner) : st.st_blocks;
+    }
+    if (directory) closedir(directory);
+    return blocks;
+}
+
 // Space that the checkpoints of a run directory take, complete or not.
 static long disk_used_kb(const char *run) {
-    long blocks = 0; // of 512 bytes
+    long blocks = 0;
     DIR *directory = opendir(run);
     for (struct dirent *entry; directory && (entry = readdir(directory));) {
         char path[PATH_MAX];
-        DIR *inner = NULL;
-        struct stat st;
-        if (strstr(entry->d_name, "step_"))
-            snprintf(path, sizeof path, "%s/%s", run, entry->d_name), inner = opendir(path);
-        for (struct dirent *file; inner && (file = readdir(inner));)
-            if (fstatat(dirfd(inner), file->d_name, &st, 0) == 0 && S_ISREG(st.st_mode)) blocks += st.st_blocks;
-        if (inner) closedir(inner);
+        if (snprintf(path, sizeof path, "%s/%s", run, entry->d_name) >= PATH_MAX) continue;
+        if (strstr(entry->d_name, "step_")) blocks += blocks_of(path);
     }
     if (directory) closedir(directory);
     return blocks / 2;

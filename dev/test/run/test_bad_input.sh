@@ -85,7 +85,7 @@ damaged zero_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": 0/' zero_layers/c
 damaged text_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": "one"/' text_layers/config.json
 damaged more_layers && sed -i 's/"n_layer": *[0-9]*/"n_layer": 2/' more_layers/config.json
 damaged wider && sed -i 's/"n_embd": *[0-9]*/"n_embd": 32/' wider/config.json
-damaged deep && rm deep/state.json deep/optimizer.safetensors && sed -i 's/"n_layer": *[0-9]*/"n_layer": 1001/' deep/config.json
+damaged deep && rm -r deep/training && sed -i 's/"n_layer": *[0-9]*/"n_layer": 1001/' deep/config.json
 damaged wide && sed -i 's/"n_embd": *[0-9]*/"n_embd": 65537/' wide/config.json
 damaged long && sed -i 's/"n_positions": *[0-9]*/"n_positions": 65537/' long/config.json
 damaged huge && sed -i 's/"n_positions": *[0-9]*/"n_positions": 1099511627776/' huge/config.json
@@ -112,7 +112,7 @@ damaged nul_name && sed -i 's/transformer\.wpe\.weight/wpe.weight\\u0000xxxxxx/'
 damaged exact_gelu && sed -i 's/gelu_new/gelu/' exact_gelu/config.json
 damaged untied && sed -i 's/"tie_word_embeddings": true/"tie_word_embeddings": false/' untied/config.json
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:%064d\nsize 500000000\n' 0 > lfs.bin
-damaged no_state && rm no_state/state.json
+damaged no_state && rm no_state/training/state.json
 damaged lfs && cp lfs.bin lfs/model.safetensors
 damaged of_words && sed -i 's/"vocab_size": *[0-9]*/"vocab_size": 50257/' of_words/config.json
 printf 'not a directory' > out_file

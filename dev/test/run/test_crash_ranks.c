@@ -39,11 +39,11 @@ int __wrap_gethostname(char *name, size_t bytes) {
 }
 
 // Logs which rank verifies a whole checkpoint.
-int __real_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
-int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e);
-int __wrap_manifest_verify(const Manifest *manifest, const char *directory, Verify what, Error *e) {
+int __real_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e) {
     if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, directory);
-    return __real_manifest_verify(manifest, directory, what, e);
+    return __real_manifest_verify(manifest, directory, name, what, e);
 }
 
 static int draw_zero(void) {
@@ -319,7 +319,7 @@ static void test_rank_0_finds_the_checkpoint(void) {
     copy_tree("kept/step_00000003", "part/step_00000003");
     copy_tree("kept/step_00000006", "part/step_00000006");
     copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
-    CHECK(truncate("part/step_00000006/state.json", 5) == 0, "truncate");
+    CHECK(truncate("part/step_00000006/training/state.json", 5) == 0, "truncate");
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "resuming from part/step_00000003", "Skipped");
     check_only_rank_0_reads("part/step_00000006");
     check_only_rank_0_reads("part/step_00000003");

@@ -102,8 +102,8 @@ refused() { # MESSAGE OUT OPTIONS...: exit code 64
     [ $code = 64 ] && grep -q "^error: $message" refused.log || { echo "exit code $code"; cat refused.log; return 1; }
 }
 a_document_mask_is_refused() {
-    refused 'm0/step_00000020/state.json: this run has --document-mask false, the command has true' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
-        refused 'm1/step_00000020/state.json: this run has --document-mask true, the command has false' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
+    refused 'm0/step_00000020/training/state.json: this run has --document-mask false, the command has true' m0 --tokenizer lines --document-mask --steps 30 --micro-batch 12 &&
+        refused 'm1/step_00000020/training/state.json: this run has --document-mask true, the command has false' m1 --tokenizer lines --steps 30 --micro-batch 12 &&
         refused '--document-mask: the vocabulary of 256 tokens has no <|endoftext|>' none --document-mask --steps 1
 }
 windows_shift() { # by epoch: another run, and the same on resuming
@@ -112,7 +112,7 @@ windows_shift() { # by epoch: another run, and the same on resuming
     local small="--train few_train_*.bin ${small#* * }"
     run shift0 $text && run shift1 $text --shift-windows && ! same_weights shift0 shift1 > /dev/null && grep -q '"shift_windows": true' shift1/run.json || return 1
     cp -r shift1 shift2 && rm -r "$(newest_checkpoint shift2)" && run shift2 $text --shift-windows && grep -q '^resuming' shift2.log && same_weights shift1 shift2 &&
-        refused 'shift1/step_[0-9]*/state.json: this run has --shift-windows true, the command has false' shift1 $text
+        refused 'shift1/step_[0-9]*/training/state.json: this run has --shift-windows true, the command has false' shift1 $text
 }
 a_model_is_read_back() { # the loss at the first step of a run from a model is that model's
     run h --model "$(ls -d f/step_*)" --steps 1 && { echo "--layers accepted"; return 1; }
@@ -127,7 +127,7 @@ a_run_stands_for_its_newest_checkpoint() { # as --model, also for training; a re
     local from small="--train code_train_*.bin --seq-len 32 --threads 1 --lr 1e-3 --batch-tokens 384"
     mkdir source && cp -r "$(ls -d f/step_*)" source/ && from=$(newest_checkpoint source) || return 1
     run w1 --model "$from" --steps 3 && run w2 --model source/ --steps 3 && same w1 w2 || return 1
-    grep -q "^model .*; weights from $from$" w2.log && grep -q '"start":[[:space:]]*"source"' w2/step_00000003/state.json || { cat w2.log; return 1; }
+    grep -q "^model .*; weights from $from$" w2.log && grep -q '"start":[[:space:]]*"source"' w2/step_00000003/training/state.json || { cat w2.log; return 1; }
     cp -r "$(ls -d d/step_*)" source/step_00099999 && rm -r "$from" &&
         run w2 --model source --steps 5 && run w1 --model "f/${from##*/}" --steps 5 &&
         diff <(numbers w1) <(numbers w2) && cmp w1/step_00000005/model.safetensors w2/step_00000005/model.safetensors || return 1

@@ -39,6 +39,7 @@ static void make_checkpoint(int64_t step, const char *id) {
     CHECK_OK(manifest_save(&manifest, directory, "state.json", "x", 1, &e), &e);
     CHECK_OK(manifest_save(&manifest, directory, "odd.bin", "x", 1, &e), &e); // that only the manifest knows
     CHECK_OK(archive_commit(&archive, step, &manifest, final, &e), &e);
+    manifest_free(&manifest);
     archive_close(&archive);
 }
 
@@ -87,6 +88,7 @@ static void test_a_run_without_an_id(void) {
         manifest.run[0] = 0;
         CHECK_OK(manifest_write(&manifest, checkpoint, &e), &e);
         close(manifest.dir);
+        manifest_free(&manifest);
     }
     CHECK(system("sed -i '/\"id\"/d' out/run.json") == 0 && count_checkpoints("out") == 3, "sed");
     for (int more = 0; more < 2; more++) {

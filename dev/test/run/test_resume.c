@@ -133,14 +133,18 @@ static void test_another_micro_batch(void) {
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.dir = open(checkpoint, O_RDONLY)};
     Error e = {0};
-    CHECK_OK(file_save(path_of("%s/state.json", checkpoint), text, strlen(text), &e), &e);
+    CHECK_OK(file_save(path_of("%s/training/state.json", checkpoint), text, strlen(text), &e), &e);
     CHECK_OK(manifest_read(&manifest, IN_PATH, checkpoint, &e), &e);
     for (int i = 0; i < manifest.count; i++) {
-        bool it = strcmp(manifest.file[i].name, "state.json") == 0;
-        manifest_add(&changed, manifest.file[i].name, it ? digest_of(text, strlen(text)) : manifest.file[i].digest);
+        const ManifestFile *file = &manifest.file[i];
+        const FileDigest it = digest_of(text, strlen(text));
+        bool state = strcmp(file->name, "training/state.json") == 0;
+        CHECK_OK(manifest_add(&changed, file->name, state ? &it : file->piece, state ? 1 : file->pieces, &e), &e);
     }
     CHECK_OK(manifest_write(&changed, checkpoint, &e), &e); // without an id, as older builds write it
     close(changed.dir);
+    manifest_free(&manifest);
+    manifest_free(&changed);
 }
 
 // A trailing slash means nothing. Where --out is a link, runs are moved aside where it leads.
@@ -244,7 +248,7 @@ static void test_label_smoothing(void) {
 // Renames fields of a checkpoint's state.json ("noise.ranks": a field of an object) to names that no build knows.
 static void hide_fields(const char *checkpoint, const char *const *fields) {
     size_t bytes;
-    char *text = read_text(path_of("%s/state.json", checkpoint), &bytes);
+    char *text = read_text(path_of("%s/training/state.json", checkpoint), &bytes);
     for (; *fields; fields++) {
         char *at = text;
         for (const char *name = *fields; name; name = strchr(name, '.') ? strchr(name, '.') + 1 : NULL)
@@ -329,8 +333,8 @@ static void test_ramp_of_the_whole_model(void) {
     "--ramp-kappa 1000 --lr 1e-2 --train-tokens 2000 "
     CHECK(trainer_run(TOTAL "--out total --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
     long steps = newest_step("total");
-    CHECK(file_mentions(path_of("total/step_%08ld/state.json", steps), "\"sampled_total\"") && steps > 20, "%ld",
-          steps);
+    CHECK(file_mentions(path_of("total/step_%08ld/training/state.json", steps), "\"sampled_total\"") && steps > 20,
+          "%ld", steps);
     for (long step = 3; step < steps; step += 25) {
         remove_tree("part");
         copy_tree(path_of("total/step_%08ld", step), path_of("part/step_%08ld", step));
@@ -341,6 +345,32 @@ static void test_ramp_of_the_whole_model(void) {
     }
 }
 
+#define TINY                                                                                                           \
+    "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 8 --seq-len 8 "           \
+    "--threads 1 --micro-batch 2 --gns off --lr 1e-2 --steps 6 --keep 2 --out "
+
+static double last_loss(const char *run) {
+    size_t bytes;
+    char *text = read_text(path_of("%s/metrics.jsonl", run), &bytes),
+         *last = text ? strstr(text, "{\"step\": 6,") : NULL;
+    double loss = last ? atof(strstr(last, "\"loss\": ") + 8) : NAN;
+    memory_free(text);
+    return loss;
+}
+
+// A checkpoint of format 1, written by version 0.1 (a129221): its run resumes, and --check knows its files.
+static void test_format_1(void) {
+    const char *build = strstr(trainer.program, "/build/");
+    remove_tree("part");
+    copy_tree(path_of("%.*s/dev/test/run/format1", (int)(build - trainer.program), trainer.program), "part");
+    CHECK_RUN(trainer_run("train_gpt2 --check part"), 0, "part/step_00000004: undamaged");
+    CHECK_RUN(trainer_run(TINY "part"), 0, "resuming from part/step_00000004: 4 steps", "!warning", "!older");
+    CHECK(file_exists("part/step_00000004/state.json") && file_exists("part/step_00000006/training/state.json"),
+          "files");
+    CHECK(fabs(last_loss("part") - 4.1702) < 1e-3, "loss %g", last_loss("part")); // as the old build went on
+    remove_tree("part");
+}
+
 // Writes another format into a checkpoint's manifest, and the manifest's own hash.
 static void put_format(const char *checkpoint, const char *format) {
     char other[1 << 12], path[80], name[] = "\"format\": ";
@@ -348,7 +378,7 @@ static void put_format(const char *checkpoint, const char *format) {
     Error e = {0};
     snprintf(path, sizeof path, "%s/MANIFEST.json", checkpoint);
     char *text = read_text(path, &bytes);
-    const char *above = text ? strstr(text, "\"format\": 1,") : NULL,
+    const char *above = text ? strstr(text, "\"format\": 2,") : NULL,
                *end = text ? strstr(text, "  \"xxh3_128_above") : NULL;
     CHECK(above && end, "the manifest has no format: %s", text);
     if (above && end) {
@@ -363,15 +393,15 @@ static void put_format(const char *checkpoint, const char *format) {
 }
 
 static void check_refused_format(int code, const char *format) {
-    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/MANIFEST.json: \"format\" is not 1") &&
-              log_mentions(" is not 1. was it written by a newer version?") && !log_mentions("Skipped"),
+    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/MANIFEST.json: \"format\" is not 1 to 2") &&
+              log_mentions(" to 2. was it written by a newer version?") && !log_mentions("Skipped"),
           "%s: exit code %d: %s", format, code, log_tail());
 }
 
 // A manifest of another format is refused. It does not count as damaged: the run would fall back to an older
 // checkpoint.
 static void test_manifest_of_another_format(void) {
-    static const char *const formats[] = {"2", "0", "1.5", "\"1\"", "null"};
+    static const char *const formats[] = {"3", "0", "1.5", "\"1\"", "null"};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         copy_part();
         copy_tree("whole/step_00000009", "part/step_00000009");
@@ -387,14 +417,14 @@ static void test_manifest_of_another_format(void) {
     }
     copy_part(); // an older checkpoint's format does not matter
     copy_tree("whole/step_00000009", "part/step_00000009");
-    put_format("part/step_00000009", "2");
+    put_format("part/step_00000009", "3");
     int code = run_part();
     CHECK(code == 0 && log_mentions("resuming from part/step_00000010"), "exit code %d: %s", code, log_tail());
 }
 
 static void test_state_of_another_format(void) {
     size_t bytes;
-    char *text = read_text("whole/step_00000010/state.json", &bytes),
+    char *text = read_text("whole/step_00000010/training/state.json", &bytes),
          *format = text ? strstr(text, "\"format\":") : NULL;
     CHECK(format != NULL, "state.json has no format");
     if (!format) return;
@@ -402,7 +432,7 @@ static void test_state_of_another_format(void) {
     copy_part();
     put_state("part/step_00000010", text);
     int code = run_part();
-    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/state.json: format 2, only") &&
+    CHECK(code == ERR_INPUT && log_mentions("part/step_00000010/training/state.json: format 2, only") &&
               log_mentions("only 1 is known; it was written by gns.c "),
           "exit code %d: %s", code, log_tail());
     memory_free(text);
@@ -412,7 +442,7 @@ static void test_state_of_another_format(void) {
 static void test_impossible_counts(void) {
     static const char *const fields[] = {"tokens", "step"};
     size_t bytes;
-    char *text = read_text("whole/step_00000010/state.json", &bytes), other[1 << 16];
+    char *text = read_text("whole/step_00000010/training/state.json", &bytes), other[1 << 16];
     for (int i = 0; i < 2; i++) {
         char *at = text ? strstr(text, path_of("\"%s\":", fields[i])) : NULL;
         CHECK(at && bytes + 1 < sizeof other, "state.json has no %s", fields[i]);
@@ -507,7 +537,7 @@ static void test_cut_step_is_no_outlier(void) {
     }
     memory_free(text);
     CHECK(steps == STEPS + 1 && deviations(norm, STEPS) > 6, "%d steps, z %g", steps, deviations(norm, STEPS));
-    char *state = read_text(path_of("cut/step_%08d/state.json", STEPS + 1), &bytes);
+    char *state = read_text(path_of("cut/step_%08d/training/state.json", STEPS + 1), &bytes);
     char *window = state ? strstr(state, "\"grad_window\"") : NULL;
     CHECK(window && value_in(window, "\"count\":") == STEPS, "%.60s", window);
     memory_free(state);
@@ -527,6 +557,7 @@ int main(void) {
     RUN(test_options_of_a_run);
     RUN(test_missing_fields);
     RUN(test_ramp_of_the_whole_model);
+    RUN(test_format_1);
     RUN(test_manifest_of_another_format);
     RUN(test_state_of_another_format);
     RUN(test_impossible_counts);

@@ -51,7 +51,7 @@ static const char *recorded(const char *path) {
 // The tuning in run.json and the newest checkpoint, which must agree.
 static const char *recorded_by(const char *run) {
     const char *text = recorded(path_of("%s/run.json", run));
-    const char *state = recorded(path_of("%s/step_%08ld/state.json", run, newest_step(run)));
+    const char *state = recorded(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)));
     CHECK(strcmp(text, state) == 0, "run.json: '%s', state.json: '%s'", text, state);
     return text;
 }

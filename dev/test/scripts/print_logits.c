@@ -4,7 +4,7 @@
 //     tokens  I32 (ROWS, T)     uniform, T the model's whole context
 //     logits  F32 (ROWS, T, V)  of the token after tokens[row][0..t]
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/safetensors.h"
+#include "../safetensors_writer.h"
 #include "../small_model.h"
 
 enum { ROWS = 3, SEED = 5 };
@@ -51,16 +51,12 @@ static int probe_write(const Probe *p, const char *path, Error *e) {
     uint64_t shape[3] = {ROWS, (uint64_t)c->context, (uint64_t)c->vocab};
     size_t count = token_count(p);
     SafetensorsWriter *writer;
-    int code = 0;
-    TRY(safetensors_create(&writer, IN_PATH, path, e));
-    safetensors_add(writer, "tokens", SAFETENSORS_I32, 2, shape);
-    safetensors_add(writer, "logits", SAFETENSORS_F32, 3, shape);
-    TRY_GOTO(safetensors_write(writer, p->wide, count * sizeof *p->wide, e));
-    TRY_GOTO(safetensors_write(writer, p->logits, count * (size_t)c->vocab * sizeof *p->logits, e));
-    return safetensors_finish(writer, NULL, e);
-done:
-    safetensors_abandon(writer);
-    return code;
+    TRY(writer_create(&writer, path, e));
+    safetensors_add(&writer->header, "tokens", SAFETENSORS_I32, 2, shape);
+    safetensors_add(&writer->header, "logits", SAFETENSORS_F32, 3, shape);
+    TRY(writer_write(writer, p->wide, count * sizeof *p->wide, e));
+    TRY(writer_write(writer, p->logits, count * (size_t)c->vocab * sizeof *p->logits, e));
+    return writer_finish(writer, e);
 }
 
 static void probe_destroy(Probe *p) {

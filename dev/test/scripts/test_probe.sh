@@ -33,12 +33,12 @@ print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$work/text.txt"
 (cd "$work" && "$train" --train 't_train_*.bin' --val 't_val_*.bin' --vocab-size 256 --layers 1 --heads 2 --channels 16 \
     --seq-len 16 --threads 1 --micro-batch 4 --batch-tokens 64 --lr 3e-3 --lr-schedule constant --val-every 8 --val-tokens 512 \
     --checkpoint-every 20 --keep 0 --steps 60 --out run) > "$work/log" 2>&1 || { cat "$work/log"; echo "FAIL probe/run"; exit 1; }
-before=$(cd "$work/run" && cat step_00000020/* metrics.jsonl run.json | cksum)
+before=$(cd "$work/run" && cat step_00000020/*.* step_00000020/training/* metrics.jsonl run.json | cksum)
 
 begin
 probe 0 "$work/run/step_00000020" --factors 1,2,4 --tokens 2048 --tolerance 100 --json "$work/result.json"
 check "no verdict: $(cat "$work/log")" says "$work/log" "the critical batch here is 16 rows or more"
-check "the run was touched" [ "$(cd "$work/run" && cat step_00000020/* metrics.jsonl run.json | cksum)" = "$before" ]
+check "the run was touched" [ "$(cd "$work/run" && cat step_00000020/*.* step_00000020/training/* metrics.jsonl run.json | cksum)" = "$before" ]
 check "weights of branches are left" [ -z "$(ls -d "$work"/run/probe_00000020/*/step_* 2> /dev/null)" ]
 check "branches" "$python" - "$work" <<'END'
 import json, math, sys
@@ -116,7 +116,7 @@ mv "$work/hidden.bin" "$work/t_train_000000.bin"
 fails 65 "No such file" "$work/run/step_00000040" --factors 1,2 --tokens 64 --program "$work/no_trainer"
 sed -i 's/"batch": 4, //' "$work/blind/metrics.jsonl"
 fails 65 "a step without its batch and lr" "$work/blind" --factors 1,2
-echo '{"step": "x"}' > "$work/blind/step_00000020/state.json"
+echo '{"step": "x"}' > "$work/blind/step_00000020/training/state.json"
 fails 65 'state.json: "step" is not a whole number' "$work/blind" --factors 1,2
 end errors
 exit $failed

@@ -1,0 +1,59 @@
+// safetensors_writer: whole tensor files for tests, through stdio: create; add metadata, then tensors; write the data from
+// first to last; finish. And a model's state as a run saves it.
+#pragma once
+
+#include "checkpoint/layout.h"
+#include "checkpoint/safetensors.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    SafetensorsHeader header;
+    FILE *file;
+    bool ended;
+} SafetensorsWriter;
+
+static inline int writer_create(SafetensorsWriter **out, const char *path, Error *e) {
+    SafetensorsWriter *w = *out = calloc(1, sizeof *w);
+    w->file = fopen(path, "wb");
+    if (!w->file) return FAIL(e, ERR_WRITE, NULL, "%s: cannot create", path);
+    return safetensors_begin(&w->header, e);
+}
+
+static inline int writer_write(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
+    if (!w->ended) TRY(safetensors_end(&w->header, 8, e));
+    if (!w->ended) fwrite(w->header.text.text, 1, w->header.text.bytes, w->file);
+    w->ended = true;
+    if (bytes && fwrite(data, bytes, 1, w->file) != 1) return FAIL(e, ERR_WRITE, NULL, "cannot write");
+    return 0;
+}
+
+static inline int writer_finish(SafetensorsWriter *w, Error *e) {
+    TRY(writer_write(w, NULL, 0, e));
+    text_free(&w->header.text);
+    int failed = fclose(w->file);
+    free(w);
+    return failed ? FAIL(e, ERR_WRITE, NULL, "cannot close") : 0;
+}
+
+// Writes the state of a model into a directory, as a run's checkpoint has it.
+static inline int save_model(const char *directory, const Model *model, StateReader read, void *context, Error *e) {
+    Layout layout;
+    LayoutPiece *piece;
+    int fd[LAYOUT_FILES], pieces;
+    char path[4096];
+    TRY(layout_create(&layout, model, e));
+    TRY(layout_pieces(&layout, NULL, 0, true, &piece, &pieces, e));
+    snprintf(path, sizeof path, "%s/training", directory);
+    mkdir(path, 0777);
+    for (int f = 0; f < LAYOUT_FILES; f++) TRY(manifest_create(NULL, directory, layout_names[f], &fd[f], e));
+    int code = layout_write(&layout, piece, pieces, fd, read, context, NULL, e);
+    for (int f = 0; f < LAYOUT_FILES; f++) close(fd[f]);
+    memory_free(piece);
+    layout_destroy(&layout);
+    return code;
+}

@@ -1,0 +1,161 @@
+#include "checkpoint/layout.h"
+
+#include "checkpoint/safetensors.h"
+
+#include <assert.h>
+#include <string.h>
+
+enum { BLOCK = 4096 }; // of O_DIRECT (files.h)
+
+const char *const layout_names[LAYOUT_FILES] = {"model.safetensors", TRAINING "optimizer.safetensors"};
+
+void layout_moment_name(char *out, size_t bytes, int moment, const Model *model) {
+    snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
+}
+
+// Declares one more tensor, and adds its span; the offset lacks the header's length.
+static void add_span(Layout *layout, SafetensorsHeader *header, int file, const char *name, int dimensions,
+                     const uint64_t *shape, StateKind kind, Range range) {
+    layout->span[layout->spans++] = (LayoutSpan){file, header->data, kind, range};
+    safetensors_add(header, name, SAFETENSORS_F32, dimensions, shape);
+}
+
+static void add_model(Layout *layout, SafetensorsHeader *header, const Model *model) {
+    safetensors_add_metadata(header, "format", "pt"); // transformers refuses a file without it
+    for (int i = 0; i < model->tensor_count; i++) {
+        const Tensor *t = &model->tensors[i];
+        const uint64_t matrix[2] = {t->rows, t->columns};
+        char name[64];
+        snprintf(name, sizeof name, "transformer.%s", t->name);
+        add_span(layout, header, LAYOUT_MODEL, name, t->dimensions, t->dimensions == 2 ? matrix : matrix + 1,
+                 STATE_PARAM, tensor_range(t));
+    }
+}
+
+static void add_moments(Layout *layout, SafetensorsHeader *header, const Model *model) {
+    const uint64_t count = model->flat_count;
+    for (int k = 0; k < 2; k++) {
+        char name[40];
+        layout_moment_name(name, sizeof name, k, model);
+        add_span(layout, header, LAYOUT_OPTIMIZER, name, 1, &count, k ? STATE_MOMENT2 : STATE_MOMENT1,
+                 (Range){0, model->flat_count});
+    }
+}
+
+int layout_create(Layout *layout, const Model *model, Error *e) {
+    *layout = (Layout){0};
+    TRY(memory_alloc((void **)&layout->span, (size_t)(model->tensor_count + 2) * sizeof *layout->span, "a layout", e));
+    for (int f = 0, first = 0; f < LAYOUT_FILES; f++, first = layout->spans) {
+        SafetensorsHeader header;
+        TRY(safetensors_begin(&header, e));
+        (f == LAYOUT_MODEL ? add_model : add_moments)(layout, &header, model);
+        TRY(safetensors_end(&header, BLOCK, e));
+        layout->header[f] = header.text.text;
+        layout->header_bytes[f] = header.text.bytes;
+        layout->bytes[f] = header.text.bytes + header.data;
+        for (int i = first; i < layout->spans; i++) layout->span[i].offset += header.text.bytes;
+    }
+    return 0;
+}
+
+void layout_destroy(Layout *layout) {
+    for (int f = 0; f < LAYOUT_FILES; f++) text_free(&(Text){.text = layout->header[f]});
+    memory_free(layout->span);
+    *layout = (Layout){0};
+}
+
+// ---- Pieces ---------------------------------------------------------------------------------------------------------
+
+// Counts the pieces of bytes [begin, end) of a file, and writes them to `out` unless that is NULL. They are cut at
+// multiples of MANIFEST_PIECE; one that continues the piece before is joined to it.
+static int cut(LayoutPiece *out, int count, LayoutPiece *last, int file, uint64_t begin, uint64_t end) {
+    while (begin < end) {
+        uint64_t next = (begin / MANIFEST_PIECE + 1) * MANIFEST_PIECE, bytes = (next < end ? next : end) - begin;
+        bool joins =
+            count && last->file == file && last->offset + last->digest.bytes == begin && begin % MANIFEST_PIECE;
+        if (joins) last->digest.bytes += bytes;
+        else *last = (LayoutPiece){file, begin, {.bytes = bytes}};
+        count += !joins;
+        if (out) out[count - 1] = *last;
+        begin += bytes;
+    }
+    return count;
+}
+
+int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
+                  Error *e) {
+    const Range all = {0, SIZE_MAX};
+    if (!count) owned = &all, count = 1;
+    *out = NULL;
+    for (int pass = 0; pass < 2; pass++) { // counts, then writes
+        LayoutPiece last = {0};
+        int n = 0;
+        for (int i = 0; i < layout->spans; i++) {
+            const LayoutSpan *span = &layout->span[i];
+            bool first = i == 0 || span->file != span[-1].file;
+            if (first && headers) n = cut(*out, n, &last, span->file, 0, layout->header_bytes[span->file]);
+            for (int k = 0; k < count; k++) {
+                Range part = range_overlap(span->range, owned[k]);
+                uint64_t begin = span->offset + (part.begin - span->range.begin) * sizeof(float);
+                n = cut(*out, n, &last, span->file, begin, begin + range_float_bytes(part));
+            }
+        }
+        *pieces = n;
+        if (!pass) TRY(memory_alloc((void **)out, (size_t)n * sizeof **out, "pieces of a checkpoint", e));
+    }
+    return 0;
+}
+
+// Fills `out` with bytes [begin, end) of a file.
+static int fill(const Layout *layout, int file, uint64_t begin, uint64_t end, StateReader read, void *context,
+                char *out, Error *e) {
+    uint64_t header = layout->header_bytes[file];
+    if (begin < header) memcpy(out, layout->header[file] + begin, (end < header ? end : header) - begin);
+    for (int i = 0; i < layout->spans; i++) {
+        const LayoutSpan *span = &layout->span[i];
+        uint64_t from = span->offset, to = from + range_float_bytes(span->range);
+        if (span->file != file || to <= begin || from >= end) continue;
+        uint64_t first = begin > from ? begin : from, last = end < to ? end : to;
+        Range part = {span->range.begin + (first - from) / sizeof(float),
+                      span->range.begin + (last - from) / sizeof(float)};
+        TRY(read(context, span->kind, part, (float *)(out + (first - begin)), e));
+    }
+    return 0;
+}
+
+int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int fd[LAYOUT_FILES], StateReader read,
+                 void *context, const Pulse *pulse, Error *e) {
+    char *memory, *block;
+    int code = 0;
+    TRY(memory_alloc((void **)&memory, MANIFEST_PIECE + 2 * BLOCK, "a file buffer", e));
+    block = (char *)round_up((size_t)memory, BLOCK);
+    for (int i = 0; i < pieces && !code; i++) {
+        LayoutPiece *p = &piece[i];
+        size_t bytes = p->digest.bytes;
+        char *at = block + p->offset % BLOCK; // for O_DIRECT
+        code = fill(layout, p->file, p->offset, p->offset + bytes, read, context, at, e);
+        p->digest = digest_of(at, bytes);
+        if (!code) code = file_write_range(fd[p->file], layout_names[p->file], p->offset, at, bytes, e);
+        pulse_beat(pulse);
+    }
+    memory_free(memory);
+    return code;
+}
+
+int layout_list(const Layout *layout, const LayoutPiece *piece, int pieces, Manifest *manifest, Error *e) {
+    FileDigest *digest;
+    int code = 0, i = 0;
+    TRY(memory_alloc((void **)&digest, (size_t)pieces * sizeof *digest, "digests", e));
+    for (int f = 0; f < LAYOUT_FILES && !code; f++) {
+        uint64_t at = 0;
+        int n = 0;
+        for (; i < pieces && piece[i].file == f; at += piece[i++].digest.bytes) {
+            assert(piece[i].offset == at);
+            digest[n++] = piece[i].digest;
+        }
+        assert(at == layout->bytes[f]);
+        code = manifest_add(manifest, layout_names[f], digest, n, e);
+    }
+    memory_free(digest);
+    return code;
+}

@@ -1,0 +1,56 @@
+// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every rank
+// knows it before anything is written, and writes its own values at their places.
+//
+//     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
+//     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding
+//
+// The data of both begins at a multiple of 4 KiB.
+#pragma once
+
+#include "base/manifest.h"
+#include "model/engine.h"
+
+enum { LAYOUT_MODEL, LAYOUT_OPTIMIZER, LAYOUT_FILES };
+extern const char *const layout_names[LAYOUT_FILES];
+
+// Values that are neighbours both in a file and in a flat array.
+typedef struct {
+    int file;
+    uint64_t offset; // of the first one in the file, bytes
+    StateKind kind;
+    Range range; // of the flat array
+} LayoutSpan;
+
+typedef struct {
+    char *header[LAYOUT_FILES];
+    uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // of the file
+    LayoutSpan *span;                                         // (spans) in the order of the files and their bytes
+    int spans;
+} Layout;
+
+int layout_create(Layout *layout, const Model *model, Error *e);
+void layout_destroy(Layout *layout); // {0} is fine
+
+// "moment1.0-124475904": the flat array that the tensor holds, which is all of it.
+void layout_moment_name(char *out, size_t bytes, int moment, const Model *model);
+
+// What is written and hashed at once: bytes of one file, within MANIFEST_PIECE bytes that begin at a multiple of that.
+typedef struct {
+    int file;
+    uint64_t offset;
+    FileDigest digest; // digest.bytes is known beforehand
+} LayoutPiece;
+
+// The pieces of the owner of these ranges of the flat array, ascending (count 0: of all); headers: of the headers too.
+// *out from memory_alloc.
+int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
+                  Error *e);
+
+typedef int (*StateReader)(void *context, StateKind kind, Range range, float *values, Error *e);
+
+// Writes pieces to the open files at their places, and sets their digests. The pulse beats after each.
+int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int fd[LAYOUT_FILES], StateReader read,
+                 void *context, const Pulse *pulse, Error *e);
+
+// Adds both files to the manifest. piece: of all owners, in the order of the files and their bytes.
+int layout_list(const Layout *layout, const LayoutPiece *piece, int pieces, Manifest *manifest, Error *e);
