@@ -51,12 +51,6 @@ bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shap
            shape->model->config.channels % LINEAR_SM90_MULTIPLE == 0;
 }
 
-// The largest chunk of the head: as many examples as head_bytes allows for their logits, at least one.
-static double head_examples(const EngineConfig *shape, const PlanDevice *device) {
-    double one = device->value * shape->seq_len * shape->model->vocab_padded;
-    return fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
-}
-
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
     double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
     PlanState state = plan_state(shape, device);
@@ -68,7 +62,10 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     }
     add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
     // The buffers of the head and those of the blocks' backward pass share memory.
-    double chunk = head_examples(shape, device) * shape->model->vocab_padded; // elements, for every position
+    // Of the head: as many examples as head_bytes allows for their logits, at least one.
+    double one = value * shape->seq_len * shape->model->vocab_padded; // bytes of an example
+    double examples = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
+    double chunk = examples * shape->model->vocab_padded; // elements, for every position
     bool exact = shape->gns == GNS_EXACT && !shape->inference, fused = plan_fuses_exact(device, &shape->model->config);
     double head = chunk * (value * shape->seq_len + (exact && fused ? sizeof(int) : 0)) + 2 * value * N * C,
            backward = shape->inference ? 0 : value * N * 6 * C;

@@ -155,25 +155,6 @@ static void print_memory(FILE *f, const Plan *p) {
 
 // ---- A step: the roofline of its kernels ----------------------------------------------------------------------------
 
-static void print_kernels(FILE *f, const Plan *p, const PlanStep *step) {
-    double flops = 0;
-    for (int i = 0; i < FAMILIES; i++) flops += step->all.family[i].flops;
-    bool tera = flops >= 1e13;
-    double unit = step->seconds < 100 ? 1e3 : 1; // of the times, a second
-    fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
-            "bound by", unit > 1 ? "ms" : "s", "share");
-    for (int i = 0; i < FAMILIES; i++) {
-        double work = step->all.family[i].flops, bytes = step->all.family[i].bytes, s = step->all.family[i].seconds;
-        if (!(bytes > 0)) continue;
-        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], work / (tera ? 1e12 : 1e9),
-                1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
-                unit * s, 100 * s / step->seconds);
-    }
-    if (step->exposed > 0)
-        fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
-                unit * step->exposed, 100 * step->exposed / step->seconds);
-}
-
 static void print_step(FILE *f, const Plan *p) {
     int64_t T = p->shape.seq_len;
     PlanStep step = plan_step(p, p->rows);
@@ -185,7 +166,22 @@ static void print_step(FILE *f, const Plan *p) {
     if (p->rows < p->ranks)
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
                 (long long)(p->ranks * T));
-    print_kernels(f, p, &step);
+    double flops = 0;
+    for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
+    bool tera = flops >= 1e13;
+    double unit = step.seconds < 100 ? 1e3 : 1; // of the times, a second
+    fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
+            "bound by", unit > 1 ? "ms" : "s", "share");
+    for (int i = 0; i < FAMILIES; i++) {
+        double work = step.all.family[i].flops, bytes = step.all.family[i].bytes, s = step.all.family[i].seconds;
+        if (!(bytes > 0)) continue;
+        fprintf(f, "  %-24s %9.4g %9.3g %11.1f  %-8s %9.4g %5.1f%%\n", work_family_names[i], work / (tera ? 1e12 : 1e9),
+                1e-9 * bytes, work / bytes, work / bytes < plan_critical_intensity(&p->device) ? "memory" : "compute",
+                unit * s, 100 * s / step.seconds);
+    }
+    if (step.exposed > 0)
+        fprintf(f, "  %-24s %9s %9s %11s  %-8s %9.4g %5.1f%%\n", "waiting for other ranks", "", "", "", "link",
+                unit * step.exposed, 100 * step.exposed / step.seconds);
     if (step.seconds < 10) fprintf(f, "  %.4g ms", 1e3 * step.seconds);
     else fprintf(f, "  %s", duration(step.seconds).s);
     fprintf(f, ", %s tok/s, MFU %.1f%%\n", grouped(rate).s, 100 * mfu);

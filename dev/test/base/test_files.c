@@ -307,41 +307,29 @@ static void test_limits(void) {
 
 // ---- A container's CPU quota ----------------------------------------------------------------------------------------
 
-static void write_below(const char *root, const char *name, const char *text) {
-    char path[300];
-    snprintf(path, sizeof path, "%s/%s", root, name);
-    for (char *slash = path; (slash = strchr(slash + 1, '/')); *slash = '/') *slash = 0, mkdir(path, 0755);
-    FILE *f = fopen(path, "w");
-    CHECK(f && fputs(text, f) >= 0 && fclose(f) == 0, "cannot write %s", path);
-}
-
 static void test_cpu_quota(void) {
     static const struct {
-        const char *cgroup, *file[4]; // name, text, name, text
+        const char *cgroup, *files; // of this process; how the shell writes its files, below sys/fs/cgroup
         int want;
     } cases[] = {
-        {"0::/\n", {"cpu.max", "150000 100000\n"}, 2},
-        {"0::/\n", {"cpu.max", "max 100000\n"}, INT_MAX},
-        {"0::/\n", {0}, INT_MAX},
-        {"0::/a/b\n", {"a/cpu.max", "400000 100000\n", "a/b/cpu.max", "max 100000\n"}, 4},
-        {"0::/a/b\n", {"a/cpu.max", "400000 100000\n", "a/b/cpu.max", "10000 100000\n"}, 1},
-        {"5:cpuset:/d\n4:cpu,cpuacct:/d\n",
-         {"cpu/cpu.cfs_quota_us", "300000\n", "cpu/cpu.cfs_period_us", "100000\n"},
-         3},
-        {"4:cpuacct,cpu:/d\n0::/\n",
-         {"cpu/d/cpu.cfs_quota_us", "-1\n", "cpu/d/cpu.cfs_period_us", "100000\n"},
-         INT_MAX},
+        {"0::/", "echo 150000 100000 > cpu.max", 2},
+        {"0::/", "echo max 100000 > cpu.max", INT_MAX},
+        {"0::/", ":", INT_MAX},
+        {"0::/a/b", "echo 400000 100000 > a/cpu.max; echo max 100000 > a/b/cpu.max", 4},
+        {"0::/a/b", "echo 400000 100000 > a/cpu.max; echo 10000 100000 > a/b/cpu.max", 1},
+        {"4:cpu,cpuacct:/d", "cd cpu; echo 300000 > cpu.cfs_quota_us; echo 100000 > cpu.cfs_period_us", 3},
+        {"4:cpuacct,cpu:/d", "cd cpu/d; echo -1 > cpu.cfs_quota_us; echo 100000 > cpu.cfs_period_us", INT_MAX},
+        {"4:cpuset:/d", "cd cpu; echo 300000 > cpu.cfs_quota_us; echo 100000 > cpu.cfs_period_us", INT_MAX},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char root[] = "/tmp/quota_XXXXXX", name[100];
+        char root[] = "/tmp/quota_XXXXXX", command[400];
         CHECK(mkdtemp(root), "no directory");
-        write_below(root, "proc/self/cgroup", cases[i].cgroup);
-        for (int k = 0; k < 4 && cases[i].file[k]; k += 2) {
-            snprintf(name, sizeof name, "sys/fs/cgroup/%s", cases[i].file[k]);
-            write_below(root, name, cases[i].file[k + 1]);
-        }
-        int got = thread_quota(root);
-        CHECK(got == cases[i].want, "case %zu: %d, want %d", i, got, cases[i].want);
+        snprintf(command, sizeof command,
+                 "cd %s && mkdir -p proc/self sys/fs/cgroup/a/b sys/fs/cgroup/cpu/d && echo %s > proc/self/cgroup && "
+                 "cd sys/fs/cgroup && %s",
+                 root, cases[i].cgroup, cases[i].files);
+        CHECK(system(command) == 0, "%s", command);
+        CHECK(thread_quota(root) == cases[i].want, "%s: %d", command, thread_quota(root));
         remove_tree(root);
     }
 }
