@@ -81,7 +81,7 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
 void error_print_on(const Error *e, int rank, int ranks, const char *host);
 static inline void error_print(const Error *e) { error_print_on(e, 0, 1, NULL); }
 
-// "gns.c 0.1 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from it.
+// "gns.c 0.2 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from it.
 const char *version_text(void);
 
 // Memory, 64-byte aligned, not cleared. *out is NULL on failure (ERR_MEMORY). `what` names the memory in the message.

@@ -4,4 +4,4 @@
 #    define GNS_COMMIT ""
 #endif
 
-const char *version_text(void) { return "gns.c 0.1" GNS_COMMIT; }
+const char *version_text(void) { return "gns.c 0.2" GNS_COMMIT; }
