@@ -196,4 +196,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main, "numpy scipy")
+    run_main(main, "numpy scipy matplotlib")
