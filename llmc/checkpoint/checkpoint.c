@@ -352,20 +352,17 @@ int checkpoint_verify_model(const char *path, bool moments, Error *e) {
 }
 
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e) {
-    const int most = 3; // names in the line
     ModelFiles files;
     int unknown = 0;
     if (llmc_bin_is(path)) return 0;
     int code = files_open(&files, path, e);
     for (int i = 0; !code && i < files.count; i++)
-        for (int k = 0; k < files.reader[i].count; k++) {
-            const char *name = files.reader[i].entries[k].name;
-            if (is_known(model, name) || unknown++ >= most) continue;
-            fprintf(notes, "%s %.100s",
-                    unknown > 1 ? "," : "note: GPT-2 has no such tensors, which are not read:", name);
-        }
-    if (unknown > most) fprintf(notes, " and %d more", unknown - most);
-    if (unknown) fprintf(notes, " (%s)\n", path);
+        for (int k = 0; k < files.reader[i].count; k++)
+            if (!is_known(model, files.reader[i].entries[k].name) && unknown++ == 0)
+                fprintf(notes, "note: %s: not read, as GPT-2 has no such tensor: %.100s", path,
+                        files.reader[i].entries[k].name);
+    if (unknown > 1) fprintf(notes, " and %d more", unknown - 1);
+    if (unknown) fprintf(notes, "\n");
     files_close(&files);
     return code;
 }

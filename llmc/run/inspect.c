@@ -31,6 +31,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
         fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
                 directory, model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab,
                 c.context);
+    if (!code) code = checkpoint_note_unknown(directory, &model, out, e);
     if (!code && bad) code = FAIL(e, ERR_INPUT, "use another one", "%s: %zu values are not finite", directory, bad);
     model_destroy(&model);
     return code;

@@ -320,10 +320,10 @@ static int load_state(Run *r, Error *e) {
         return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
                                          load_moment2, r, e);
     }
-    if (moments && s->comm->local_rank == 0 && s->source[0]) TRY(checkpoint_verify_model(s->source, true, e));
+    const bool verifies = s->source[0] && s->comm->local_rank == 0; // once on each machine
+    if (verifies) TRY(checkpoint_verify_model(s->source, moments, e));
     if (moments) TRY(load_moments(r, s->source, e));
     if (!s->source[0]) return init_parameters(r, e);
-    if (!moments && s->comm->local_rank == 0) TRY(checkpoint_verify_model(s->source, false, e)); // once on each machine
     TRY(checkpoint_load_model(s->source, &s->model, load_weights, r, e));
     progress_break(&r->output.progress);
     return is_first(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;
