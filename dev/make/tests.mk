@@ -9,10 +9,10 @@ FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
 SCRIPTS := $(wildcard dev/test/*/test_*.sh)
 TESTS := $(UNIT) $(FUZZERS) $(SCRIPTS)
 # These start first, so that the last to end is a short one.
-LONGEST := $(foreach name,test_cuda_build test_faults test_ranks test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
+LONGEST := $(foreach name,test_cuda_build test_faults test_ranks fuzz_readers test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
 	test_crash test_program test_report test_watchdog test_best test_arm_build test_avx2,$(filter %/$(name) %/$(name).sh,$(TESTS)))
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
-CRASH_FUZZER := $(SAN_BUILD)/dev/test/checkpoint/fuzz_checkpoint
+CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Programs
@@ -107,12 +107,12 @@ test-arm-run:
 	@$(MAKE) --no-print-directory -s -j2 $(ARM_UNIT) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@GNS_RUNNER=dev/test/arm_run.sh dev/test/run.sh $(BUILD) dev/test/arm_check.sh $(ARM_UNIT)
 
-fuzz: ## the fuzzers, ten minutes each
+fuzz: ## the readers' fuzzer, fifty minutes
 fuzz-run:
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
-	@for f in $(FUZZERS); do $$f 600 || exit 1; done
+	@for f in $(FUZZERS); do $$f 3000 || exit 1; done
 
-fuzz-coverage: ## readers of checkpoints, tokenizers and shards under libFuzzer, FUZZ_SECONDS=600 each; needs clang
+fuzz-coverage: ## the readers under libFuzzer, FUZZ_SECONDS=600 each; needs clang
 	@dev/test/fuzz_coverage.sh $(or $(FUZZ_SECONDS),600) $(LDLIBS)
 
 bench: $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_step bench_engine) ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch

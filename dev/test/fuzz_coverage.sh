@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Runs the readers of checkpoints, tokenizers and shards under libFuzzer: fuzz_coverage.sh SECONDS [LIBRARY...]
+# Runs all readers of bytes from outside under libFuzzer: fuzz_coverage.sh SECONDS [LIBRARY...]
 # Each target has this many seconds; an input that fails is kept in build/.
 set -u
 cd "$(dirname "$0")/../.." || exit 70
-targets="step/MANIFEST.json step/training/state.json step/config.json step/model.safetensors step/training/optimizer.safetensors
-    many/model.safetensors.index.json words/vocab.json words/merges.txt word/tokenizer.json added/tokenizer_config.json
-    shard.bin model.bin"
+source=dev/test/run/fuzz_readers.c
+targets=$(sed -n '/^static const Target targets/,/^};/s/^    {"\([^"]*\)".*/\1/p' "$source")
 command -v clang > /dev/null || { echo "error: no clang. Run: sudo apt-get install clang libomp-dev" >&2; exit 69; }
 mkdir -p build
-sources=(dev/test/checkpoint/fuzz_checkpoint.c train_gpt2.c)
+sources=("$source" train_gpt2.c)
 for source in llmc/*/*.c; do
     [[ $source == */main_* || $source == */transport_mpi.c ]] || sources+=("$source")
 done

@@ -1,26 +1,18 @@
 // Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
 // refuse O_DIRECT early or late; calls that fail, are interrupted or fall short. mincore tells what is in the page cache.
 #define _GNU_SOURCE // O_DIRECT, mincore
-#include "base/files.h"
 #include "base/thread.h"
-#include "math/rng.h"
-#include "../test.h"
-#include "../tree.h"
+#include "../scratch.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, STAGE = 4 * MIB, LARGEST = 3 * STAGE };
 
 static unsigned char *data; // (LARGEST)
-static uint64_t seed, draws;
-static uint32_t draw(uint32_t below) { return rng_u32(seed, 9, draws++) % below; }
 
 // ---- Faults: the linker sends these calls here (--wrap) -------------------------------------------------------------
 
@@ -322,25 +314,19 @@ static void test_cpu_quota(void) {
         {"4:cpuset:/d", "cd cpu; echo 300000 > cpu.cfs_quota_us; echo 100000 > cpu.cfs_period_us", INT_MAX},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char root[] = "/tmp/quota_XXXXXX", command[400];
-        CHECK(mkdtemp(root), "no directory");
+        char command[400];
         snprintf(command, sizeof command,
-                 "cd %s && mkdir -p proc/self sys/fs/cgroup/a/b sys/fs/cgroup/cpu/d && echo %s > proc/self/cgroup && "
+                 "rm -rf root && mkdir root && cd root && mkdir -p proc/self sys/fs/cgroup/a/b sys/fs/cgroup/cpu/d && "
+                 "echo %s > proc/self/cgroup && "
                  "cd sys/fs/cgroup && %s",
-                 root, cases[i].cgroup, cases[i].files);
+                 cases[i].cgroup, cases[i].files);
         CHECK(system(command) == 0, "%s", command);
-        CHECK(thread_quota(root) == cases[i].want, "%s: %d", command, thread_quota(root));
-        remove_tree(root);
+        CHECK(thread_quota("root") == cases[i].want, "%s: %d", command, thread_quota("root"));
     }
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", *seed_text = getenv("GNS_SEED");
-    char scratch[4096];
-    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
-    if (!mkdtemp(scratch) || chdir(scratch) != 0) return 1;
-    seed = seed_text ? strtoull(seed_text, NULL, 10) : (uint64_t)time(NULL);
-    printf("  seed %llu\n", (unsigned long long)seed);
+    scratch_begin();
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
     RUN(test_limits);
@@ -352,7 +338,6 @@ int main(void) {
     RUN(test_replace);
     RUN(test_parent);
     free(data);
-    if (chdir("/") == 0) remove_tree(scratch);
     RUN(test_cpu_quota);
-    return test_summary();
+    return scratch_end();
 }

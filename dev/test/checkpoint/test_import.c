@@ -6,13 +6,8 @@
 #include "../safetensors_writer.h"
 #include "half.h"
 #include "../small_model.h"
-#include "../test.h"
-#include "../tree.h"
+#include "../scratch.h"
 
-#include <limits.h>
-#include <unistd.h>
-
-static char scratch[PATH_MAX];
 static Model model;
 static float *values;   // (flat_count), written
 static float *received; // (flat_count), read back
@@ -202,7 +197,7 @@ static void test_text_tokens(void) {
     make_values(1);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *path = cases[i].fields ? "ends" : "gpt2-124M";
-        if (cases[i].fields) CHECK_OK(file_save("ends/config.json", cases[i].fields, strlen(cases[i].fields), &e), &e);
+        if (cases[i].fields) write_text("ends/config.json", cases[i].fields);
         TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
         CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
         CHECK_OK(checkpoint_save_config("ends", &model.config, got, 0, NULL, &e), &e);
@@ -243,8 +238,8 @@ static void test_other_models(void) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         ModelConfig config;
         Model another;
-        int length = sprintf(changed, "{%s, %s", fields[i], text + 1);
-        CHECK_OK(file_save("other/config.json", changed, (size_t)length, &e), &e);
+        sprintf(changed, "{%s, %s", fields[i], text + 1);
+        write_text("other/config.json", changed);
         int code = checkpoint_read_config("other", &config, &e);
         if (!code) {
             CHECK_OK(model_create(&another, &config, &e), &e);
@@ -347,9 +342,9 @@ static void test_several_files(void) {
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "no tensor");
     write_index("many/model.safetensors.index.json", 3, "", "../one/%d.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "not in a file of this");
-    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\": 3}", 17, &e), &e);
+    write_text("many/model.safetensors.index.json", "{\"weight_map\": 3}");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
-    CHECK_OK(file_save("many/model.safetensors.index.json", "{\"weight_map\"", 13, &e), &e);
+    write_text("many/model.safetensors.index.json", "{\"weight_map\"");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
 }
 
@@ -393,7 +388,7 @@ static void test_head(void) {
         if (sharded) {
             CHECK(rename("head/model.safetensors", "head/all.safetensors") == 0, "rename");
             write_part("head/all.safetensors", SAFETENSORS_BF16, 0, 1, "transformer.");
-            CHECK_OK(file_save("head/model.safetensors.index.json", index, sizeof index - 1, &e), &e);
+            write_text("head/model.safetensors.index.json", index);
         }
         write_head(path, sharded, wte->rows, none);
         check_received("head");
@@ -515,9 +510,8 @@ static void test_bad_bin(void) {
 int main(void) {
     Error e = {0};
     const ModelConfig config = {3, 2, 24, 101, 19};
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    snprintf(scratch, sizeof scratch, "%s/gns_import_XXXXXX", base);
-    if (!mkdtemp(scratch) || chdir(scratch) != 0 || model_create(&model, &config, &e)) return 1;
+    scratch_begin();
+    if (model_create(&model, &config, &e)) return 1;
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     RUN(test_one_file);
@@ -534,6 +528,5 @@ int main(void) {
     free(values);
     free(received);
     model_destroy(&model);
-    if (chdir("/") == 0) remove_tree(scratch);
-    return test_summary();
+    return scratch_end();
 }

@@ -4,14 +4,11 @@
 #include "base/float16.h"
 #include "../safetensors_writer.h"
 #include "half.h"
-#include "../test.h"
+#include "../scratch.h"
 
 #include <cjson/cJSON.h>
 
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 // ---- Conversions ----------------------------------------------------------------------------------------------------
 
@@ -79,14 +76,6 @@ static void test_half_of_tests(void) {
 }
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
-
-static char directory[] = "/tmp/gns_safetensors_XXXXXX";
-
-static const char *scratch(const char *name) {
-    static char path[256];
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    return path;
-}
 
 // The sample file has one tensor of every type, whose element i is (7 i mod 31), less 15 where the type has a sign.
 static double sample_value(SafetensorsType type, uint64_t i) {
@@ -209,10 +198,9 @@ static void sample_check(const char *path) {
 
 static void test_write_and_read(void) {
     Error e = {0};
-    char first[256], second[256], *a, *b;
+    const char *first = "first.safetensors", *second = "second.safetensors";
+    char *a, *b;
     size_t a_bytes, b_bytes;
-    snprintf(first, sizeof first, "%s", scratch("first.safetensors"));
-    snprintf(second, sizeof second, "%s", scratch("second.safetensors"));
     CHECK_OK(sample_write(first, 1 << 20, &e), &e);
     CHECK_OK(sample_write(second, 7, &e), &e);
     sample_check(first);
@@ -232,7 +220,7 @@ static void test_no_tensors(void) {
     SafetensorsWriter *writer;
     SafetensorsReader reader;
     Error e = {0};
-    const char *path = scratch("none.safetensors");
+    const char *path = "none.safetensors";
     CHECK_OK(writer_create(&writer, path, &e), &e);
     CHECK_OK(writer_finish(writer, &e), &e);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
@@ -305,7 +293,7 @@ static void test_bad_headers(void) {
         {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", "a exists twice", 8},
     };
     SafetensorsReader reader;
-    const char *path = scratch("bad.safetensors");
+    const char *path = "bad.safetensors";
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Error e = {0};
         size_t bytes = strlen(cases[i].header);
@@ -319,12 +307,12 @@ static void test_bad_headers(void) {
 static void test_bad_files(void) {
     SafetensorsReader reader;
     Error e = {0};
-    CHECK_ERROR(safetensors_open(&reader, scratch("absent"), &e), &e, ERR_INPUT, "cannot open");
-    CHECK_ERROR(safetensors_open(&reader, directory, &e), &e, ERR_INPUT, "not a regular file");
-    const char *path = scratch("fifo");
+    CHECK_ERROR(safetensors_open(&reader, "absent", &e), &e, ERR_INPUT, "cannot open");
+    CHECK_ERROR(safetensors_open(&reader, ".", &e), &e, ERR_INPUT, "not a regular file");
+    const char *path = "fifo";
     CHECK(mkfifo(path, 0600) == 0, "mkfifo");
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "not a regular file");
-    path = scratch("bad.safetensors");
+    path = "bad.safetensors";
     fclose(fopen(path, "wb"));
     CHECK_ERROR(safetensors_open(&reader, path, &e), &e, ERR_INPUT, "read failed at byte 0: the file ends there");
     file_of(path, 3, "{}", 2, 0);
@@ -343,7 +331,7 @@ static void test_unusual_but_right(void) {
             "early", "F32", "[1]", "[0,4]") "," TENSOR("a", "U8", "[9,0]", "[4,4]") "} \n\t ";
     SafetensorsReader reader;
     Error e = {0};
-    const char *path = scratch("unusual.safetensors");
+    const char *path = "unusual.safetensors";
     file_of(path, strlen(header), header, strlen(header), 8);
     CHECK_OK(safetensors_open(&reader, path, &e), &e);
     static const char *const order[] = {"early", "a", "z", "late"};
@@ -371,7 +359,7 @@ int main(int argc, char **argv) {
         RUN(test_python_file);
         return test_summary();
     }
-    if (!mkdtemp(directory)) return ERR_WRITE;
+    scratch_begin();
     RUN(test_half_every_value);
     RUN(test_half_rounding);
     RUN(test_half_of_tests);
@@ -380,14 +368,5 @@ int main(int argc, char **argv) {
     RUN(test_bad_headers);
     RUN(test_bad_files);
     RUN(test_unusual_but_right);
-    static const char *const left[] = {"first.safetensors",
-                                       "second.safetensors",
-                                       "short.safetensors",
-                                       "none.safetensors",
-                                       "bad.safetensors",
-                                       "unusual.safetensors",
-                                       "fifo"};
-    for (size_t i = 0; i < sizeof left / sizeof *left; i++) unlink(scratch(left[i]));
-    rmdir(directory);
-    return test_summary();
+    return scratch_end();
 }

@@ -1,18 +1,7 @@
 // random_text: random text for the tests of tokenizers.
 #pragma once
 
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-
-static uint64_t random_state; // xorshift64*, seeded from the clock
-
-static inline uint32_t draw(uint32_t below) {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return (uint32_t)((random_state * 0x2545f4914f6cdd1du) >> 33) % below;
-}
+#include "../scratch.h"
 
 static inline size_t put_code_point(char *out, uint32_t c) {
     unsigned char b[4];

@@ -1,35 +1,19 @@
 // HellaSwag: both kinds of file give the rows and scores that hellaswag.h defines, computed here from the texts alone,
 // and malformed files are refused by name and line.
 #include "text/hellaswag.h"
-#include "math/rng.h"
-#include "../test.h"
-
-#include <limits.h>
-#include <unistd.h>
+#include "../scratch.h"
 
 enum { V = 256, QUESTIONS = 60, ENDINGS_MOST = 5, TEXT_MOST = 90 };
 
 static Error e;
-static uint64_t seed, draws;
-static char scratch[PATH_MAX];
 static Tokenizer *bytes_tokenizer; // token b is byte b, so rows are texts
 
-static int draw(int below) { return (int)(rng_u32(seed, 1, draws++) % (uint32_t)below); }
+static int draw_int(int below) { return (int)draw((uint32_t)below); }
 
-static const char *path_of(const char *name) {
-    static char path[PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/%s", scratch, name);
-    return path;
+static const char *write_questions(const char *text) {
+    write_text("q.jsonl", text);
+    return "q.jsonl";
 }
-
-static const char *write_bytes(const char *name, const void *data, size_t bytes) {
-    const char *path = path_of(name);
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(data, 1, bytes, f) == bytes && fclose(f) == 0, "cannot write %s", path);
-    return path;
-}
-
-static const char *write_text(const char *text) { return write_bytes("q.jsonl", text, strlen(text)); }
 
 // ---- Questions, and files with them ---------------------------------------------------------------------------------
 
@@ -40,9 +24,9 @@ typedef struct {
 
 static void draw_text(char *text, int most) {
     static const char letters[] = "abcdefgh ij,.'\"\\\n\t\xc3\xa9"; // the last two bytes together are one character
-    int length = 1 + draw(most - 1), at = 0;
+    int length = 1 + draw_int(most - 1), at = 0;
     while (at < length) {
-        int k = draw((int)sizeof letters - 2);
+        int k = draw_int((int)sizeof letters - 2);
         if (letters[k] != '\xc3') text[at++] = letters[k];
         else if (at + 1 < length) text[at++] = '\xc3', text[at++] = '\xa9';
         else text[at++] = 'z';
@@ -52,8 +36,8 @@ static void draw_text(char *text, int most) {
 
 static void draw_examples(Example *examples, int count) {
     for (Example *x = examples; x < examples + count; x++) {
-        x->endings = 2 + draw(ENDINGS_MOST - 1);
-        x->label = draw(x->endings);
+        x->endings = 2 + draw_int(ENDINGS_MOST - 1);
+        x->label = draw_int(x->endings);
         draw_text(x->context, TEXT_MOST);
         for (int i = 0; i < x->endings; i++) draw_text(x->ending[i], TEXT_MOST);
     }
@@ -71,7 +55,7 @@ static void put_json_text(FILE *f, const char *text) {
 }
 
 static const char *write_jsonl(const Example *examples, int count) {
-    const char *path = path_of("examples.jsonl");
+    const char *path = "examples.jsonl";
     FILE *f = fopen(path, "wb");
     for (const Example *x = examples; x < examples + count; x++) {
         fprintf(f, "{\"ind\": 24, \"activity_label\": \"[header]\", \"ctx_a\": \"x\", \"ctx\": ");
@@ -81,7 +65,7 @@ static const char *write_jsonl(const Example *examples, int count) {
             fputs(i ? ", " : "", f);
             put_json_text(f, x->ending[i]);
         }
-        fprintf(f, draw(2) ? "], \"label\": %d}\n" : "], \"label\": \"%d\"}\n\n", x->label);
+        fprintf(f, draw_int(2) ? "], \"label\": %d}\n" : "], \"label\": \"%d\"}\n\n", x->label);
     }
     fclose(f);
     return path;
@@ -116,9 +100,9 @@ static size_t make_bin(char *out, const Example *examples, int count) {
 static const char *write_bin(const Example *examples, int count) {
     char *file = malloc(1 << 20);
     size_t bytes = make_bin(file, examples, count);
-    const char *path = write_bytes("examples.bin", file, bytes);
+    write_bytes("examples.bin", file, bytes);
     free(file);
-    return path;
+    return "examples.bin";
 }
 
 // ---- A model that sees only the token before: its loss of predicting b after a --------------------------------------
@@ -212,7 +196,7 @@ static void test_both_formats(void) {
     static Example examples[QUESTIONS];
     for (int trial = 0; trial < 8; trial++) {
         draw_examples(examples, QUESTIONS);
-        const int lengths[] = {45 + draw(20), 64, 65, 100 + draw(60), 200, 1024};
+        const int lengths[] = {45 + draw_int(20), 64, 65, 100 + draw_int(60), 200, 1024};
         for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
             check_against(write_jsonl(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
             check_against(write_bin(examples, QUESTIONS), examples, QUESTIONS, lengths[i]);
@@ -224,8 +208,8 @@ static void test_both_formats(void) {
 static void test_sum_and_mean(void) {
     HellaSwag *h;
     CHECK_OK(hellaswag_open(&h,
-                            write_text("{\"ctx\": \"xyz\", \"endings\": [\"a\", \"bbbb\"], \"label\": 1}\n"
-                                       "{\"ctx\": \"x\", \"endings\": [\"a\", \"bbbb\"], \"label\": 0}"),
+                            write_questions("{\"ctx\": \"xyz\", \"endings\": [\"a\", \"bbbb\"], \"label\": 1}\n"
+                                            "{\"ctx\": \"x\", \"endings\": [\"a\", \"bbbb\"], \"label\": 0}"),
                             bytes_tokenizer, V, 128, &e),
              &e);
     HellaSwagInfo info = hellaswag_describe(h);
@@ -270,7 +254,7 @@ static void test_sum_and_mean(void) {
 
 static void refuse_json(const char *text, const char *mention) {
     HellaSwag *h;
-    CHECK_ERROR(hellaswag_open(&h, write_text(text), bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, mention);
+    CHECK_ERROR(hellaswag_open(&h, write_questions(text), bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, mention);
     CHECK(strstr(e.what, "q.jsonl") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
 }
 
@@ -300,13 +284,13 @@ static void test_bad_jsonl(void) {
     refuse_json("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "\"label\"");
     static const char zero[] = GOOD "{\"ctx\": \0\"a\"}\n";
     write_bytes("q.jsonl", zero, sizeof zero - 1);
-    CHECK_ERROR(hellaswag_open(&h, path_of("q.jsonl"), bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, "line 2");
-    CHECK_ERROR(hellaswag_open(&h, write_text(GOOD), bytes_tokenizer, V, 1, &e), &e, ERR_INPUT, "all 1 questions");
-    CHECK_OK(hellaswag_open(&h, write_text(GOOD), bytes_tokenizer, V, 2, &e), &e);
+    CHECK_ERROR(hellaswag_open(&h, "q.jsonl", bytes_tokenizer, V, 64, &e), &e, ERR_INPUT, "line 2");
+    CHECK_ERROR(hellaswag_open(&h, write_questions(GOOD), bytes_tokenizer, V, 1, &e), &e, ERR_INPUT, "all 1 questions");
+    CHECK_OK(hellaswag_open(&h, write_questions(GOOD), bytes_tokenizer, V, 2, &e), &e);
     hellaswag_close(h);
-    CHECK_ERROR(hellaswag_open(&h, write_text(GOOD), NULL, V, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
+    CHECK_ERROR(hellaswag_open(&h, write_questions(GOOD), NULL, V, 64, &e), &e, ERR_USAGE, "q.jsonl: no tokenizer");
     CHECK(strstr(e.hint, "--tokenizer"), "%s", e.hint);
-    CHECK_ERROR(hellaswag_open(&h, path_of("nosuch"), NULL, V, 64, &e), &e, ERR_INPUT, "nosuch");
+    CHECK_ERROR(hellaswag_open(&h, "nosuch", NULL, V, 64, &e), &e, ERR_INPUT, "nosuch");
     CHECK(strstr(e.hint, "data/hellaswag.sh"), "%s", e.hint);
     CHECK_ERROR(hellaswag_open(&h, scratch, NULL, V, 64, &e), &e, ERR_INPUT, "not a regular file");
 }
@@ -342,28 +326,25 @@ static void test_bad_bin(void) {
         memcpy(bad, good, bytes);
         if (cases[i].at >= 1000) memcpy(bad + 4 * (cases[i].at - 1000), &cases[i].value, 4);
         else memcpy(bad + 1024 + 2 * cases[i].at, &cases[i].value, 2);
-        const char *path = write_bytes("bad.bin", bad, bytes);
-        CHECK_ERROR(hellaswag_open(&h, path, NULL, V, 1024, &e), &e, ERR_INPUT, cases[i].mention);
+        write_bytes("bad.bin", bad, bytes);
+        CHECK_ERROR(hellaswag_open(&h, "bad.bin", NULL, V, 1024, &e), &e, ERR_INPUT, cases[i].mention);
         CHECK(strstr(e.what, "bad.bin") && e.hint[0], "no file or remedy: %s (%s)", e.what, e.hint);
     }
-    for (size_t cut = 4; cut < bytes; cut++) // cut at every byte
-        CHECK(hellaswag_open(&h, write_bytes("bad.bin", good, cut), NULL, V, 1024, &e) == ERR_INPUT, "%zu bytes", cut);
-    CHECK_OK(hellaswag_open(&h, write_bytes("bad.bin", good, bytes), NULL, V, 1024, &e), &e);
-    hellaswag_close(h);
+    for (size_t cut = bytes; cut >= 4; cut--) { // whole, and cut at every byte
+        write_bytes("bad.bin", good, cut);
+        int code = hellaswag_open(&h, "bad.bin", NULL, V, 1024, &e);
+        CHECK(code == (cut < bytes ? ERR_INPUT : 0), "%zu of %zu bytes: %d", cut, bytes, code);
+        if (!code) hellaswag_close(h);
+    }
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
-    if (!mkdtemp(scratch) || tokenizer_create_bytes(&bytes_tokenizer, &e)) return 1;
-    seed = (uint64_t)(clock_seconds() * 1e6);
+    scratch_begin();
+    if (tokenizer_create_bytes(&bytes_tokenizer, &e)) return ERR_INTERNAL;
     RUN(test_both_formats);
     RUN(test_sum_and_mean);
     RUN(test_bad_jsonl);
     RUN(test_bad_bin);
-    if (test_state.total_failures) printf("  seed %llu\n", (unsigned long long)seed);
     tokenizer_destroy(bytes_tokenizer);
-    char command[PATH_MAX + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
-    return system(command) == 0 ? test_summary() : 1;
+    return scratch_end();
 }

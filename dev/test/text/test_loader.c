@@ -1,41 +1,26 @@
 // The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
 #include "text/loader.h"
 #include "ranks/parallel.h"
-#include "math/rng.h"
 #include "shard_file.h"
-#include "../test.h"
+#include "../scratch.h"
 
 #include <dirent.h>
-#include <limits.h>
 #include <signal.h>
-#include <time.h>
-#include <unistd.h>
 
 enum { V = 5000, T = 13, MAX_ROWS = 9 };
 
 static Error e;
-static uint64_t seed, draws; // from the clock: no two runs draw the same
-static char scratch[PATH_MAX];
-
-static uint64_t draw(uint64_t below) { return rng_u32(seed, 1, draws++) % below; }
-
-static const char *path_of(const char *name) {
-    static char path[PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/%s", scratch, name);
-    return path;
-}
-
 // A shard of random tokens below `vocab`.
 static void make_shard(const char *name, size_t count, int vocab) {
     uint16_t *tokens = malloc(count * sizeof *tokens);
-    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)draw((uint64_t)vocab);
-    CHECK_OK(shard_write(path_of(name), tokens, count, &e), &e);
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)draw((uint32_t)vocab);
+    CHECK_OK(shard_write(name, tokens, count, &e), &e);
     free(tokens);
 }
 
 // Writes other tokens into a file that is open.
 static void overwrite_tokens(const char *name, size_t count, uint16_t token) {
-    FILE *f = fopen(path_of(name), "r+b");
+    FILE *f = fopen(name, "r+b");
     fseek(f, SHARD_HEADER_BYTES, SEEK_SET);
     for (size_t i = 0; i < count; i++) fwrite(&token, sizeof token, 1, f);
     fclose(f);
@@ -48,7 +33,7 @@ typedef struct {
 
 static Fixture fixture_open(const char *pattern, int max_rows, int seq_len) {
     Fixture f = {0};
-    CHECK_OK(dataset_open(&f.data, path_of(pattern), seq_len, V, seed, &e), &e);
+    CHECK_OK(dataset_open(&f.data, pattern, seq_len, V, 7, &e), &e);
     CHECK_OK(loader_create(&f.loader, f.data, max_rows, seq_len, &e), &e);
     return f;
 }
@@ -79,10 +64,10 @@ static void test_order(void) {
         int n = 1 + (int)draw(MAX_ROWS), kind = (int)draw(6);
         const uint16_t *rows = NULL;
         CHECK_OK(loader_rows(f.loader, first, n, &rows, &e), &e);
-        uint64_t next = draw(8) ? first + (uint64_t)n : draw(5 * windows);
+        uint64_t next = draw(8) ? first + (uint64_t)n : draw(5 * (uint32_t)windows);
         int next_n = 1 + (int)draw(MAX_ROWS);
         if (kind < 3) loader_expect(f.loader, next, next_n);
-        if (kind == 3) loader_expect(f.loader, draw(5 * windows), next_n);
+        if (kind == 3) loader_expect(f.loader, draw(5 * (uint32_t)windows), next_n);
         if (kind == 4) loader_expect(f.loader, next, 0);
         CHECK(rows && same_rows(&f, rows, first, n), "draw %d: rows %llu + %d", i, (unsigned long long)first, n);
         first = next;
@@ -209,7 +194,7 @@ static void test_errors_reach_the_caller(void) {
     make_shard("bad.bin", count, V);
     Fixture f = fixture_open("bad.bin", MAX_ROWS, T);
     for (int ahead = 0; ahead < 2; ahead++) {
-        CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES + 20) == 0, "truncate");
+        CHECK(truncate("bad.bin", SHARD_HEADER_BYTES + 20) == 0, "truncate");
         if (ahead) loader_expect(f.loader, 5, 9);
         CHECK_ERROR(loader_rows(f.loader, 5, 9, &rows, &e), &e, ERR_INPUT, "bad.bin: read failed at byte");
         overwrite_tokens("bad.bin", count, V);
@@ -221,24 +206,18 @@ static void test_errors_reach_the_caller(void) {
         CHECK_OK(loader_rows(f.loader, 5, 9, &rows, &e), &e);
         CHECK(rows[0] == 7 && same_rows(&f, rows, 5, 9), "rows after the repair");
     }
-    CHECK(truncate(path_of("bad.bin"), SHARD_HEADER_BYTES) == 0, "truncate");
+    CHECK(truncate("bad.bin", SHARD_HEADER_BYTES) == 0, "truncate");
     loader_expect(f.loader, 0, 9); // an error that no call asks for is dropped
     fixture_close(&f);
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp";
-    snprintf(scratch, sizeof scratch, "%s/gns_test_XXXXXX", base);
-    if (!mkdtemp(scratch)) return 1;
-    seed = (uint64_t)(clock_seconds() * 1e6);
+    scratch_begin();
     RUN(test_order);
     RUN(test_reads_ahead);
     RUN(test_shares_of_ranks);
     RUN(test_ends_while_reading);
     RUN(test_signals);
     RUN(test_errors_reach_the_caller);
-    if (test_state.total_failures) printf("  seed %llu\n", (unsigned long long)seed);
-    char command[PATH_MAX + 16];
-    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
-    return system(command) == 0 ? test_summary() : 1;
+    return scratch_end();
 }

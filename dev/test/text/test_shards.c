@@ -1,17 +1,14 @@
 // Token shards: tokens are read as they were written, in the order that shards.h defines; malformed shards are refused
 // by name.
 #include "text/shards.h"
-#include "base/files.h"
 #include "shard_file.h"
-#include "../test.h"
+#include "../scratch.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-static char directory[512]; // a fresh one, removed at the end
 static Error e;
 
 // Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see dev/make/tests.mk).
@@ -37,34 +34,6 @@ int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) { return take(&fault.fail_sync) ? (errno = EIO, -1) : __real_fsync(fd); }
 
-static const char *path_of(const char *name) {
-    static char paths[4][1024];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", directory, name);
-    return path;
-}
-
-static void remove_all(void) {
-    char command[600];
-    snprintf(command, sizeof command, "rm -rf '%s'", directory);
-    if (system(command) != 0) printf("  cannot remove %s\n", directory);
-}
-
-// xorshift64*, seeded from the clock: every run has new data.
-static uint64_t random_state;
-static uint64_t random_next(void) {
-    random_state ^= random_state >> 12;
-    random_state ^= random_state << 25;
-    random_state ^= random_state >> 27;
-    return random_state * 0x2545f4914f6cdd1du;
-}
-
-static void write_file(const char *path, const void *bytes, size_t count) {
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(bytes, 1, count, f) != count || fclose(f) != 0) printf("  cannot write %s\n", path);
-}
-
 // A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
                       int extra) {
@@ -73,7 +42,7 @@ static void write_raw(const char *path, int32_t magic, int32_t version, int32_t 
     int32_t header[3] = {magic, version, said};
     memcpy(raw, header, sizeof header);
     for (int i = 0; i < count; i++) memcpy(raw + SHARD_HEADER_BYTES + 2 * i, &token, 2);
-    write_file(path, raw, (size_t)((long)bytes + extra));
+    write_bytes(path, raw, (size_t)((long)bytes + extra));
     free(raw);
 }
 
@@ -82,11 +51,11 @@ static uint16_t *make_shards(const char *name, const int *lengths, int shards, i
     size_t total = 0, at = 0;
     for (int i = 0; i < shards; i++) total += (size_t)lengths[i];
     uint16_t *tokens = malloc(2 * total);
-    for (size_t i = 0; i < total; i++) tokens[i] = (uint16_t)(random_next() % (uint64_t)vocab);
+    for (size_t i = 0; i < total; i++) tokens[i] = (uint16_t)draw((uint32_t)vocab);
     for (int i = 0; i < shards; i++) {
         char file[64];
         snprintf(file, sizeof file, "%s_%03d.bin", name, i);
-        CHECK_OK(shard_write(path_of(file), tokens + at, (size_t)lengths[i], &e), &e);
+        CHECK_OK(shard_write(file, tokens + at, (size_t)lengths[i], &e), &e);
         at += (size_t)lengths[i];
     }
     return tokens;
@@ -96,7 +65,7 @@ static uint16_t *make_shards(const char *name, const int *lengths, int shards, i
 
 static void test_layout(void) {
     const uint16_t tokens[5] = {0, 1, 256, 50256, 65535};
-    const char *path = path_of("layout.bin");
+    const char *path = "layout.bin";
     CHECK_OK(shard_write(path, tokens, 5, &e), &e);
     char *file;
     size_t bytes;
@@ -107,7 +76,7 @@ static void test_layout(void) {
     for (int i = 12; i < 1024; i++) CHECK(file[i] == 0, "header byte %d is not 0", i);
     const unsigned char body[10] = {0, 0, 1, 0, 0, 1, 0x50, 0xc4, 0xff, 0xff};
     CHECK(memcmp(file + 1024, body, 10) == 0, "tokens differ");
-    CHECK(access(path_of("layout.bin.partial"), F_OK) != 0, "the partial file still exists");
+    CHECK(access("layout.bin.partial", F_OK) != 0, "the partial file still exists");
     memory_free(file);
 }
 
@@ -116,7 +85,7 @@ static void test_sequential(void) {
     const int lengths[6] = {1, 100, 7, 8, 9, 1000}, T = 7, V = 300;
     uint16_t *tokens = make_shards("seq", lengths, 6, V), *rows = malloc(2 * 200 * 8);
     Dataset *data;
-    CHECK_OK(dataset_open(&data, path_of("seq_*.bin"), T, V, 1, &e), &e);
+    CHECK_OK(dataset_open(&data, "seq_*.bin", T, V, 1, &e), &e);
     int windows = 0;
     size_t at = 0;
     for (int s = 0; s < 6; s++) windows += (lengths[s] - 1) / T;
@@ -143,9 +112,9 @@ static void test_epochs(void) {
     const int lengths[3] = {523, 12, 399}, T = 5;
     free(make_shards("epoch", lengths, 3, 256));
     Dataset *data, *other;
-    uint64_t seed = random_next();
-    CHECK_OK(dataset_open(&data, path_of("epoch_*.bin"), T, 256, seed, &e), &e);
-    CHECK_OK(dataset_open(&other, path_of("epoch_*.bin"), T, 256, seed + 1, &e), &e);
+    uint64_t seed = draw(UINT32_MAX);
+    CHECK_OK(dataset_open(&data, "epoch_*.bin", T, 256, seed, &e), &e);
+    CHECK_OK(dataset_open(&other, "epoch_*.bin", T, 256, seed + 1, &e), &e);
     uint64_t N = dataset_describe(data).windows;
     char *seen = malloc(N);
     int same_epoch = 0, same_seed = 0, in_order = 0;
@@ -167,7 +136,6 @@ static void test_epochs(void) {
     dataset_close(other);
 }
 
-// The sequence of examples does not depend on batch sizes, micro-batches, ranks or a restart.
 // With shifts: of each epoch the same number of tokens for all windows, the last of a shard at its end; over epochs every
 // shift; otherwise the same order, and validation as before.
 static void test_shifted_windows(void) {
@@ -176,11 +144,11 @@ static void test_shifted_windows(void) {
     uint16_t row[T + 1], plain[T + 1], text[2 * T * 8];
     int seen[T] = {0}, first = T; // shift of the epoch; T: not seen yet
     for (int i = 0; i < 2 * T * 8; i++) text[i] = (uint16_t)i;
-    CHECK_OK(shard_write(path_of("shift_0.bin"), text, (size_t)lengths[0], &e), &e);
-    CHECK_OK(shard_write(path_of("shift_1.bin"), text + lengths[0], (size_t)lengths[1], &e), &e);
+    CHECK_OK(shard_write("shift_0.bin", text, (size_t)lengths[0], &e), &e);
+    CHECK_OK(shard_write("shift_1.bin", text + lengths[0], (size_t)lengths[1], &e), &e);
     Dataset *data, *fixed;
-    CHECK_OK(dataset_open(&data, path_of("shift_*.bin"), T, 1000, 5, &e), &e);
-    CHECK_OK(dataset_open(&fixed, path_of("shift_*.bin"), T, 1000, 5, &e), &e);
+    CHECK_OK(dataset_open(&data, "shift_*.bin", T, 1000, 5, &e), &e);
+    CHECK_OK(dataset_open(&fixed, "shift_*.bin", T, 1000, 5, &e), &e);
     dataset_shift_windows(data);
     int N = (int)dataset_describe(data).windows;
     CHECK(N == 8, "%d windows", N);
@@ -202,29 +170,30 @@ static void test_shifted_windows(void) {
     dataset_close(data), dataset_close(fixed);
 }
 
+// The sequence of examples does not depend on batch sizes, micro-batches, ranks or a restart.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1 };
     const int lengths[2] = {1003, 411}; // 156 windows: several epochs, which batches straddle
     free(make_shards("split", lengths, 2, 1000));
     Dataset *data;
-    CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+    CHECK_OK(dataset_open(&data, "split_*.bin", T, 1000, 42, &e), &e);
     uint16_t *want = malloc(2 * ROWS * WIDTH), *got = malloc(2 * ROWS * WIDTH);
     CHECK_OK(dataset_rows(data, 0, ROWS, want, &e), &e);
     for (int trial = 0; trial < 50; trial++) {
         memset(got, 0xff, 2 * ROWS * WIDTH);
         for (int at = 0; at < ROWS;) { // batches of changing size, spread over ranks and micro-batches
-            int left = ROWS - at, batch = 1 + (int)(random_next() % 64), ranks = 1 + (int)(random_next() % 8);
+            int left = ROWS - at, batch = 1 + (int)draw(64), ranks = 1 + (int)draw(8);
             if (batch > left) batch = left;
-            int micro = 1 + (int)(random_next() % 7);
+            int micro = 1 + (int)draw(7);
             for (int rank = ranks - 1; rank >= 0; rank--) // nor on the order in which ranks run
                 for (int row = batch * rank / ranks, end = batch * (rank + 1) / ranks; row < end; row += micro)
                     CHECK_OK(dataset_rows(data, (uint64_t)(at + row), row + micro < end ? micro : end - row,
                                           got + (at + row) * WIDTH, &e),
                              &e);
             at += batch;
-            if (random_next() % 8) continue;
+            if (draw(8)) continue;
             dataset_close(data);
-            CHECK_OK(dataset_open(&data, path_of("split_*.bin"), T, 1000, 42, &e), &e);
+            CHECK_OK(dataset_open(&data, "split_*.bin", T, 1000, 42, &e), &e);
         }
         CHECK(memcmp(want, got, 2 * ROWS * WIDTH) == 0, "trial %d differs", trial);
     }
@@ -233,30 +202,19 @@ static void test_any_split(void) {
     free(got);
 }
 
-// The files of a set, without directories.
+// The files of a set.
 static const char *names_of(const Dataset *data) {
     static char names[1000];
     size_t used = 0;
     names[0] = 0;
     for (int i = 0; i < dataset_describe(data).shards; i++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "",
-                                 strrchr(dataset_shard_path(data, i), '/') + 1);
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? " " : "", dataset_shard_path(data, i));
     return names;
-}
-
-// Opens a value in which every % stands for the directory.
-static int open_value(Dataset **data, const char *value, int T, uint64_t seed) {
-    char text[4096];
-    size_t used = 0;
-    for (const char *c = value; *c; c++)
-        used +=
-            (size_t)snprintf(text + used, sizeof text - used, *c == '%' ? "%s/" : "%.1s", *c == '%' ? directory : c);
-    return dataset_open(data, text, T, 1000, seed, &e);
 }
 
 static void check_files(const char *value, const char *names, int sources) {
     Dataset *data;
-    CHECK_OK(open_value(&data, value, 9, 1), &e);
+    CHECK_OK(dataset_open(&data, value, 9, 1000, 1, &e), &e);
     if (!data) return;
     CHECK(strcmp(names_of(data), names) == 0 && dataset_describe(data).sources == sources, "%s: %s in %d", value,
           names_of(data), dataset_describe(data).sources);
@@ -267,17 +225,17 @@ static void test_words(void) {
     const int lengths[2] = {100, 200};
     static const char *const made[] = {"u", "v", "w a", "x:2"};
     for (int i = 0; i < 4; i++) free(make_shards(made[i], lengths, 2, 1000));
-    check_files("%u*", "u_000.bin u_001.bin", 1);
-    check_files("%v* %u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as one pattern: by name, each once
-    check_files("  %u_001.bin\t%u*  %u_000.bin ", "u_000.bin u_001.bin", 1);
-    check_files("%w a*", "w a_000.bin w a_001.bin", 1); // exists as it is written
-    check_files("%w\\ a_000.bin %u_000.bin", "u_000.bin w a_000.bin", 1);
-    check_files("%x:2_000.bin", "x:2_000.bin", 1);
-    check_files("%x:2_*.bin:2", "x:2_000.bin x:2_001.bin", 1);
-    check_files("%v*:0.5 %u*:1e0", "v_000.bin v_001.bin u_000.bin u_001.bin", 2);
+    check_files("u*", "u_000.bin u_001.bin", 1);
+    check_files("v* u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as one pattern: by name, each once
+    check_files("  u_001.bin\tu*  u_000.bin ", "u_000.bin u_001.bin", 1);
+    check_files("w a*", "w a_000.bin w a_001.bin", 1); // exists as it is written
+    check_files("w\\ a_000.bin u_000.bin", "u_000.bin w a_000.bin", 1);
+    check_files("x:2_000.bin", "x:2_000.bin", 1);
+    check_files("x:2_*.bin:2", "x:2_000.bin x:2_001.bin", 1);
+    check_files("v*:0.5 u*:1e0", "v_000.bin v_001.bin u_000.bin u_001.bin", 2);
 
     Dataset *data;
-    CHECK_OK(open_value(&data, "%v*:0.5 %u_000.bin:1.5", 9, 1), &e);
+    CHECK_OK(dataset_open(&data, "v*:0.5 u_000.bin:1.5", 9, 1000, 1, &e), &e);
     DatasetSource second = dataset_source(data, 1);
     CHECK(dataset_source(data, 0).share == 0.25 && second.share == 0.75 && dataset_source(data, 0).shards == 2,
           "shares");
@@ -289,21 +247,21 @@ static void test_words(void) {
     static const struct {
         const char *value, *says;
         int code;
-    } bad[] = {{"%u*:0 %v*:1", "u*:0: the weight of a source is not above 0", ERR_USAGE},
-               {"%u*:-1", "is not above 0", ERR_USAGE},
-               {"%u*:nan", "is not above 0", ERR_USAGE},
-               {"%u*:inf %v*:1", "is not above 0", ERR_USAGE},
-               {"%u*:1 %v*", "v*: it has no weight", ERR_USAGE},
-               {"%u* %v*:1", "v*: it has a weight", ERR_USAGE},
-               {"%u*:1e308 %v*:1e308", "sum of the weights", ERR_USAGE},
-               {"%u*:1 %none*:1", "none*: no such file", ERR_INPUT},
-               {"%u*:one", "u*:one: no such file", ERR_INPUT},
+    } bad[] = {{"u*:0 v*:1", "u*:0: the weight of a source is not above 0", ERR_USAGE},
+               {"u*:-1", "is not above 0", ERR_USAGE},
+               {"u*:nan", "is not above 0", ERR_USAGE},
+               {"u*:inf v*:1", "is not above 0", ERR_USAGE},
+               {"u*:1 v*", "v*: it has no weight", ERR_USAGE},
+               {"u* v*:1", "v*: it has a weight", ERR_USAGE},
+               {"u*:1e308 v*:1e308", "sum of the weights", ERR_USAGE},
+               {"u*:1 none*:1", "none*: no such file", ERR_INPUT},
+               {"u*:one", "u*:one: no such file", ERR_INPUT},
                {"  ", "no such file", ERR_INPUT}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        CHECK_ERROR(open_value(&data, bad[i].value, 9, 1), &e, bad[i].code, bad[i].says);
+        CHECK_ERROR(dataset_open(&data, bad[i].value, 9, 1000, 1, &e), &e, bad[i].code, bad[i].says);
         CHECK(!data && e.hint[0], "%s", bad[i].value);
     }
-    CHECK_ERROR(open_value(&data, "%v*:1 %u_000.bin:1", 150, 1), &e, ERR_INPUT,
+    CHECK_ERROR(dataset_open(&data, "v*:1 u_000.bin:1", 150, 1000, 1, &e), &e, ERR_INPUT,
                 "u_000.bin: 100 tokens in 1 file are too few");
 }
 
@@ -315,12 +273,12 @@ static void test_mixture(void) {
     const double share[3] = {0.6, 0.3, 0.1};
     uint64_t seen[3] = {0}, last[3][N], again = 0;
     char *in_epoch[3] = {calloc(N, 1), calloc(N, 1), calloc(N, 1)};
-    CHECK_OK(open_value(&plain, "%u*", 9, 42), &e);
-    CHECK_OK(open_value(&one, "%u*:0.3", 9, 42), &e);
+    CHECK_OK(dataset_open(&plain, "u*", 9, 1000, 42, &e), &e);
+    CHECK_OK(dataset_open(&one, "u*:0.3", 9, 1000, 42, &e), &e);
     for (uint64_t i = 0; i < 200; i++)
         CHECK(dataset_window_at(plain, i) == dataset_window_at(one, i), "%llu", (unsigned long long)i);
     dataset_close(one);
-    CHECK_OK(open_value(&mixed, "%u_001.bin:6 %v_001.bin:3 %x:2_001.bin:1", 9, 42), &e);
+    CHECK_OK(dataset_open(&mixed, "u_001.bin:6 v_001.bin:3 x:2_001.bin:1", 9, 1000, 42, &e), &e);
     for (uint64_t i = 0; i < EXAMPLES; i++) {
         uint64_t window = dataset_window_at(mixed, i), s = window / N, w = window % N;
         CHECK(s < 3, "window %llu", (unsigned long long)window);
@@ -341,7 +299,7 @@ static void test_mixture(void) {
     uint64_t *want = malloc(EXAMPLES * sizeof *want);
     for (uint64_t i = 0; i < EXAMPLES; i++) want[i] = dataset_window_at(mixed, i);
     for (int i = 0; i < 300; i++) {
-        uint64_t example = random_next() % EXAMPLES;
+        uint64_t example = draw(EXAMPLES);
         CHECK(dataset_window_at(mixed, example) == want[example], "example %llu", (unsigned long long)example);
     }
     free(want);
@@ -356,13 +314,13 @@ static void test_many_shards(void) {
         uint16_t shard = (uint16_t)(i * 7 % SHARDS), tokens[5] = {shard, shard, shard, shard, shard};
         char name[32];
         snprintf(name, sizeof name, "many_%06d.bin", shard);
-        CHECK_OK(shard_write(path_of(name), tokens, 5, &e), &e);
+        CHECK_OK(shard_write(name, tokens, 5, &e), &e);
     }
     Dataset *data;
     uint16_t rows[SHARDS][T + 1];
     int unused = dup(0), still; // the lowest descriptor
     close(unused);
-    CHECK_OK(dataset_open(&data, path_of("many_*.bin"), T, SHARDS, 0, &e), &e);
+    CHECK_OK(dataset_open(&data, "many_*.bin", T, SHARDS, 0, &e), &e);
     CHECK_OK(dataset_rows_sequential(data, 0, SHARDS, rows[0], &e), &e);
     for (int i = 0; i < SHARDS; i++) CHECK(rows[i][0] == i && rows[i][T] == i, "row %d is of shard %d", i, rows[i][0]);
     CHECK(strstr(dataset_shard_path(data, 7), "many_000007.bin"), "%s", dataset_shard_path(data, 7));
@@ -378,7 +336,7 @@ static void test_interrupted_and_short_reads(void) {
     const int length = T + 1;
     uint16_t *tokens = make_shards("piece", &length, 1, 1000), row[T + 1];
     Dataset *data;
-    CHECK_OK(dataset_open(&data, path_of("piece_*.bin"), T, 1000, 0, &e), &e);
+    CHECK_OK(dataset_open(&data, "piece_*.bin", T, 1000, 0, &e), &e);
     for (int i = 1; i < 4; i++) {
         memset(row, 0xff, sizeof row);
         fault.halve_read = i & 1, fault.interrupt_read = i & 2;
@@ -392,9 +350,9 @@ static void test_interrupted_and_short_reads(void) {
 
 static void test_literal_name(void) { // a file whose name looks like a pattern is found as itself
     const uint16_t tokens[3] = {1, 2, 3};
-    CHECK_OK(shard_write(path_of("odd[1]*.bin"), tokens, 3, &e), &e);
+    CHECK_OK(shard_write("odd[1]*.bin", tokens, 3, &e), &e);
     Dataset *data;
-    CHECK_OK(dataset_open(&data, path_of("odd[1]*.bin"), 2, 4, 0, &e), &e);
+    CHECK_OK(dataset_open(&data, "odd[1]*.bin", 2, 4, 0, &e), &e);
     dataset_close(data);
 }
 
@@ -402,60 +360,59 @@ static void test_literal_name(void) { // a file whose name looks like a pattern 
 
 static void refuse(const char *name, int T, int V, const char *text) {
     Dataset *data = (Dataset *)&e;
-    CHECK_ERROR(dataset_open(&data, path_of(name), T, V, 0, &e), &e, ERR_INPUT, text);
+    CHECK_ERROR(dataset_open(&data, name, T, V, 0, &e), &e, ERR_INPUT, text);
     CHECK(data == NULL, "a data set in spite of an error");
     CHECK(strstr(e.what, name) && e.hint[0], "'%s' (%s) names no file or no remedy", e.what, e.hint);
 }
 
 static void test_bad_shards(void) {
     enum { M = SHARD_MAGIC };
-    refuse("absent.bin", 4, 256, "no such file");
-    refuse("absent_*.bin", 4, 256, "no such file");
-    refuse("no/such/dir/*.bin", 4, 256, "no such file");
-    refuse("", 4, 256, "not a regular file");
-    write_file(path_of("empty.bin"), "", 0);
+    static const struct {
+        const char *name;
+        int32_t magic, version, said;
+        int count;
+        uint16_t token;
+        int extra;
+        const char *says;
+    } cases[] = {
+        {"cut_header.bin", M, 1, 0, 0, 0, -1, "too few for a shard's header"},
+        {"magic.bin", M + 1, 1, 100, 100, 0, 0, "not a token shard"},
+        {"swapped.bin", (int32_t)0x88d83401, 0x01000000, 0x64000000, 100, 0, 0, "not a token shard"},
+        {"text.bin", 0x20656854, 1, 100, 100, 0, 0, "not a token shard"},
+        {"llama.bin", 20240801, 7, 100, 200, 0, 0, "32-bit tokens"},
+        {"version.bin", M, 2, 100, 100, 0, 0, "version 2 at byte 4"},
+        {"none.bin", M, 1, 0, 0, 0, 0, "counts 0 tokens"},
+        {"negative.bin", M, 1, -5, 100, 0, 0, "counts -5 tokens, at byte 8"},
+        {"truncated.bin", M, 1, 100, 99, 0, 0, "truncated: it ends at byte 1222"},
+        {"half_token.bin", M, 1, 100, 100, 0, -1, "truncated"},
+        {"huge_count.bin", M, 1, INT32_MAX, 100, 0, 0, "truncated"},
+        {"longer.bin", M, 1, 100, 100, 0, 1, "longer than its header says"},
+        {"short.bin", M, 1, 4, 4, 0, 0, "too few for one window of 4 + 1"},
+        {"vocab.bin", M, 1, 100, 100, 256, 0, "token 256 at position 0, byte 1024,"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_raw(cases[i].name, cases[i].magic, cases[i].version, cases[i].said, cases[i].count, cases[i].token,
+                  cases[i].extra);
+        refuse(cases[i].name, 4, 256, cases[i].says);
+    }
+    static const char *const absent[] = {"absent.bin", "absent_*.bin", "no/such/dir/*.bin"};
+    for (int i = 0; i < 3; i++) refuse(absent[i], 4, 256, "no such file");
+    refuse(".", 4, 256, "not a regular file");
+    write_text("empty.bin", "");
     refuse("empty.bin", 4, 256, "ends at byte 0");
-    write_file(path_of("tiny.bin"), "hello\n", 6);
+    write_text("tiny.bin", "hello\n");
     refuse("tiny.bin", 4, 256, "ends at byte 6: too few for a shard's header");
-    write_raw(path_of("cut_header.bin"), M, 1, 0, 0, 0, -1);
-    refuse("cut_header.bin", 4, 256, "too few for a shard's header");
-    write_raw(path_of("magic.bin"), M + 1, 1, 100, 100, 0, 0);
-    refuse("magic.bin", 4, 256, "not a token shard");
-    write_raw(path_of("swapped.bin"), (int32_t)0x88d83401, 0x01000000, 0x64000000, 100, 0, 0);
-    refuse("swapped.bin", 4, 256, "not a token shard");
-    write_raw(path_of("text.bin"), 0x20656854, 1, 100, 100, 0, 0);
-    refuse("text.bin", 4, 256, "not a token shard");
-    write_raw(path_of("llama.bin"), 20240801, 7, 100, 200, 0, 0);
-    refuse("llama.bin", 4, 256, "32-bit tokens");
-    write_raw(path_of("version.bin"), M, 2, 100, 100, 0, 0);
-    refuse("version.bin", 4, 256, "version 2 at byte 4");
-    write_raw(path_of("none.bin"), M, 1, 0, 0, 0, 0);
-    refuse("none.bin", 4, 256, "counts 0 tokens");
-    write_raw(path_of("negative.bin"), M, 1, -5, 100, 0, 0);
-    refuse("negative.bin", 4, 256, "counts -5 tokens, at byte 8");
-    write_raw(path_of("truncated.bin"), M, 1, 100, 99, 0, 0);
-    refuse("truncated.bin", 4, 256, "truncated: it ends at byte 1222");
-    write_raw(path_of("half_token.bin"), M, 1, 100, 100, 0, -1);
-    refuse("half_token.bin", 4, 256, "truncated");
-    write_raw(path_of("huge_count.bin"), M, 1, INT32_MAX, 100, 0, 0);
-    refuse("huge_count.bin", 4, 256, "truncated");
-    write_raw(path_of("longer.bin"), M, 1, 100, 100, 0, 1);
-    refuse("longer.bin", 4, 256, "longer than its header says");
-    write_raw(path_of("short.bin"), M, 1, 4, 4, 0, 0);
-    refuse("short.bin", 4, 256, "too few for one window of 4 + 1");
-    write_raw(path_of("vocab.bin"), M, 1, 100, 100, 256, 0);
-    refuse("vocab.bin", 4, 256, "token 256 at position 0, byte 1024,");
-    if (mkfifo(path_of("pipe.bin"), 0600) == 0) refuse("pipe.bin", 4, 256, "not a regular file");
-    if (symlink("nowhere", path_of("dangling.bin")) == 0) refuse("dangling.bin", 4, 256, "cannot open");
-    write_raw(path_of("unreadable.bin"), M, 1, 100, 100, 0, 0);
-    chmod(path_of("unreadable.bin"), 0);
+    if (mkfifo("pipe.bin", 0600) == 0) refuse("pipe.bin", 4, 256, "not a regular file");
+    if (symlink("nowhere", "dangling.bin") == 0) refuse("dangling.bin", 4, 256, "cannot open");
+    write_raw("unreadable.bin", M, 1, 100, 100, 0, 0);
+    chmod("unreadable.bin", 0);
     if (geteuid() != 0) refuse("unreadable.bin", 4, 256, "cannot open"); // root may read anything
     Dataset *data;                                                       // one bad shard among good ones
-    write_raw(path_of("set_0.bin"), M, 1, 100, 100, 0, 0);
-    write_raw(path_of("set_1.bin"), M, 1, 100, 99, 0, 0);
-    CHECK_ERROR(dataset_open(&data, path_of("set_*.bin"), 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
-    write_raw(path_of("full.bin"), M, 1, 100, 100, 65535, 0);
-    CHECK_OK(dataset_open(&data, path_of("full.bin"), 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
+    write_raw("set_0.bin", M, 1, 100, 100, 0, 0);
+    write_raw("set_1.bin", M, 1, 100, 99, 0, 0);
+    CHECK_ERROR(dataset_open(&data, "set_*.bin", 4, 256, 0, &e), &e, ERR_INPUT, "set_1.bin: truncated");
+    write_raw("full.bin", M, 1, 100, 100, 65535, 0);
+    CHECK_OK(dataset_open(&data, "full.bin", 4, 65536, 0, &e), &e); // no uint16 is outside this vocabulary
     dataset_close(data);
     refuse("full.bin", 4, 65535, "token 65535 at position 0");
 }
@@ -463,7 +420,7 @@ static void test_bad_shards(void) {
 // A file too large to be checked when opened: reading the window of its bad token fails, and so does dataset_check.
 static void test_large_shard(void) {
     const int T = 1000, count = 40000000;
-    const char *path = path_of("large.bin");
+    const char *path = "large.bin";
     write_raw(path, SHARD_MAGIC, SHARD_VERSION, count, 0, 0, 0);
     FILE *f = fopen(path, "r+b");
     const uint16_t bad = 512;
@@ -488,29 +445,28 @@ static void test_large_shard(void) {
 
 static void test_writing_fails(void) {
     const uint16_t tokens[4] = {1, 2, 3, 4};
-    CHECK_ERROR(shard_write(path_of("no/such/dir.bin"), tokens, 4, &e), &e, ERR_WRITE, "no/such/dir.bin");
+    CHECK_ERROR(shard_write("no/such/dir.bin", tokens, 4, &e), &e, ERR_WRITE, "no/such/dir.bin");
     char path[5000];
     memset(path, 'x', sizeof path - 1);
     path[sizeof path - 1] = 0;
     CHECK_ERROR(shard_write(path, tokens, 4, &e), &e, ERR_USAGE, "too long");
     // A full disk, simulated by a limit on the size of files: the old shard stays.
-    CHECK_OK(shard_write(path_of("kept.bin"), tokens, 4, &e), &e);
+    CHECK_OK(shard_write("kept.bin", tokens, 4, &e), &e);
     struct rlimit old, small = {100000, 100000};
     getrlimit(RLIMIT_FSIZE, &old);
     small.rlim_max = old.rlim_max;
     signal(SIGXFSZ, SIG_IGN);
     setrlimit(RLIMIT_FSIZE, &small);
     uint16_t *many = calloc(1000000, 2);
-    CHECK_ERROR(shard_write(path_of("kept.bin"), many, 1000000, &e), &e, ERR_WRITE, "kept.bin.partial: cannot write");
+    CHECK_ERROR(shard_write("kept.bin", many, 1000000, &e), &e, ERR_WRITE, "kept.bin.partial: cannot write");
     setrlimit(RLIMIT_FSIZE, &old);
     Dataset *data;
-    CHECK_OK(dataset_open(&data, path_of("kept.bin"), 3, 5, 0, &e), &e);
+    CHECK_OK(dataset_open(&data, "kept.bin", 3, 5, 0, &e), &e);
     dataset_close(data);
     free(many);
     fault.fail_sync = true;
-    CHECK_ERROR(shard_write(path_of("unsynced.bin"), tokens, 4, &e), &e, ERR_WRITE,
-                "unsynced.bin.partial: cannot write");
-    CHECK(access(path_of("unsynced.bin"), F_OK) != 0, "it got its name");
+    CHECK_ERROR(shard_write("unsynced.bin", tokens, 4, &e), &e, ERR_WRITE, "unsynced.bin.partial: cannot write");
+    CHECK(access("unsynced.bin", F_OK) != 0, "it got its name");
     fault.fail_sync = false;
 }
 
@@ -518,7 +474,7 @@ static void test_writing_fails(void) {
 static void test_largest_shard(void) {
     const uint16_t token = 1;
     ShardWriter *w;
-    CHECK_OK(shard_writer_open(&w, path_of("largest.bin"), &e), &e);
+    CHECK_OK(shard_writer_open(&w, "largest.bin", &e), &e);
     CHECK_OK(shard_writer_put(w, &token, 1, &e), &e);
     CHECK_ERROR(shard_writer_put(w, &token, SHARD_MAX_TOKENS, &e), &e, ERR_USAGE,
                 "largest.bin.partial: a shard holds at most 2147483647 tokens");
@@ -526,11 +482,7 @@ static void test_largest_shard(void) {
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR");
-    snprintf(directory, sizeof directory, "%s/test_data_XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(directory)) return ERR_INTERNAL;
-    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
-    printf("  seed %llu\n", (unsigned long long)random_state);
+    scratch_begin();
     RUN(test_layout);
     RUN(test_sequential);
     RUN(test_epochs);
@@ -545,6 +497,5 @@ int main(void) {
     RUN(test_large_shard);
     RUN(test_writing_fails);
     RUN(test_largest_shard);
-    remove_all();
-    return test_summary();
+    return scratch_end();
 }

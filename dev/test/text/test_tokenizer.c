@@ -3,48 +3,31 @@
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "random_text.h"
-#include "../test.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-static char directory[512]; // a fresh one, removed at the end
 static Error e;
 
-static const char *path_of(const char *name) {
-    static char paths[2][1024];
-    static int next;
-    char *path = paths[next++ % 2];
-    snprintf(path, sizeof *paths, "%s/%s", directory, name);
-    return path;
-}
-
 static FILE *create(const char *name) {
-    FILE *f = fopen(path_of(name), "wb");
+    FILE *f = fopen(name, "wb");
     CHECK(f, "cannot write %s", name);
     return f;
 }
 
-static void write_text(const char *name, const char *text) { // ' becomes "
+static void write_json(const char *name, const char *text) { // ' becomes "
     FILE *f = create(name);
     for (; *text; text++) fputc(*text == '\'' ? '"' : *text, f);
-    CHECK(fclose(f) == 0, "cannot write %s", name);
-}
-
-static void rename_file(const char *from, const char *to) {
-    CHECK(rename(path_of(from), path_of(to)) == 0, "cannot rename %s", from);
+    fclose(f);
 }
 
 static void remove_files(void) {
     static const char *const names[] = {"vocab.json",        "merges.txt",     "tokenizer_config.json",
                                         "added_tokens.json", "tokenizer.json", "encoder.json",
                                         "vocab.bpe"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(path_of(names[i]));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(names[i]);
 }
 
 static Tokenizer *load(void) {
     Tokenizer *t = NULL;
-    CHECK_OK(tokenizer_load(&t, directory, &e), &e);
+    CHECK_OK(tokenizer_load(&t, ".", &e), &e);
     return t;
 }
 
@@ -261,8 +244,8 @@ static void test_bytes(void) {
     CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
     CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
     check_round_trips(t, 500);
-    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
-    CHECK(tokenizer_exists(directory), "saved, but not there");
+    CHECK_OK(tokenizer_save(t, 0, ".", NULL, &e), &e);
+    CHECK(tokenizer_exists("."), "saved, but not there");
     Tokenizer *saved = load();
     CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
     tokenizer_destroy(t);
@@ -291,7 +274,7 @@ static void check_loads(const Tokenizer *want) {
 // Ways of tokenizer.json to say what GPT-2's does.
 #define BYTE_LEVEL(more) "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true" more "}"
 #define SPLIT(regex)                                                                                                   \
-    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex "| ?\\\\p{L}+| ?\\\\p{N}+| "                                  \
+    "{\"type\": \"Split\", \"pattern\": {\"Regex\": \"" regex "| ?\\\\p{L}+| ?\\\\p{N}+| "                             \
     "?[^\\\\s\\\\p{L}\\\\p{N}]+|\\\\s+(?!\\\\S)|\\\\s+\"}, \"behavior\": \"Isolated\", \"invert\": false}"
 #define SEQUENCE(name, parts) "{\"type\": \"Sequence\", \"" name "\": [" parts "]}"
 static const char *const same_kinds[] = {
@@ -314,10 +297,10 @@ static void test_forms(void) {
     write_vocabulary(merges, count);
     Tokenizer *first = load();
     check_round_trips(first, 500);
-    CHECK_OK(tokenizer_save(first, 0, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(first, 0, ".", NULL, &e), &e);
     check_loads(first);
-    rename_file("vocab.json", "encoder.json");
-    rename_file("merges.txt", "vocab.bpe");
+    CHECK(rename("vocab.json", "encoder.json") == 0, "rename");
+    CHECK(rename("merges.txt", "vocab.bpe") == 0, "rename");
     check_loads(first);
     remove_files();
     for (int pairs = 0; pairs < 2 * KINDS; pairs++) {
@@ -329,8 +312,8 @@ static void test_forms(void) {
                 256 + count, same_kinds[pairs / 2]);
         put_vocab(f, merges, count);
         fputs(",\n\"merges\": [", f);
-        put_merges(f, merges, count, pairs % 2 ? "[\"" : "\"", pairs % 2 ? "\", \"" : " ",
-                   pairs % 2 ? "\"]" : "\"", ", ");
+        put_merges(f, merges, count, pairs % 2 ? "[\"" : "\"", pairs % 2 ? "\", \"" : " ", pairs % 2 ? "\"]" : "\"",
+                   ", ");
         fputs("]}}", f);
         fclose(f);
         check_loads(first);
@@ -425,7 +408,7 @@ static void test_added(void) {
     if (!t) return;
     CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
     check_added(t, plain, first);
-    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(t, 0, ".", NULL, &e), &e);
     Tokenizer *saved = load();
     check_added(saved, plain, first);
     for (int i = 0; i < ADDED_COUNT; i++)
@@ -444,7 +427,7 @@ static void test_added(void) {
 
 static void refuse(const char *text) {
     Tokenizer *t = (Tokenizer *)&e;
-    CHECK_ERROR(tokenizer_load(&t, directory, &e), &e, ERR_INPUT, text);
+    CHECK_ERROR(tokenizer_load(&t, ".", &e), &e, ERR_INPUT, text);
     CHECK(t == NULL && e.hint[0], "a tokenizer, or no hint, in spite of '%s'", text);
 }
 
@@ -459,7 +442,7 @@ static void refuse_each(const BadFile *bad, size_t count, bool alone) {
     const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
     for (size_t i = 0; i < count; i++) {
         if (!alone) write_vocabulary(merges, 3);
-        write_text(bad[i].file, bad[i].content);
+        write_json(bad[i].file, bad[i].content);
         refuse(bad[i].error);
         remove_files();
     }
@@ -496,9 +479,9 @@ static void test_bad_added(void) {
     };
     REFUSE_EACH(bad, false);
     // The vocabulary's file is blamed for its own hole, also with added tokens after it.
-    write_text("merges.txt", "");
-    write_text("vocab.json", "{'a': 0, 'b': 2}");
-    write_text("added_tokens.json", "{'<|x|>': 3}");
+    write_json("merges.txt", "");
+    write_json("vocab.json", "{'a': 0, 'b': 2}");
+    write_json("added_tokens.json", "{'<|x|>': 3}");
     refuse("vocab.json: token number 1 is missing");
     remove_files();
 }
@@ -523,7 +506,7 @@ static void test_long_entries(void) {
         fclose(f);
         for (int k = 0, n = sprintf(text, "\xef\xbb\xbf#version: 0.2\n"); k < DOUBLINGS; k++)
             n += sprintf(text + n, "%.*s %.*s\n", 1 << k, half, 1 << k, half);
-        if (!json) write_text("merges.txt", text);
+        if (!json) write_json("merges.txt", text);
         Tokenizer *t = load();
         if (!t) continue;
         CHECK_OK(tokenizer_encode(t, half, LONGEST, tokens, &count, &e), &e);
@@ -589,17 +572,17 @@ static void test_bad_files(void) {
          "has no text"},
     };
     remove_files();
-    CHECK(!tokenizer_exists(directory), "a tokenizer in an empty directory");
+    CHECK(!tokenizer_exists("."), "a tokenizer in an empty directory");
     refuse("no tokenizer there");
     Tokenizer *t;
     CHECK_ERROR(tokenizer_load(&t, "no/such/directory", &e), &e, ERR_INPUT, "no/such/directory");
     write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
-    unlink(path_of("merges.txt"));
+    unlink("merges.txt");
     refuse("merges.txt: cannot open");
     REFUSE_EACH(beside, false);
     REFUSE_EACH(alone, true);
     write_vocabulary((NamedMerge[]){{"a", "b"}, {"ab", "c"}}, 2);
-    write_text("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
+    write_json("merges.txt", "a b\r\nab c\r\n"); // lines from Windows
     tokenizer_destroy(load());
     remove_files();
 }
@@ -673,35 +656,30 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
                 "no token for '\xc3\xa8', byte 0xc3");
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
-    CHECK_OK(tokenizer_save(t, 0, directory, NULL, &e), &e);
+    CHECK_OK(tokenizer_save(t, 0, ".", NULL, &e), &e);
     tokenizer_destroy(t);
     char vocab[200] = "";
-    FILE *f = fopen(path_of("vocab.json"), "rb");
+    FILE *f = fopen("vocab.json", "rb");
     CHECK(f && fread(vocab, 1, sizeof vocab - 1, f) > 0, "no vocab.json");
     if (f) fclose(f);
     CHECK(strcmp(vocab, "{\"\xc4\x8d\": 0, \"\xc4\xa0\": 1, \"a\": 2, \"b\": 3}\n") == 0, "a name twice? %s", vocab);
 }
 
 static void test_characters(void) {
-    write_text("vocab.json", "{'\\u010d': 0, '\\u0120': 1, 'a': 2, 'b': 3}");
-    write_text("merges.txt", "#version: 0.2\n");
-    write_text("tokenizer_config.json",
+    write_json("vocab.json", "{'\\u010d': 0, '\\u0120': 1, 'a': 2, 'b': 3}");
+    write_json("merges.txt", "#version: 0.2\n");
+    write_json("tokenizer_config.json",
                "{'added_tokens_decoder': {'4': {'content': '\\u00e9', 'normalized': false}, '5': {'content': "
                "'\\u010d', 'normalized': false}, '6': {'content': '\\u20ac', 'normalized': false}}}");
     check_characters();
     check_characters(); // from the files that it wrote
-    write_text("merges.txt", "#version: 0.2\na b\n");
+    write_json("merges.txt", "#version: 0.2\na b\n");
     refuse("byte 0x00 is missing");
     remove_files();
 }
 
 int main(void) {
-    const char *base = getenv("TMPDIR");
-    char command[600];
-    snprintf(directory, sizeof directory, "%s/test_tokenizer_XXXXXX", base ? base : "/tmp");
-    if (!mkdtemp(directory)) return ERR_INTERNAL;
-    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
-    printf("  seed %llu\n", (unsigned long long)random_state);
+    scratch_begin();
     RUN(test_merges);
     RUN(test_cache);
     RUN(test_bytes);
@@ -712,6 +690,5 @@ int main(void) {
     RUN(test_long_entries);
     RUN(test_bad_files);
     RUN(test_gpt2);
-    snprintf(command, sizeof command, "rm -rf '%s'", directory);
-    return system(command) != 0 || test_summary();
+    return scratch_end();
 }

@@ -3,7 +3,6 @@
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "random_text.h"
-#include "../test.h"
 
 #include <pcre2.h>
 
@@ -150,8 +149,7 @@ static void test_words_of_random_texts(void) {
 }
 
 int main(void) {
-    random_state = (uint64_t)(clock_seconds() * 1e9) | 1;
-    printf("  seed %llu\n", (unsigned long long)random_state);
+    random_begin();
     RUN(test_utf8);
     RUN(test_words_of_every_code_point);
     RUN(test_words_of_random_texts);

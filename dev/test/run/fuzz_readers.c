@@ -1,0 +1,601 @@
+// Fuzzes all readers of bytes from outside: options, checkpoints, models, tokenizers, shards, questions.
+//
+//     fuzz_readers [SECONDS [SEED]]     default 20 seconds over all readers, seed 1: the same samples every time
+//
+// A sample is a well-formed file, changed up to 11 times. A reader may accept it, and what it then gives must be in range;
+// or it refuses it with one error that names the file and a remedy. The sanitizers catch the rest. GNS_LONG=1: at least ten
+// thousand samples of each. With GNS_LIBFUZZER this is a libFuzzer target (make fuzz-coverage) for the reader that the
+// environment's GNS_FUZZ_TARGET names.
+#include "base/hash.h"
+#include "checkpoint/archive.h"
+#include "checkpoint/checkpoint.h"
+#include "run/run.h"
+#include "text/hellaswag.h"
+#include "text/tokenizer.h"
+#include "../safetensors_writer.h"
+#include "../trainer.h"
+
+enum { LAYERS = 2, MAX_BYTES = 1 << 16, VOCAB = 256 };
+
+typedef struct {
+    char bytes[MAX_BYTES];
+    size_t count;
+} Sample;
+
+static Sample sample; // being read
+static Model model;
+static Run run; // state.json is read into it
+static Tokenizer *byte_tokenizer;
+static uint64_t random_state;
+
+// A random number below n (splitmix64: Steele et al. 2014); 0 for n 0.
+static size_t draw(size_t n) {
+    uint64_t random = hash_finish(random_state += HASH_GOLDEN);
+    return n ? random % n : 0;
+}
+
+// ---- Readers --------------------------------------------------------------------------------------------------------
+
+static int ignore_values(void *context, Range range, const float *values, Error *e) {
+    (void)context, (void)values, (void)e;
+    CHECK(range.begin < range.end && range.end <= model.flat_count, "%zu to %zu", range.begin, range.end);
+    return 0;
+}
+
+static int read_manifest(const char *directory, Error *e) {
+    Manifest manifest;
+    int code = manifest_read(&manifest, IN_PATH, directory, e);
+    if (!code) code = manifest_verify(&manifest, directory, NULL, VERIFY_BYTES, e);
+    manifest_free(&manifest);
+    return code;
+}
+
+static int read_state(const char *directory, Error *e) {
+    Text changes = {0};
+    RunSummary summary;
+    TRY(noise_create(&run.position.noise, &model, 60, 0, e));
+    run.setup.model = model;
+    run.setup.shape.seq_len = 8;
+    run.setup.comm = &(Comm){.ranks = 1};
+    int code = run_state_summary(&summary, directory, e);
+    if (!code) code = run_state_read(&run, directory, &changes, e);
+    if (!code) {
+        outliers_z(&run.position.at.loss_window, 1);
+        gns_estimate(&run.position.noise.ln);
+    }
+    text_free(&changes);
+    noise_destroy(&run.position.noise);
+    return code;
+}
+
+static int read_config(const char *path, Error *e) {
+    ModelConfig config;
+    Model made;
+    TRY(checkpoint_read_config(path, &config, e));
+    Error shape;
+    if (model_create(&made, &config, &shape) == 0) model_destroy(&made);
+    return 0;
+}
+
+static int read_weights(const char *directory, Error *e) {
+    return checkpoint_load_model(directory, &model, ignore_values, NULL, e);
+}
+
+static int read_optimizer(const char *directory, Error *e) {
+    return checkpoint_load_optimizer(directory, &model, NULL, 0, ignore_values, ignore_values, NULL, e);
+}
+
+static int read_tokenizer(const char *directory, Error *e) {
+    static const char text[] = "the hen \xff there";
+    uint16_t tokens[sizeof text];
+    size_t count, bytes;
+    Tokenizer *t;
+    TRY(tokenizer_load(&t, directory, e));
+    int code = tokenizer_encode(t, text, sizeof text, tokens, &count, e);
+    for (size_t i = 0; !code && i < count; i++) tokenizer_decode(t, tokens[i], &bytes);
+    tokenizer_destroy(t);
+    return code;
+}
+
+static int read_bin(const char *path, Error *e) {
+    ModelConfig config;
+    if (!checkpoint_is_model(path)) return FAIL(e, ERR_INPUT, "none", "%s: no magic at byte 0", path);
+    TRY(checkpoint_read_config(path, &config, e));
+    return memcmp(&config, &model.config, sizeof config) == 0 ? read_weights(path, e) : 0;
+}
+
+// An accepted file holds what it declares.
+static int read_safetensors(const char *path, Error *e) {
+    static unsigned char raw[MAX_BYTES];
+    SafetensorsReader reader;
+    TRY(safetensors_open(&reader, path, e));
+    uint64_t bytes = 0;
+    for (int i = 0; i < reader.count; i++) {
+        const SafetensorsEntry *entry = &reader.entries[i];
+        CHECK(safetensors_find(&reader, entry->name) == entry, "%s is not found", entry->name);
+        CHECK_OK(safetensors_read(entry, 0, entry->count, raw, e), e);
+        bytes += entry->count * safetensors_type_bytes(entry->type);
+        float *values = malloc(entry->count * sizeof *values + 1);
+        int code = safetensors_read_f32(entry, 0, entry->count, values, e);
+        CHECK(code == 0 || (code == ERR_INPUT && test_says_byte(e->what)), "code %d: %s", code, e->what);
+        free(values);
+    }
+    CHECK(reader.data_offset + bytes == sample.count, "%zu of %zu bytes", (size_t)(reader.data_offset + bytes),
+          sample.count);
+    safetensors_close(&reader);
+    return 0;
+}
+
+// An accepted shard reads, without a token outside the vocabulary: it is small, so every token was checked.
+static int read_shard(const char *path, Error *e) {
+    int T = 1 + (int)draw(300), V = draw(2) ? 250 + (int)draw(7) : 65536;
+    Dataset *data;
+    TRY(dataset_open(&data, path, T, V, 7, e));
+    uint16_t *rows = malloc(2 * 4 * ((size_t)T + 1));
+    CHECK_OK(dataset_check(data, e), e);
+    for (uint64_t k = 0, N = dataset_describe(data).windows; k < 2 * N && k < 40; k += 4) {
+        CHECK_OK(dataset_rows(data, k, 4, rows, e), e);
+        for (int i = 0; i < 4 * (T + 1); i++) CHECK(rows[i] < V, "token %d", rows[i]);
+    }
+    free(rows);
+    dataset_close(data);
+    return 0;
+}
+
+// Accepted questions give rows of tokens of the vocabulary and a score.
+static int read_questions(const char *path, Error *e) {
+    int T = 1 + (int)draw(90);
+    HellaSwag *h;
+    TRY(hellaswag_open(&h, path, byte_tokenizer, VOCAB, T, e));
+    HellaSwagInfo info = hellaswag_describe(h);
+    size_t width = (size_t)info.width, n = (size_t)info.rows;
+    CHECK(info.questions > 0 && info.rows >= 2 * info.questions && info.width > 0 && info.width <= T, "%d questions",
+          info.questions);
+    uint16_t *rows = malloc(n * (width + 1) * sizeof *rows);
+    float *loss = calloc(n * width, sizeof *loss);
+    double *sum = malloc(n * sizeof *sum);
+    hellaswag_rows(h, 0, info.rows, rows);
+    for (size_t i = 0; i < n * (width + 1); i++) CHECK(rows[i] < VOCAB, "token %d", rows[i]);
+    hellaswag_sums(h, 0, info.rows, loss, sum);
+    HellaSwagScore score = hellaswag_score(h, sum);
+    CHECK(score.questions == info.questions && score.correct <= score.questions, "%d", score.correct);
+    free(rows);
+    free(loss);
+    free(sum);
+    hellaswag_close(h);
+    return 0;
+}
+
+// What is accepted is in range, and is resolved and written.
+static int finish_options(Options *o, int code, Error *e) {
+    CHECK(memchr(o->notes, 0, sizeof o->notes), "notes without a NUL");
+    if (code || o->help || o->version) return code;
+    CHECK(o->lr >= 0 && o->lr <= 100 && o->beta1 >= 0 && o->beta1 < 1, "lr %g beta1 %g", o->lr, o->beta1);
+    CHECK(o->micro_batch >= 1 && o->seq_len >= 1 && o->gns >= 0 && o->gns <= 2, "counts");
+    code = options_resolve(o, e);
+    if (!code) CHECK(o->run.batch_ref_rows >= 1 && o->run.horizon_tokens >= 0 && o->warmup_tokens >= 0, "resolved");
+    FILE *f = fopen("/dev/null", "w");
+    options_write_json(f, o, 0);
+    fclose(f);
+    return code;
+}
+
+// Blocks are exactly as long as their texts, so that the sanitizer sees a read beyond their ends.
+static int parse_config(const char *path, Error *e) {
+    static Options o;
+    char *copy = malloc(sample.count + 1);
+    memcpy(copy, sample.bytes, sample.count);
+    copy[sample.count] = 0;
+    options_defaults(&o);
+    int code = finish_options(&o, options_parse_config(&o, copy, sample.count, path, e), e);
+    free(copy);
+    return code;
+}
+
+static int parse_words(const char *path, Error *e) {
+    static Options o;
+    char *argv[256] = {(char *)path};
+    int argc = 1;
+    for (size_t at = 0, n; at < sample.count && argc < 256; at += n + 1) {
+        for (n = 0; at + n < sample.count && sample.bytes[at + n] != ' ' && sample.bytes[at + n]; n++) {
+        }
+        argv[argc++] = strndup(sample.bytes + at, n);
+    }
+    int code = finish_options(&o, options_parse(&o, argc, argv, false, e), e);
+    for (int i = 1; i < argc; i++) free(argv[i]);
+    return code;
+}
+
+// ---- Well-formed samples that are not files of a run ------------------------------------------------------------------
+
+static void put(const void *bytes, size_t count) {
+    memcpy(sample.bytes + sample.count, bytes, count);
+    sample.count += count;
+}
+static void put_u16(size_t value) { put(&(uint16_t){(uint16_t)value}, 2); }
+
+static void make_one_of(const char *const *texts, size_t count) {
+    const char *text = texts[draw(count)];
+    put(text, strlen(text));
+}
+
+static void make_config(void) {
+    static const char *const texts[] = {
+        "# run\nlr = 3e-4\nprompt = \"a # b\" # c\ndry-run = true\nval-tokens = 1e5\r\nmodel=d4\nseq-len = 64\nsteps = "
+        "9\n",
+        "train = 'x_*.bin'\nramp = gns\nbatch-min = 2\nbatch-max = 64\ntrain-tokens = 1e6\ngns = exact\n",
+        "{\"parts\": [{\"options\": {\"lr\": 1, \"steps\": 9, \"out\": \"x\", \"dry_run\": true}}], \"options\": "
+        "{\"lr\": 0.5}}",
+        "steps = 99999999999999999999\nlr = nan\nbeta1 = 1\n= =\n==\n\"\n#\nramp = replay:\n"};
+    make_one_of(texts, sizeof texts / sizeof *texts);
+}
+
+static void make_words(void) {
+    static const char *const texts[] = {
+        "--train a --steps 5 --lr=0.1 -u 7 -m 3 -b 2 -t 32 -d 64 --gns-exact-every 3 --prompt=x --dry-run",
+        "-i a -j b -e gpt2:d12 -x -1 -ge 2 -h 1 -pi mpi -sl 3 -pi tcp --ramp linear --batch-min 1 --batch-max 9 --help",
+        "--train a --train-tokens 1e15 --seq-len 65536 --batch-tokens 1e12 -u 1e9 --micro-batch 512 -m 999999999999999",
+        "--train a --steps 1e9 --seq-len 64 --batch-tokens 999999999936",
+        "--train a --train-tokens 1e6 --ramp replay:x",
+        "-nm 1 -f 1 -w 1 -ge 1 -a 1 -lg 1 -pn 1 -pr 1 -pg 1 -ps 1 -pp 1 -pf 1 -nm 1 -f 1 -w 1 -ge 1 -a 1 -lg 1 -pn 1 "
+        "-pr 1 -pg 1 -ps 1 -pp 1 -pf 1 -nm 1 -f 1 -w 1 -ge 1 -a 1 -lg 1 -pn 1 -pr 1 -pg 1 -ps 1 -pp 1 -pf 1 --dry-run"};
+    make_one_of(texts, sizeof texts / sizeof *texts);
+}
+
+static void make_shard(void) {
+    int32_t n = (int32_t)draw(2000) + 1, header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, n};
+    size_t largest = 250 + draw(7);
+    put(header, sizeof header);
+    for (int i = 0; i < n; i++) put_u16(draw(largest));
+}
+
+static void make_questions_bin(void) {
+    int32_t header[256] = {20240522, 1, 1 + (int32_t)draw(4)};
+    put(header, sizeof header);
+    for (int k = 0; k < header[2]; k++) {
+        size_t start = sample.count, endings = 2 + draw(4);
+        const uint16_t head[] = {65535, 0, (uint16_t)k, (uint16_t)draw(endings), (uint16_t)endings};
+        put(head, sizeof head);
+        for (size_t i = 0; i <= endings; i++) {
+            size_t count = 1 + draw(40);
+            put_u16(count);
+            for (size_t t = 0; t < count; t++) put_u16(draw(VOCAB));
+        }
+        memcpy(sample.bytes + start + 2, &(uint16_t){(uint16_t)(sample.count - start)}, 2);
+    }
+}
+
+static void make_questions_jsonl(void) {
+    static const char *const lines[] = {
+        "{\"ctx\": \"A man \\u00e9\", \"endings\": [\"is\", \"was \\\"x\\\"\", \"\"], \"label\": 1}\n",
+        "{\"ind\": 1, \"ctx\": \"b\", \"endings\": [\"c d e f g h i j k l m n o p q r s t u v w x y z and so on, as a "
+        "text "
+        "does that is most of its line\", \"l\"], \"label\": \"0\", \"split\": []}\n",
+        "\n"};
+    for (size_t count = 1 + draw(4); count > 0; count--) make_one_of(lines, 3);
+}
+
+static size_t data_bytes; // of make_safetensors
+
+static void make_safetensors(void) {
+    static const char *const names[] = {"a", "wte.weight", "h.0.attn.c_attn.bias", "\xc3\xa9\"\\"};
+    static const unsigned char zeros[1024];
+    SafetensorsHeader header;
+    Error e;
+    CHECK_OK(safetensors_begin(&header, &e), &e);
+    if (draw(2)) safetensors_add_metadata(&header, "format", "pt");
+    data_bytes = 0;
+    for (size_t i = 0, tensors = draw(5); i < tensors; i++) {
+        SafetensorsType type = (SafetensorsType)draw(SAFETENSORS_TYPE_COUNT);
+        const uint64_t shape[3] = {draw(4), 1 + draw(3), 2};
+        int dimensions = (int)draw(4);
+        uint64_t count = 1;
+        for (int d = 0; d < dimensions; d++) count *= shape[d];
+        safetensors_add(&header, names[i % 4], type, dimensions, shape);
+        data_bytes += count * safetensors_type_bytes(type);
+    }
+    CHECK_OK(safetensors_end(&header, 8, &e), &e);
+    put(header.text.text, header.text.bytes);
+    put(zeros, data_bytes);
+    text_free(&header.text);
+}
+
+// ---- Changes --------------------------------------------------------------------------------------------------------
+
+// Replaces [at, at + remove) by at most 256 given bytes, if there is room for them.
+static void splice(size_t at, size_t remove, const char *insert, size_t bytes) {
+    char copy[256];
+    bytes = size_min(bytes, sizeof copy);
+    if (at > sample.count) return;
+    remove = size_min(remove, sample.count - at);
+    if (sample.count - remove + bytes >= MAX_BYTES) return;
+    memcpy(copy, insert, bytes); // it may be in the sample
+    memmove(sample.bytes + at + bytes, sample.bytes + at + remove, sample.count - at - remove);
+    memcpy(sample.bytes + at, copy, bytes);
+    sample.count += bytes - remove;
+}
+
+// One change that begins in [begin, end).
+static void mutate(size_t begin, size_t end) {
+    // clang-format off
+    static const char *const words[] = { // of JSON, the formats and options, and numbers at the edges
+        "{", "}", "[", "]", ":", ",", "\"", "\\", "\\u00", "\\u0000", "\\ud800", "null", "true", "nan", "-0", "-1", "0", "1",
+        "4", "8", "1.5", "1e308", "1e400", "-1e999", "1e-400", "4294967296", "2147483648", "9007199254740993",
+        "18446744073709551615", "18446744073709551616", "[]", "[[[[[[[[", "{}", "\"a\"", "\"dtype\"", "\"shape\"",
+        "\"data_offsets\"", "\"__metadata__\"", "\"F32\"", "\"BF16\"", "\"U8\"", "[0,0]", "[4,8]", " ", "\n", "\xff", "\xc3\xa9",
+        "--lr", "=", "#", "-", "--", "0x1p3", "9e18", "%s%n", "--config", "-u", "-m", "replay:x", "--batch-min", "lr", "steps",
+        "=\"", "-pi", "--steps=", "-x", "1e9", "--ramp=gns", "--model=dir", "gpt2:d", "--help=", "1000000000", "--seq-len",
+        "--train-tokens", " --out --a-name-much-longer-than-any-option-has-and-than-a-buffer-for-one "};
+    // clang-format on
+    static const int32_t edges[] = {0,         1,     2,     -1, INT32_MAX, INT32_MIN, SHARD_MAGIC, SHARD_VERSION,
+                                    VOCAB - 1, VOCAB, 65535, 64, 1 << 30,   65536};
+    size_t at = begin + draw(end - begin), from = draw(sample.count), digits = 0;
+    const char *word = words[draw(sizeof words / sizeof *words)];
+    char byte = (char)draw(256);
+    switch (draw(9)) {
+    case 0: splice(at, 1, &byte, 1); break;
+    case 1: splice(at, 0, word, strlen(word)); break;
+    case 2: splice(at, strlen(word), word, strlen(word)); break;
+    case 3: splice(at, 1 + draw(40), "", 0); break;
+    case 4: splice(at, 0, sample.bytes + from, draw(size_min(200, sample.count - from))); break;
+    case 5: sample.count = size_min(at, sample.count); break;
+    case 6: // another number in a number's place
+        while (at < sample.count && (sample.bytes[at] < '0' || sample.bytes[at] > '9')) at++;
+        while (at + digits < sample.count && sample.bytes[at + digits] >= '0' && sample.bytes[at + digits] <= '9')
+            digits++;
+        splice(at, digits, word, strlen(word));
+        break;
+    case 7: // an integer of 16 or 32 bits
+        splice(at / 4 * 4, 2 + at % 2 * 2, (const char *)&edges[draw(sizeof edges / sizeof *edges)], 2 + at % 2 * 2);
+        break;
+    default:
+        if (at < sample.count) sample.bytes[at] ^= (char)(1 << draw(8));
+    }
+}
+
+// Half of the mutants of a manifest get the right hash of themselves: a wrong one is refused at once.
+static void settle_manifest(void) {
+    const size_t last = strlen("  \"xxh3_128_above\": \"\"\n}\n") + HASH_TEXT - 1;
+    if (draw(2) || sample.count <= last || sample.count + 1 >= MAX_BYTES) return;
+    snprintf(sample.bytes + sample.count - last, last + 1, "  \"xxh3_128_above\": \"%s\"\n}\n",
+             digest_of(sample.bytes, sample.count - last).hash);
+}
+
+// Usually the length field points at the same data as before: the parser is the target.
+static void settle_safetensors(void) {
+    uint64_t header = sample.count >= 8 + data_bytes ? sample.count - 8 - data_bytes : 0;
+    size_t fate = draw(16);
+    if (fate == 0) header = draw(SIZE_MAX) >> draw(64);
+    if (fate == 1) sample.count = draw(sample.count + 1);
+    memcpy(sample.bytes, &header, size_min(8, sample.count));
+}
+
+// A count that fits the size, or is one off.
+static void settle_shard(void) {
+    int32_t count = (int32_t)((sample.count - size_min(sample.count, SHARD_HEADER_BYTES)) / 2) + (int32_t)draw(3) - 1;
+    if (!draw(3) && sample.count >= 12) memcpy(sample.bytes + 8, &count, 4);
+}
+
+// ---- One reader after the other -------------------------------------------------------------------------------------
+
+typedef struct {
+    const char *file;  // is mutated
+    const char *named; // a message must mention it: a manifest and an index also name other files
+    const char *path;  // the reader's argument
+    int (*reader)(const char *path, Error *e);
+    void (*make)(void);   // NULL: the file of test_files_are_made
+    void (*settle)(void); // or NULL
+    double weight;        // of the time
+    size_t first, end;    // changes begin within these bytes; end 0: anywhere
+    bool byte;            // a message must name the byte
+} Target;
+
+// clang-format off
+static const Target targets[] = {
+    {"options", "", "fuzz.cfg", parse_config, make_config, NULL, 2, 0, 0, false},
+    {"command_line", "", "fuzz", parse_words, make_words, NULL, 2, 0, 0, false},
+    {"step/MANIFEST.json", "step/", "step", read_manifest, NULL, settle_manifest, 1, 0, 0, false},
+    {"step/training/state.json", "step/training/state.json", "step", read_state, NULL, NULL, 1, 0, 0, false},
+    {"step/config.json", "step/config.json", "step", read_config, NULL, NULL, 1, 0, 0, false},
+    {"many/model.safetensors.index.json", "many/", "many", read_weights, NULL, NULL, 1, 0, 0, false},
+    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, NULL, NULL, 1, 0, 0, false},
+    {"step/training/optimizer.safetensors", "step", "step", read_optimizer, NULL, NULL, 1, 0, 400, false}, // the rest is values
+    {"any.safetensors", "any.safetensors", "any.safetensors", read_safetensors, make_safetensors, settle_safetensors, 6, 8, 0, false},
+    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, NULL, NULL, 1, 0, 0, false},
+    {"words/merges.txt", "words/", "words", read_tokenizer, NULL, NULL, 1, 0, 0, false},
+    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, NULL, NULL, 1, 0, 0, false},
+    {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, NULL, NULL, 1, 0, 0, false},
+    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40, true}, // the header is what can be wrong
+    {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100, true},
+    {"questions.bin", "questions.bin", "questions.bin", read_questions, make_questions_bin, NULL, 3, 0, 0, false},
+    {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0, false},
+};
+// clang-format on
+enum { TARGETS = sizeof targets / sizeof *targets };
+static const Target *target = targets;
+static double seconds = 20;
+static uint64_t seed = 1;
+
+static void save_sample(const char *path) {
+    unlink(path); // some file systems wait for the disk when a file is overwritten
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(sample.bytes, 1, sample.count, f) == sample.count, "%s", path);
+    if (f) fclose(f);
+}
+
+// Runs the reader on the sample and checks its error. Returns the reader's code.
+static int try_sample(void) {
+    const Target *t = target;
+    Error e = {0};
+    bool is_file = *t->named;
+    if (is_file) save_sample(t->file);
+    int code = t->reader(t->path, &e);
+    CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && !is_file), "code %d: %s", code, e.what);
+    CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
+          e.what, e.hint, t->named);
+    CHECK(code == 0 || !t->byte || test_says_byte(e.what) || strstr(e.what, "too few for one window"), "no byte: %s",
+          e.what);
+    return code;
+}
+
+static void fuzz(void) {
+    static Sample original;
+    size_t accepted = 0, rejected = 0, wanted = trainer.thorough ? 10000 : 20;
+    double weights = 0, begun = clock_seconds();
+    for (int i = 0; i < TARGETS; i++) weights += targets[i].weight;
+    if (!target->make) {
+        char *text = read_text(target->file, &original.count);
+        CHECK(text && original.count < MAX_BYTES, "%s: %zu bytes", target->file, original.count);
+        if (!text) return;
+        memcpy(original.bytes, text, original.count);
+        memory_free(text);
+    }
+    while ((clock_seconds() < begun + seconds * target->weight / weights || accepted + rejected < wanted) &&
+           !test_state.failures) {
+        random_state = seed << 32 | (accepted + rejected);
+        sample.count = 0;
+        if (target->make) target->make();
+        else sample = original;
+        for (size_t changes = draw(draw(2) ? 4 : 12); changes > 0; changes--)
+            mutate(target->first, size_min(sample.count + 1, target->end ? target->end : MAX_BYTES));
+        if (target->settle) target->settle();
+        int code = try_sample();
+        accepted += code == 0;
+        rejected += code != 0;
+    }
+    printf("  %zu accepted, %zu rejected\n", accepted, rejected);
+    CHECK(accepted > 0 && rejected > 0, "one of the two never happened");
+    if (test_state.failures) save_sample(path_of("/tmp/fuzz_readers.%d", (int)getpid()));
+    sample = original;
+    if (!target->make && !test_state.failures) try_sample(); // the other readers need it
+}
+
+// ---- The files ------------------------------------------------------------------------------------------------------
+
+static void make_index(void) {
+    Error e = {0};
+    copy_tree("step", "many");
+    CHECK(rename("many/model.safetensors", "many/part-0.safetensors") == 0, "rename");
+    FILE *f = fopen("many/model.safetensors.index.json", "w");
+    fputs("{\"weight_map\": {", f);
+    for (int k = 0; k < model.tensor_count; k++)
+        fprintf(f, "%s\"%s\": \"part-0.safetensors\"", k ? ", " : "", model.tensors[k].name);
+    fputs("}}\n", f);
+    fclose(f);
+    CHECK_OK(read_weights("many", &e), &e);
+}
+
+static void make_bin(void) {
+    int32_t header[256] = {20240326, 3, 8, 64, LAYERS, 1, 8, 64};
+    float zero = 0;
+    Error e = {0};
+    FILE *f = fopen("model.bin", "wb");
+    fwrite(header, sizeof header, 1, f);
+    for (size_t i = 0; i < model.parameters; i++) fwrite(&zero, 4, 1, f);
+    fclose(f);
+    CHECK_OK(read_bin("model.bin", &e), &e);
+}
+
+static void save_text(const char *path, const char *text) {
+    Error e = {0};
+    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
+}
+
+// GPT-2's files in small: all bytes, and "he", "the".
+static void make_tokenizers(void) {
+    Error e = {0};
+    Tokenizer *bytes;
+    size_t length;
+    CHECK_OK(directory_create("words", &e), &e);
+    CHECK_OK(directory_create("word", &e), &e);
+    CHECK_OK(tokenizer_create_bytes(&bytes, &e), &e);
+    CHECK_OK(tokenizer_save(bytes, 0, "words", NULL, &e), &e);
+    tokenizer_destroy(bytes);
+    char *vocab = read_text("words/vocab.json", &length), *end = vocab ? strrchr(vocab, '}') : NULL;
+    CHECK(end != NULL, "no vocab.json");
+    if (!end) return;
+    *end = 0;
+    save_text("words/vocab.json", path_of("%s, \"he\": 256, \"the\": 257}", vocab));
+    save_text("words/merges.txt", "#version: 0.2\nh e\nt he\n");
+    save_text(
+        "word/tokenizer.json",
+        path_of("{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, \"model\": {\"type\": "
+                "\"BPE\", \"vocab\": %s, \"he\": 256, \"the\": 257}, \"merges\": [\"h e\", [\"t\", \"he\"]]}, "
+                "\"added_tokens\": [{\"id\": 258, \"content\": \"<|endoftext|>\"}]}\n",
+                vocab));
+    memory_free(vocab);
+    copy_tree("words", "added");
+    save_text("added/tokenizer_config.json",
+              "{\"added_tokens_decoder\": {\"258\": {\"content\": \"<|endoftext|>\", \"special\": true}, "
+              "\"259\": {\"content\": \"<s>\", \"lstrip\": false, \"normalized\": false}, "
+              "\"256\": {\"content\": \"he\"}}}\n");
+    CHECK_OK(read_tokenizer("words", &e), &e);
+    CHECK_OK(read_tokenizer("word", &e), &e);
+    CHECK_OK(read_tokenizer("added", &e), &e);
+}
+
+// A run whose state has every field.
+static void test_files_are_made(void) {
+    Error e = {0};
+    const ModelConfig config = {LAYERS, 1, 8, 64, 8};
+    CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 2 --heads 1 --channels 8 "
+                      "--seq-len 8 --threads 1 --batch-tokens 16 --gns exact --steps 140 --skip-loss-z 9 --out run") ==
+              0,
+          "%s", log_tail());
+    copy_tree("run/step_00000140", "step");
+    CHECK_OK(model_create(&model, &config, &e), &e);
+    CHECK_OK(dataset_open(&run.data.train, "train.bin", 8, 64, 1337, &e), &e);
+    CHECK_OK(shard_list_create(&run.data.shards, run.data.train, &e), &e);
+    options_defaults(&run.setup.options);
+    CHECK_OK(read_manifest("step", &e), &e);
+    CHECK_OK(read_state("step", &e), &e);
+    make_index();
+    make_bin();
+    make_tokenizers();
+    CHECK_OK(tokenizer_create_bytes(&byte_tokenizer, &e), &e);
+}
+
+#ifdef GNS_LIBFUZZER
+int LLVMFuzzerInitialize(int *argc, char ***argv);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
+
+// The corpus, in the scratch directory's "corpus", begins with a well-formed sample.
+int LLVMFuzzerInitialize(int *argc, char ***argv) {
+    (void)argc, (void)argv;
+    Error e;
+    const char *name = getenv("GNS_FUZZ_TARGET");
+    trainer_setup();
+    test_files_are_made();
+    for (int i = 0; i < TARGETS; i++)
+        if (name && strcmp(name, targets[i].file) == 0) target = &targets[i];
+    if (target->make) target->make();
+    if (directory_create("corpus", &e) == 0 && target->make) save_sample("corpus/as_made");
+    else copy_file(target->file, "corpus/as_made");
+    return 0;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
+    random_state = bytes;
+    if (bytes >= MAX_BYTES) return 0;
+    memcpy(sample.bytes, data, bytes);
+    sample.count = bytes;
+    if (target->settle == settle_manifest) settle_manifest();
+    try_sample();
+    if (test_state.failures) abort();
+    return 0;
+}
+#else
+int main(int argc, char **argv) {
+    if (argc > 1) seconds = atof(argv[1]);
+    if (argc > 2) seed = strtoull(argv[2], NULL, 10);
+    trainer_setup();
+    RUN(test_files_are_made);
+    for (; target < targets + TARGETS; target++)
+        if (test_wanted(target->file)) test_run(__FILE__, target->file, fuzz);
+    shard_list_destroy(&run.data.shards);
+    dataset_close(run.data.train);
+    model_destroy(&model);
+    tokenizer_destroy(byte_tokenizer);
+    return trainer_end();
+}
+#endif
