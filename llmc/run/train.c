@@ -67,7 +67,7 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     if (m->step < r->saving.first_step + WARM) return 0;
     r->saving.timed_tokens += batch;
     r->saving.timed_seconds += batch / m->tok_per_s;
-    if (m->step < STEPS && left > 0.9 * time) return 0;
+    if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
     const double steps = fmax(0, left) / (batch * a_token + validation_seconds(r, a_token));
     const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);

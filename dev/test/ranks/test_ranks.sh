@@ -153,13 +153,13 @@ fills_its_hours() { # --train-hours: the length is decided once, and a resumed r
     for ranks in 1 2; do
         begun=$(date +%s%N)
         run $ranks t$ranks $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
-        [ $took -gt 3000 ] && [ $took -lt 14000 ] || { echo "$took ms of 7200"; tail -n 3 t$ranks.log; return 1; }
+        [ $took -gt 1000 ] && [ $took -lt 40000 ] || { echo "$took ms of 7200"; tail -n 3 t$ranks.log; return 1; }
         local tokens
         tokens=$(grep -oE '"tokens": [0-9]+' t$ranks/metrics.jsonl | tail -n 1 | grep -oE '[0-9]+')
         [ "$(grep -c "^length  $tokens tokens fill" t$ranks.log)" = 1 ] && grep -q "\"horizon_tokens\": $tokens," t$ranks/run.json &&
             [ "$(grep -c first_step t$ranks/run.json)" = 1 ] || { echo "$tokens"; grep horizon t$ranks/run.json; return 1; }
         cp -r t$ranks u$ranks && rm -r "$(newest_checkpoint u$ranks)" && run $ranks u$ranks $base --train-hours 0.002 &&
-            grep -q '^resuming' u$ranks.log && ! grep '^length' u$ranks.log && same_run t$ranks u$ranks || return 1
+            grep -q '^resuming' u$ranks.log && ! grep '^length' u$ranks.log && same_run t$ranks u$ranks || { tail -n 3 u$ranks.log; return 1; }
     done
     run 1 t1 $base --train-hours 0.003 > refused.log && return 1
     grep -q "this run has 0.002, and its length is decided. use --train-tokens; its length is" refused.log || cat refused.log
