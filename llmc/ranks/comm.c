@@ -30,21 +30,13 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// The cores that a process may run on. False where that cannot be read (more cores than the set holds): all cores.
+// The cores that a process may run on. False, and all cores, if there are more than the set holds.
 static bool cores_of(pid_t process, cpu_set_t *set) {
     if (sched_getaffinity(process, sizeof *set, set) == 0) return true;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
     CPU_ZERO(set);
     for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET((size_t)i, set);
     return false;
-}
-
-// The launcher of this machine's ranks is the parent of each: mpirun, its daemon, or Slurm's.
-static void find_cores(Comm *comm) {
-    cpu_set_t mine, launcher;
-    bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
-    comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
-    comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
 }
 
 #ifdef GNS_MPI
@@ -58,43 +50,17 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
-// What mpirun or srun says of this rank before MPI has started. ranks, here: 0 where it does not say.
-typedef struct {
-    int rank, ranks;
-    int here;                    // ranks on this machine
-    bool spread;                 // over several machines
-    const char *job, *directory; // the job's name, and the launcher's directory for it on this machine; may be NULL
-} Launch;
-
-static Launch launch_read(void) {
-    Launch launch = {
-        .rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0)),
-        .ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0)),
-        .here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
-        .job = getenv("PMIX_NAMESPACE"),
-        .directory = getenv("PMIX_SERVER_TMPDIR"),
-    };
-    int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
-    if (!launch.here && machines == 1) launch.here = launch.ranks;
-    launch.spread = launch.here ? launch.here < launch.ranks : machines > 1;
-    return launch;
-}
-
-static void read_host(char host[COMM_HOST]) {
-    if (gethostname(host, COMM_HOST) != 0) *host = 0;
-    host[COMM_HOST - 1] = 0; // gethostname may leave it out of a longer name
-}
-
-// The board of this machine's watchdogs, a line a rank. The first rank creates it before MPI starts, so that the watchdogs
-// can name a rank that hangs in MPI's own start. It is a file in the launcher's directory for this job, which the launcher
-// removes, however the job ends. NULL without that directory: the watchdogs then name no rank.
-static WatchdogEntry *board_open(const Launch *launch) {
+// The board of this machine's watchdogs: a file in the launcher's directory for this job. The first rank creates it before
+// MPI starts, so that the watchdogs can name a rank that hangs in MPI's own start. The launcher removes the directory,
+// however the job ends. NULL without that directory: the watchdogs then name no rank.
+static WatchdogEntry *board_open(int rank, int ranks) {
+    const char *job = getenv("PMIX_NAMESPACE"), *directory = getenv("PMIX_SERVER_TMPDIR");
     char path[512];
-    if (!launch->directory || !launch->job || launch->rank >= launch->ranks) return NULL;
-    int n = snprintf(path, sizeof path, "%s/gns_ranks.%s", launch->directory, launch->job);
+    if (!directory || !job || rank >= ranks) return NULL;
+    int n = snprintf(path, sizeof path, "%s/gns_ranks.%s", directory, job);
     int fd = n < (int)sizeof path ? open(path, O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600) : -1;
     if (fd < 0) return NULL;
-    size_t bytes = watchdog_board_bytes(launch->ranks);
+    size_t bytes = watchdog_board_bytes(ranks);
     void *memory = MAP_FAILED;
     if (posix_fallocate(fd, 0, (off_t)bytes) == 0)
         memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -102,13 +68,13 @@ static WatchdogEntry *board_open(const Launch *launch) {
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-static void end_job(int code) {
+static void abort_job(int code) {
     if (mpi_runs()) MPI_Abort(MPI_COMM_WORLD, code);
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// local: the ranks of this machine.
-static int share_cores(Comm *comm, MPI_Comm local, Error *e) {
+// Counts the ranks of this machine that share cores with this one. local: the communicator of this machine's ranks.
+static int count_sharers(Comm *comm, MPI_Comm local, Error *e) {
     cpu_set_t mine, *all, both; // all: (local_ranks)
     cores_of(0, &mine);
     TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->local_ranks, "the ranks' cores", e));
@@ -129,26 +95,27 @@ static int join_machine(Comm *comm, Error *e) {
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
     MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
     MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
-    TRY(share_cores(comm, local, e));
+    TRY(count_sharers(comm, local, e));
     MPI_TRY(MPI_Comm_free(&local), e);
     return 0;
 }
 
-static bool is_orphan(const void *launchers) { return launchers_reporter_gone(launchers); }
-
-// Joins the other ranks.
+// Joins the other ranks. Before MPI has started only the launcher's variables say who this rank is; 0: they do not.
 static int join(Comm *comm, double deadline, Error *e) {
-    Launch launch = launch_read();
-    if (launch.spread) read_host(comm->host);
+    int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
+    int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));
+    int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
+    int here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", machines == 1 ? ranks : 0); // ranks on this machine
+    if ((here ? here < ranks : machines > 1) && gethostname(comm->host, COMM_HOST) != 0) *comm->host = 0;
+    comm->host[COMM_HOST - 1] = 0; // gethostname leaves it out of a name that is cut
     WatchdogConfig watchdog = {
-        .rank = launch.rank,
-        .ranks = launch.ranks > 1 ? launch.ranks : 2, // at least: MPI_Comm_size tells
-        .here = launch.here,
+        .rank = rank,
+        .ranks = ranks > 1 ? ranks : 2, // at least: MPI_Comm_size tells
+        .here = here,
         .host = comm->host,
-        .board = board_open(&launch),
+        .board = board_open(rank, ranks),
         .deadline = deadline,
-        .end = end_job,
-        .orphaned = is_orphan,
+        .end = abort_job,
         .launchers = &comm->launchers,
     };
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
@@ -165,7 +132,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     return join_machine(comm, e);
 }
 
-// MPI_Finalize needs mpirun: without it MPI stays open.
+// Leaves MPI open if mpirun is gone: MPI_Finalize needs it.
 static int mpi_finalize(const Comm *comm, Error *e) {
     MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
     if (launchers_reporter_gone(&comm->launchers)) return 0;
@@ -174,11 +141,11 @@ static int mpi_finalize(const Comm *comm, Error *e) {
     return 0;
 }
 
-// Ends MPI on this rank after an error that all ranks know, or none: 3 to 6 of program.c's list.
+// Ends MPI on this rank: 3 to 6 of program.c's list.
 static int leave(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;
-    if (e->code && !comm->settled) end_job(e->code);
+    if (e->code && !comm->settled) abort_job(e->code);
     watchdog_begin(comm->watchdog, "end of MPI");
     int bad = mpi_finalize(comm, &ending), code = e->code ? e->code : bad;
     if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
@@ -193,9 +160,12 @@ static int leave(Comm *comm, const Error *e) {
 // ---- Begin, end, and the collectives that MPI has -------------------------------------------------------------------
 
 int comm_create(Comm *comm, double deadline, Error *e) {
+    cpu_set_t mine, launcher; // the parent of this machine's ranks: mpirun, its daemon, or Slurm's
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
     launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
-    find_cores(comm);
+    bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
+    comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
+    comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
 #ifdef GNS_MPI
     if (comm_launched()) return join(comm, deadline, e);
 #endif
@@ -361,25 +331,20 @@ int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
     return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
 }
 
-// The error, on all ranks, that rank r differs from rank 0.
-static int fail_different(Comm *comm, int r, int code, const char *what, const char *hint, Error *e) {
+int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
     char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
+    uint64_t *hashes; // (ranks)
+    if (comm->ranks == 1) return 0;
+    TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
+    int failed = comm_gather(comm, &hash, hashes, sizeof hash, e), other = 1;
+    while (!failed && other < comm->ranks && hashes[other] == hashes[0]) other++;
+    memory_free(hashes);
+    if (failed || other == comm->ranks) return failed;
     TRY(comm_hosts(comm, &hosts, e));
-    comm_name(name, sizeof name, r, hosts);
+    comm_name(name, sizeof name, other, hosts);
     memory_free(hosts);
     comm_settle(comm);
     return FAIL(e, code, hint, "rank %s has %s than rank 0", name, what);
-}
-
-int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
-    if (comm->ranks == 1) return 0;
-    uint64_t *hashes;
-    TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
-    int failed = comm_gather(comm, &hash, hashes, sizeof hash, e);
-    for (int r = 1; !failed && r < comm->ranks; r++)
-        if (hashes[r] != hashes[0]) failed = fail_different(comm, r, code, what, hint, e);
-    memory_free(hashes);
-    return failed;
 }
 
 int comm_same_build(Comm *comm, Error *e) {
@@ -396,16 +361,17 @@ int comm_same_build(Comm *comm, Error *e) {
 
 // ---- Cores ----------------------------------------------------------------------------------------------------------
 
-static int share_of_cores(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
+// Cores of each rank where `ranks` of them divide `cores` among themselves.
+static int cores_each(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
 
 int comm_threads(const Comm *comm) {
-    int quota = thread_quota(""), mine = share_of_cores(comm->cores.mine, comm->cores.sharers);
+    int quota = thread_quota(""), mine = cores_each(comm->cores.mine, comm->cores.sharers);
     if (comm->local_ranks == 1) return getenv("OMP_NUM_THREADS") || quota > mine ? 0 : quota;
-    return quota / comm->local_ranks < mine ? share_of_cores(quota, comm->local_ranks) : mine;
+    return quota / comm->local_ranks < mine ? cores_each(quota, comm->local_ranks) : mine;
 }
 
 bool comm_is_bound(const Comm *comm) {
     const CommCores *c = &comm->cores;
     bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank too
-    return launched && share_of_cores(c->mine, c->sharers) < share_of_cores(c->here, comm->local_ranks);
+    return launched && cores_each(c->mine, c->sharers) < cores_each(c->here, comm->local_ranks);
 }

@@ -11,20 +11,20 @@
 #include <unistd.h>
 
 enum {
-    SECONDS_TO_END = 5,    // for MPI to end the job; then this process exits by itself
-    HANDING_MS = 1000,     // for the main thread to return from the device's communication before that is aborted
-    SECONDS_FOR_OTHERS = 1 // after a report that blames no rank, for reports of other machines (invariant 4)
+    SECONDS_TO_END = 5,     // for MPI to end the job; then this process exits by itself
+    SECONDS_FOR_OTHERS = 1, // after an unsure report, for reports of other machines (invariant 4)
+    HANDING_MS = 1000       // for the main thread to return from the device's communication before it is aborted
 };
-static const double seconds_for_other_machines = 4; // before such a report: their ranks began to wait later or earlier
+static const double seconds_for_other_machines = 4; // before an unsure report: their clocks started earlier or later
 static const double seconds_claimed = SECONDS_FOR_OTHERS + SECONDS_TO_END + 1;
-static const double seconds_until_stalled = 1.5;  // a rank is stalled after this long without a heartbeat,
-static const double share_of_wait_stalled = 0.75; // and this share of the wait: a busy machine may delay a heartbeat
+static const double seconds_until_stalled = 1.5;     // a rank is stalled after this long without a heartbeat
+static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats
 
 struct WatchdogEntry {
-    atomic_int process; // process id; 0: not here
-    atomic_llong begun; // collectives
-    atomic_llong beat;  // microseconds of the machine's monotonic clock: the last heartbeat
-    atomic_llong claim; // likewise, on the line of this machine's first rank: when the last report began
+    atomic_int process;   // process id; 0: not on this machine
+    atomic_llong begun;   // collectives
+    _Atomic double beat;  // the last heartbeat, seconds of the machine's monotonic clock
+    _Atomic double claim; // when the last report began; on the line of the machine's first rank
 };
 
 size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogEntry); }
@@ -32,18 +32,17 @@ size_t watchdog_board_bytes(int count) { return (size_t)count * sizeof(WatchdogE
 struct Watchdog {
     WatchdogConfig config;
     Ticker ticker;
-    atomic_bool handing; // becomes true under the lock alone
-    // Below: under the ticker's lock.
+    atomic_bool handing; // becomes true only under the lock
+
+    // Guarded by the ticker's lock:
     WatchdogPhase phase;
     int64_t step;
-    double since;           // seconds of the clock: the last progress
-    double checked;         // likewise: the last check
+    double since;           // the last progress, seconds of the clock
+    double checked;         // the last check
     const char *collective; // begun or waited for last
     bool joined;
     WatchdogDevice device;
 };
-
-static const char *const phase_names[PHASE_COUNT] = {"set-up", "step", "checkpoint"};
 
 // ---- The report -----------------------------------------------------------------------------------------------------
 
@@ -55,94 +54,84 @@ __attribute__((format(printf, 2, 3))) static void append(Error *e, const char *f
     va_end(args);
 }
 
-static WatchdogEntry *own_entry(const Watchdog *w) { return &w->config.board[w->config.rank]; }
-
-static long long microseconds(double seconds) { return (long long)(1e6 * seconds); }
-static double seconds_since(atomic_llong *moment, double now) { return now - 1e-6 * (double)atomic_load(moment); }
-
-static bool has_started(const Watchdog *w, int rank) { return atomic_load(&w->config.board[rank].process); }
-
-static bool is_stalled(const Watchdog *w, int rank, double now) {
-    double stalled = seconds_since(&w->config.board[rank].beat, now);
-    return has_started(w, rank) && stalled > fmax(seconds_until_stalled, share_of_wait_stalled * (now - w->since));
+static bool is_stalled(const Watchdog *w, const WatchdogEntry *entry, double now) {
+    return now - atomic_load(&entry->beat) > fmax(seconds_until_stalled, fraction_of_wait_stalled * (now - w->since));
 }
 
 // What the board shows.
 typedef struct {
     int here;              // ranks of this machine that have started
-    int missing;           // ranks of this machine that have not, until all ranks have joined
+    int missing;           // ranks of this machine that have not started, until all ranks have joined
     int stalled;           // ranks without a heartbeat
-    long long first, last; // fewest and most collectives begun, of the other ranks
-    bool unsure;           // all ranks run, and there are other machines (invariant 4)
+    long long first, last; // fewest and most collectives begun by a rank that is not stalled
+    bool unsure;           // invariant 4
 } View;
 
 static View read_board(const Watchdog *w, double now) {
+    const WatchdogConfig *c = &w->config;
     View v = {.first = LLONG_MAX};
-    for (int rank = 0; w->config.board && rank < w->config.ranks; rank++) {
-        if (!has_started(w, rank)) continue;
+    if (!c->board) return v;
+    for (WatchdogEntry *entry = c->board; entry < c->board + c->ranks; entry++) {
+        if (!atomic_load(&entry->process)) continue;
         v.here++;
-        if (is_stalled(w, rank, now)) {
+        if (is_stalled(w, entry, now)) {
             v.stalled++;
             continue;
         }
-        long long begun = atomic_load(&w->config.board[rank].begun);
+        long long begun = atomic_load(&entry->begun);
         if (begun < v.first) v.first = begun;
         if (begun > v.last) v.last = begun;
     }
-    if (!w->joined && v.here < w->config.here) v.missing = w->config.here - v.here;
-    v.unsure = w->config.board && v.here < w->config.ranks && !v.stalled && !v.missing;
+    if (!w->joined && v.here < c->here) v.missing = c->here - v.here;
+    v.unsure = v.here < c->ranks && !v.stalled && !v.missing;
     return v;
 }
 
-// stalled: ranks without a heartbeat; else those at the earliest collective.
-static void name_ranks(const Watchdog *w, const View *v, double now, bool stalled, const char *what, Error *e) {
-    const char *host = w->config.host;
-    for (int rank = 0; rank < w->config.ranks; rank++) {
-        WatchdogEntry *entry = &w->config.board[rank];
-        if (!has_started(w, rank) || is_stalled(w, rank, now) != stalled) continue;
-        if (stalled || atomic_load(&entry->begun) == v->first)
-            append(e, "; rank %d (process %d%s%s)%s", rank, atomic_load(&entry->process), *host ? " on " : "", host,
-                   what);
-    }
-}
-
-// Before all ranks have joined. Which ranks are missing is certain only if all are on this machine.
-static void name_missing(const Watchdog *w, const View *v, Error *e) {
-    if (w->config.here < w->config.ranks)
-        append(e, "; %d of this machine's %d ranks have not started", v->missing, w->config.here);
-    for (int rank = 0; rank < w->config.ranks && w->config.here == w->config.ranks; rank++)
-        if (!has_started(w, rank)) append(e, "; rank %d has not started", rank);
+// What the report says of a rank; NULL: it is not to blame. Which rank is missing is known only on a single machine.
+static const char *verdict_on(const Watchdog *w, const View *v, const WatchdogEntry *entry, double now) {
+    if (!atomic_load(&entry->process))
+        return v->missing && w->config.here == w->config.ranks ? " has not started" : NULL;
+    if (is_stalled(w, entry, now)) return " is stopped or gone";
+    if (v->stalled || v->first == v->last || atomic_load(&entry->begun) != v->first) return NULL;
+    return v->unsure ? " is at the earliest collective" : " keeps the others waiting";
 }
 
 static void name_suspects(const Watchdog *w, const View *v, double now, Error *e) {
-    if (!w->config.board) return;
-    if (v->unsure)
-        append(e, "; this machine's %d rank%s run%s", v->here, v->here > 1 ? "s" : "", v->here > 1 ? "" : "s");
-    if (v->stalled) name_ranks(w, v, now, true, " is stopped or gone", e);
-    else if (v->first < v->last)
-        name_ranks(w, v, now, false, v->unsure ? " is at the earliest collective" : " keeps the others waiting", e);
+    const WatchdogConfig *c = &w->config;
+    if (v->unsure) append(e, "; this machine's %d rank%s", v->here, v->here > 1 ? "s run" : " runs");
+    for (int rank = 0; c->board && rank < c->ranks; rank++) {
+        const char *verdict = verdict_on(w, v, &c->board[rank], now);
+        int process = atomic_load(&c->board[rank].process);
+        if (!verdict) continue;
+        append(e, "; rank %d", rank);
+        if (process) append(e, " (process %d%s%s)", process, *c->host ? " on " : "", c->host);
+        append(e, "%s", verdict);
+    }
     if (v->unsure) append(e, ", collective number %lld: look at the other machines too", v->first);
-    if (v->missing) name_missing(w, v, e);
+    if (v->missing && c->here < c->ranks)
+        append(e, "; %d of this machine's %d ranks have not started", v->missing, c->here);
 }
 
 static bool is_orphan(const Watchdog *w) {
-    return w->phase == PHASE_SETUP && w->config.orphaned && w->config.orphaned(w->config.launchers);
+    return w->phase == PHASE_SETUP && launchers_reporter_gone(w->config.launchers);
 }
 
-static double deadline(const Watchdog *w) {
+static double phase_deadline(const Watchdog *w) {
     static const double times[PHASE_COUNT] = {[PHASE_SETUP] = 6, [PHASE_STEP] = 1, [PHASE_CHECKPOINT] = 3};
     double seconds = times[w->phase] * w->config.deadline;
     return is_orphan(w) ? fmin(seconds, WATCHDOG_ORPHAN_SECONDS) : seconds;
 }
 
 static void describe(const Watchdog *w, const View *v, double now, Error *e) {
+    bool saves = w->phase == PHASE_CHECKPOINT;
     char where[96] = "set-up";
-    if (w->phase != PHASE_SETUP) snprintf(where, sizeof where, "%s %lld", phase_names[w->phase], (long long)w->step);
-    FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, deadline(w),
+    if (w->phase != PHASE_SETUP)
+        snprintf(where, sizeof where, "%s %lld", saves ? "checkpoint" : "step", (long long)w->step);
+    FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, phase_deadline(w),
          is_orphan(w) ? "the launcher is gone" : "--deadline");
     error_hint(e, "look for the rank that hangs%s; start the same command again%s",
                v->unsure ? ", on the machine with the smallest number or without a report" : "",
-               w->phase == PHASE_CHECKPOINT ? ", or raise --deadline" : "");
+               saves ? ", or raise --deadline" : "");
     if (w->collective) append(e, "; last collective: %s", w->collective);
     name_suspects(w, v, now, e);
 }
@@ -154,7 +143,7 @@ static void on_alarm(int signal_number) {
     _exit(ERR_RANK);
 }
 
-static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
+static void report_and_end(const Watchdog *w, const Error *e, int seconds_before) {
     error_print_on(e, w->config.rank, w->config.ranks, w->config.host);
     signal(SIGALRM, on_alarm);
     alarm((unsigned)(seconds_before + SECONDS_TO_END));
@@ -164,40 +153,29 @@ static void end_job(const Watchdog *w, const Error *e, int seconds_before) {
     w->config.end(e->code);
 }
 
-// True for one rank of the machine. If it does not end the job in time, another may claim the report.
+// True for one rank of the machine (invariant 3). Another may claim the report if that rank does not end the job in time.
 static bool claim_report(const Watchdog *w, double now) {
-    int first = 0;
-    if (!w->config.board) return true;
-    while (!has_started(w, first)) first++;
-    atomic_llong *claim = &w->config.board[first].claim;
-    long long before = atomic_load(claim);
-    return now - 1e-6 * (double)before > seconds_claimed &&
-           atomic_compare_exchange_strong(claim, &before, microseconds(now));
+    WatchdogEntry *first = w->config.board;
+    if (!first) return true;
+    while (!atomic_load(&first->process)) first++;
+    double before = atomic_load(&first->claim);
+    return now - before > seconds_claimed && atomic_compare_exchange_strong(&first->claim, &before, now);
 }
 
-static void check(void *watchdog) {
+static void watch_clock(void *watchdog) {
     Watchdog *w = watchdog;
     Error e = {0};
     double now = clock_seconds();
     if (now - w->checked > seconds_until_stalled) w->since = now; // this process itself was stopped
     w->checked = now;
-    if (w->config.board) atomic_store(&own_entry(w)->beat, microseconds(now));
-    if (w->device.check && w->device.check(w->device.context, &e)) end_job(w, &e, 0);
-    double over = now - w->since - deadline(w);
+    if (w->config.board) atomic_store(&w->config.board[w->config.rank].beat, now);
+    if (w->device.check && w->device.check(w->device.context, &e)) report_and_end(w, &e, 0);
+    double over = now - w->since - phase_deadline(w);
     if (over < 0) return;
     View view = read_board(w, now);
     if (over < (view.unsure ? seconds_for_other_machines : 0) || !claim_report(w, now)) return;
     describe(w, &view, now, &e);
-    end_job(w, &e, view.unsure ? SECONDS_FOR_OTHERS : 0);
-}
-
-// Overwrites this rank's line on the board, which an earlier run of the same name may have left.
-static void board_enter(Watchdog *w) {
-    if (!w->config.board) return;
-    atomic_store(&own_entry(w)->begun, 0);
-    atomic_store(&own_entry(w)->claim, 0);
-    atomic_store(&own_entry(w)->beat, microseconds(w->checked));
-    atomic_store(&own_entry(w)->process, (int)getpid());
+    report_and_end(w, &e, view.unsure ? SECONDS_FOR_OTHERS : 0);
 }
 
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
@@ -205,8 +183,14 @@ int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e) {
     Watchdog *w = *out;
     w->config = *config;
     w->since = w->checked = clock_seconds();
-    board_enter(w);
-    ticker_create(&w->ticker, check, w);
+    if (config->board) { // an earlier job of the same name may have left a line
+        WatchdogEntry *own = &config->board[config->rank];
+        atomic_store(&own->begun, 0);
+        atomic_store(&own->claim, 0);
+        atomic_store(&own->beat, w->checked);
+        atomic_store(&own->process, (int)getpid());
+    }
+    ticker_create(&w->ticker, watch_clock, w);
     int code = ticker_start(&w->ticker, "the watchdog", e);
     if (code) {
         memory_free(w);
@@ -242,24 +226,19 @@ void watchdog_phase(Watchdog *w, WatchdogPhase phase, int64_t step) {
     pthread_mutex_unlock(&w->ticker.lock);
 }
 
-void watchdog_progress(Watchdog *w) {
+// what: NULL keeps the last one. begun: collectives to count.
+static void restart(Watchdog *w, const char *what, int begun) {
     if (!w) return;
     pthread_mutex_lock(&w->ticker.lock);
     w->since = clock_seconds();
+    if (what) w->collective = what;
+    if (w->config.board) atomic_fetch_add(&w->config.board[w->config.rank].begun, begun);
     pthread_mutex_unlock(&w->ticker.lock);
 }
 
-static void note(Watchdog *w, const char *what, int begun) {
-    if (!w) return;
-    pthread_mutex_lock(&w->ticker.lock);
-    w->collective = what;
-    w->since = clock_seconds();
-    if (w->config.board) atomic_fetch_add(&own_entry(w)->begun, begun);
-    pthread_mutex_unlock(&w->ticker.lock);
-}
-
-void watchdog_begin(Watchdog *w, const char *collective) { note(w, collective, 1); }
-void watchdog_wait(Watchdog *w, const char *what) { note(w, what, 0); }
+void watchdog_progress(Watchdog *w) { restart(w, NULL, 0); }
+void watchdog_wait(Watchdog *w, const char *what) { restart(w, what, 0); }
+void watchdog_begin(Watchdog *w, const char *collective) { restart(w, collective, 1); }
 
 void watchdog_handing(Watchdog *w, bool handing) {
     if (!w) return;
