@@ -1,4 +1,4 @@
-// transport between CPU ranks: nonblocking MPI.
+// transport_mpi: the transport between CPU ranks, by nonblocking MPI.
 #include "ranks/transport.h"
 
 #include <assert.h>
@@ -8,28 +8,27 @@
 #include "base/float16.h"
 #include "ranks/mpi_check.h"
 
-// One reduction or gathering in flight.
-typedef struct {
+// One transfer that has started. MPI reads the arrays until it ends.
+typedef struct Pending {
+    struct Pending *next; // started after this one
     MPI_Request request;
-    float *own;            // where this rank's part belongs; NULL for a gathering
-    size_t count;          // elements of it
-    int *counts, *places;  // (ranks) each: of the parts. MPI reads them until the transfer ends
-    void *sent, *received; // buffers: in bf16 both, in fp32 only `received`
+    float *own;            // where the sums of this rank's part belong; NULL for a gathering
+    size_t count;          // elements of the part
+    void *sent, *received; // buffers of a reduction: in bf16 both, in fp32 only `received`
+    int *places, counts[]; // (ranks) each: offsets and lengths of the parts
 } Pending;
 
 struct Transport {
     Comm *comm;
     const Model *whole; // NULL: matrices are cut
-    MPI_Comm mpi;       // separate from that of the control messages
+    MPI_Comm mpi;       // separate from the control messages' communicator
     MPI_Op add_bf16;
     WireType wire;
-    Pending *pending; // pending_done transfers that have ended, then those in flight
-    int pending_done, pending_count, pending_capacity;
-    int64_t ended; // transfers before all of `pending`
+    Pending *first, *last;  // in flight, in the order of their starts; NULL: none
+    int64_t started, ended; // numbers of transfers
 };
 
-// ---- bf16. Sums are taken in fp32 and rounded again at every hop. ---------------------------------------------------
-
+// Adds in fp32 and rounds at every hop.
 static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     (void)type;
     const uint16_t *x = in;
@@ -37,11 +36,9 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) y[i] = f32_to_bf16(bf16_to_f32(x[i]) + bf16_to_f32(y[i]));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-
-static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
-                  Error *e) {
-    (void)stream; // transfers are in host memory
+static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
+                      Error *e) {
+    (void)stream; // host memory needs none
     if (largest > INT_MAX) {
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
@@ -49,58 +46,49 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, co
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    t->comm = comm;
-    t->wire = wire;
-    t->whole = whole;
-    t->mpi = MPI_COMM_NULL;
-    t->add_bf16 = MPI_OP_NULL;
+    *t = (Transport){.comm = comm, .wire = wire, .whole = whole, .mpi = MPI_COMM_NULL, .add_bf16 = MPI_OP_NULL};
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // with its error handler
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
     return 0;
 }
 
-static void pending_free(Pending *p) {
-    memory_free(p->sent);
-    memory_free(p->received);
-    memory_free(p->counts);
+// MPI_Finalize frees the communicator. No transfer may be in flight (parallel_drain): MPI would write into freed memory.
+static void mpi_destroy(Transport *t) {
+    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
+    memory_free(t);
 }
 
-static Range part_of(const Transport *t, Range bucket, int r) {
+static Range mpi_part(const Transport *t, Range bucket, int r) {
     if (!t->whole) return transport_part(bucket, r, t->comm->ranks);
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
-// Appends to the transfers in flight, with the bucket's parts.
+// Appends a transfer with the bucket's parts.
 static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
-    int ranks = t->comm->ranks, *counts;
-    if (t->pending_count == t->pending_capacity) {
-        int capacity = t->pending_capacity ? 2 * t->pending_capacity : 16;
-        Pending *more;
-        TRY(memory_alloc_zero((void **)&more, sizeof(Pending) * (size_t)capacity, "transport", e));
-        if (t->pending) memcpy(more, t->pending, sizeof(Pending) * (size_t)t->pending_count);
-        memory_free(t->pending);
-        t->pending = more;
-        t->pending_capacity = capacity;
+    size_t ranks = (size_t)t->comm->ranks;
+    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
+    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * ranks * sizeof(int), "transport", e));
+    Pending *p = *out;
+    p->request = MPI_REQUEST_NULL;
+    p->places = p->counts + ranks;
+    for (int r = 0; r < t->comm->ranks; r++) {
+        Range part = mpi_part(t, bucket, r);
+        p->counts[r] = (int)range_length(part);
+        p->places[r] = (int)(part.begin - bucket.begin);
     }
-    TRY(memory_alloc((void **)&counts, sizeof(int) * 2 * (size_t)ranks, "transport", e));
-    *out = &t->pending[t->pending_count++];
-    **out = (Pending){.request = MPI_REQUEST_NULL, .counts = counts, .places = counts + ranks};
-    for (int r = 0; r < ranks; r++) {
-        Range part = part_of(t, bucket, r);
-        counts[r] = (int)range_length(part);
-        counts[ranks + r] = (int)(part.begin - bucket.begin);
-    }
+    if (t->last) t->last->next = p;
+    else t->first = p;
+    t->last = p;
+    t->started++;
     return 0;
 }
 
-static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
-    Range part = part_of(t, bucket, t->comm->rank);
+static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     size_t all = range_length(bucket);
     Pending *p;
-    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
-    p->own = values + (part.begin - bucket.begin);
-    p->count = range_length(part);
+    p->own = values + p->places[t->comm->rank];
+    p->count = (size_t)p->counts[t->comm->rank];
     if (t->wire == WIRE_FP32) {
         TRY(memory_alloc(&p->received, sizeof(float) * p->count, "sums of gradients", e));
         MPI_TRY(MPI_Ireduce_scatter(values, p->received, p->counts, MPI_FLOAT, MPI_SUM, t->mpi, &p->request), e);
@@ -113,60 +101,46 @@ static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     return 0;
 }
 
-static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
-    size_t begin = part_of(t, bucket, t->comm->rank).begin - bucket.begin;
-    bool in_place = own == (const char *)values + begin * element_bytes;
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // of the same size: only copied
+static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copied, so only the size counts
     Pending *p;
-    watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(pending_add(t, bucket, &p, e));
+    int rank = t->comm->rank, count = p->counts[rank];
+    bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
-    int count = p->counts[t->comm->rank];
     MPI_TRY(MPI_Iallgatherv(from, count, type, values, p->counts, p->places, type, t->mpi, &p->request), e);
     return 0;
 }
 
-static int sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
+static int mpi_sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
 
-static void put_in_place(const Transport *t, const Pending *p) {
-    if (!p->own) return;
-    if (t->wire == WIRE_FP32) memcpy(p->own, p->received, sizeof(float) * p->count);
-    else
-        for (size_t i = 0; i < p->count; i++) p->own[i] = bf16_to_f32(((const uint16_t *)p->received)[i]);
-}
+static int64_t mpi_started(const Transport *t) { return t->started; }
 
-static int64_t started(const Transport *t) { return t->ended + t->pending_count; }
-
-static int wait_for(Transport *t, int64_t transfers, Error *e) {
+static int mpi_wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    for (; t->pending_done < t->pending_count && t->ended + t->pending_done < transfers; t->pending_done++) {
-        Pending *p = &t->pending[t->pending_done];
+    for (; t->ended < transfers && t->first; t->ended++) {
+        Pending *p = t->first;
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
-        put_in_place(t, p);
-        pending_free(p);
+        for (size_t i = 0; p->own && i < p->count; i++)
+            p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];
+        t->first = p->next;
+        if (!t->first) t->last = NULL;
+        memory_free(p->sent);
+        memory_free(p->received);
+        memory_free(p);
     }
-    if (t->pending_done < t->pending_count) return 0;
-    t->ended += t->pending_count;
-    t->pending_done = t->pending_count = 0;
     return 0;
 }
 
-static int finish(Transport *t, Error *e) { return wait_for(t, started(t), e); }
-
-// MPI_Finalize frees the communicator. No transfer is in flight (parallel_drain): MPI would write into freed memory.
-static void destroy(Transport *t) {
-    if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
-    memory_free(t->pending);
-    memory_free(t);
-}
+static int mpi_finish(Transport *t, Error *e) { return mpi_wait_for(t, t->started, e); }
 
 const TransportApi mpi_transport = {
-    .create = create,
-    .destroy = destroy,
-    .reduce_scatter = reduce_scatter,
-    .all_gather = all_gather,
-    .sum = sum,
-    .started = started,
-    .wait_for = wait_for,
-    .finish = finish,
+    .create = mpi_create,
+    .destroy = mpi_destroy,
+    .reduce_scatter = mpi_reduce_scatter,
+    .all_gather = mpi_all_gather,
+    .sum = mpi_sum,
+    .started = mpi_started,
+    .wait_for = mpi_wait_for,
+    .finish = mpi_finish,
 };
