@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// PLACE of this process (launcher.h).
+// Writes the PLACE of this process (launcher.h).
 static bool read_place(char *place, size_t bytes) {
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     if (!f) return false;
@@ -24,8 +24,8 @@ static bool read_place(char *place, size_t bytes) {
     return true;
 }
 
-// Linux before 5.3 has no pidfd: then the launcher is not watched.
-static void add(Launchers *l, const char *name, int process, bool reports_exits) {
+// No-op before Linux 5.3, which has no pidfd.
+static void launcher_add(Launchers *l, const char *name, int process, bool reports_exits) {
 #ifdef SYS_pidfd_open
     int fd = (int)syscall(SYS_pidfd_open, process, 0);
     if (l->count == LAUNCHERS_MAX || (fd < 0 && errno != ESRCH)) return;
@@ -42,10 +42,10 @@ void launchers_watch(Launchers *l, bool has_parent) {
     int process, length;
     const char *at = getenv("GNS_LAUNCHERS");
     *l = (Launchers){0};
-    if (has_parent) add(l, "parent", (int)getppid(), true);
+    if (has_parent) launcher_add(l, "parent", (int)getppid(), true);
     if (!at || !read_place(here, sizeof here)) return;
     for (; sscanf(at, " %31[^:]:%d@%127s%n", name, &process, place, &length) == 3; at += length)
-        if (strcmp(place, here) == 0) add(l, name, process, has_parent && strcmp(name, "mpirun") == 0);
+        if (strcmp(place, here) == 0) launcher_add(l, name, process, has_parent && strcmp(name, "mpirun") == 0);
 }
 
 static bool is_gone(const struct Launcher *launcher) {

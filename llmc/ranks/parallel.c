@@ -15,7 +15,7 @@ static Range part_of_bucket(const Parallel *p, int i, int rank) {
     return transport_part(model_bucket(p->model, i), rank, p->comm->ranks);
 }
 
-// The first rank's share is never shorter than another's.
+// Rank 0 has the most rows.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     return (parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
 }
@@ -70,13 +70,6 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-static int gather_gradients(Parallel *p, int i, Error *e) {
-    Range bucket = model_bucket(p->model, i);
-    float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
-    const float *own = values + (p->owned[i].begin - bucket.begin);
-    return p->api->all_gather(p->transport, own, values, sizeof *values, bucket, e);
-}
-
 static int gather_weights(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i), part = p->owned[i];
     size_t bytes = engine_weight_bytes(p->engine);
@@ -87,7 +80,7 @@ static int gather_weights(Parallel *p, int i, Error *e) {
     return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
 
-// Starts the gatherings of buckets [0, end), which stay in memory, that have not started.
+// Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
     for (; p->sent < end; p->sent++) {
         TRY(gather_weights(p, p->sent, e));
@@ -96,7 +89,7 @@ static int send_until(Parallel *p, int end, Error *e) {
     return 0;
 }
 
-// Starts the gathering of a block, unless its slot holds it.
+// Starts the gathering of block i; no-op if its slot holds it.
 static int send_block(Parallel *p, int i, Error *e) {
     int s = i % SHARD_WEIGHT_SLOTS;
     if (p->slot[s].bucket == i) return 0;
@@ -124,8 +117,8 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // The watchdog counts this, since every rank awaits every block: a rank that hangs in a computation has started
-        // the same transfers as those that wait for it.
+        // Count the wait (every rank awaits every block): a rank hung in compute has started as many transfers as those
+        // that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
     }
@@ -134,8 +127,8 @@ static int await_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// The transfers of an engine's forward or backward pass at bucket i (see train_gpt2.c); `after`: the next bucket.
-static int await_block(Parallel *p, int i, int after, Error *e) {
+// Makes the transfers of a forward or backward pass at bucket i (train_gpt2.c). after: the bucket that the pass reads next.
+static int await_bucket(Parallel *p, int i, int after, Error *e) {
     TRY(await_weights(p, model_bucket(p->model, i), e));
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
@@ -143,13 +136,13 @@ static int await_block(Parallel *p, int i, int after, Error *e) {
 int parallel_idle_pass(Parallel *p, Error *e) {
     if (!p->shard_weights) return 0;
     TRY(await_weights(p, model_bucket(p->model, 0), e));
-    for (int i = 1; i < p->buckets; i++) TRY(await_block(p, i, i + 1, e));
+    for (int i = 1; i < p->buckets; i++) TRY(await_bucket(p, i, i + 1, e));
     return 0;
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
 
-// Collects the sums of all buckets from i on that still lie in the memory of a micro-step's gradients.
+// Collects the sums of buckets [i, uncollected) before the next micro-step overwrites their memory.
 static int collect_from(Parallel *p, int i, Error *e) {
     while (p->shard_grads && p->uncollected > i) {
         int last = --p->uncollected;
@@ -159,9 +152,13 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// Bucket 0 begins, and with it a micro-step: first collects all of the micro-step before.
-static int micro_step_begins(Parallel *p, Error *e) {
-    if (p->unreduced == 0) { // there was one in this step
+// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first, and with it a micro-step: it
+// overwrites its own memory.
+static int bucket_begins(void *context, Range range, Error *e) {
+    Parallel *p = context;
+    int i = model_bucket_at(p->model, range.begin);
+    if (i > 0) return collect_from(p, i + 2, e);
+    if (p->unreduced == 0) { // after another micro-step of this step
         TRY(collect_from(p, 0, e));
         p->first = false;
     }
@@ -169,14 +166,7 @@ static int micro_step_begins(Parallel *p, Error *e) {
     return 0;
 }
 
-// GradientWatch.begins. Block i overwrites the memory of block i + 2, bucket 0 its own.
-static int bucket_begins(void *context, Range range, Error *e) {
-    Parallel *p = context;
-    int i = model_bucket_at(p->model, range.begin);
-    return i == 0 ? micro_step_begins(p, e) : collect_from(p, i + 2, e);
-}
-
-// GradientWatch.final. All later buckets are final, too.
+// GradientWatch.final. All later buckets are already final.
 static int bucket_final(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = --p->unreduced;
@@ -195,7 +185,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// For a rank without rows left: its share of the sum is the gradients of its earlier micro-steps, or 0.
+// For a rank without rows left: it adds the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));
@@ -209,7 +199,7 @@ static int micro_step_without_rows(Parallel *p, bool reduces, Error *e) {
     if (reduces) TRY(bucket_begins(p, model_bucket(p->model, 0), e));
     for (int i = p->buckets - 1; i > 0; i--) {
         if (reduces) TRY(bucket_begins(p, model_bucket(p->model, i), e));
-        if (p->shard_weights) TRY(await_block(p, i, i - 1, e));
+        if (p->shard_weights) TRY(await_bucket(p, i, i - 1, e));
         if (reduces) TRY(bucket_without_rows(p, i, e));
     }
     return reduces ? bucket_without_rows(p, 0, e) : 0;
@@ -227,7 +217,7 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e) {
     if (!p->buckets) return engine_norms(p->engine, (Range){0, p->model->flat_count}, e);
     assert(p->unreduced == 0);
-    for (int i = p->buckets - 1; i >= 0; i--) { // while the buckets before it are reduced
+    for (int i = p->buckets - 1; i >= 0; i--) { // buckets [0, i) are still in transfer
         TRY(collect_from(p, i, e));
         TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_norms(p->engine, p->owned[i], e));
@@ -235,12 +225,15 @@ int parallel_norms(Parallel *p, Error *e) {
     return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_NORMS, 0), p->model->tensor_count, e);
 }
 
-// ---- Update. The weights that the next forward pass reads first are gathered first ----------------------------------
+// ---- Update ---------------------------------------------------------------------------------------------------------
 
-// Each bucket is updated while the gradients of later buckets are in transfer.
+// Updates each bucket while the gradients of later buckets are in transfer.
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
-    for (int i = 0; i < p->buckets; i++) {
-        TRY(gather_gradients(p, i, e));
+    for (int i = 0; i < p->buckets; i++) { // gathers the summed gradients
+        Range bucket = model_bucket(p->model, i);
+        float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
+        const float *own = values + (p->owned[i].begin - bucket.begin);
+        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, e));
         p->work[i] = p->api->started(p->transport);
     }
     for (int i = 0; i < p->buckets; i++) {
@@ -256,7 +249,7 @@ int parallel_drain(Parallel *p, Error *e) {
     return comm_barrier(p->comm, e);
 }
 
-// The first weights of the next forward pass are in transfer while the later ones are updated.
+// Starts the gatherings of buckets 0 and 1, which the next forward pass reads first, while it updates the others.
 static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     p->sent = p->arrived = 0;
     for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;
@@ -268,20 +261,19 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     return 0;
 }
 
-// LAMB's norms, by whole tensors.
-static int trust(Parallel *p, const UpdateConfig *update, Error *e) {
-    if (!p->buckets) return engine_trust(p->engine, (Range){0, p->model->flat_count}, update, e);
-    for (int i = 0; i < p->buckets; i++) TRY(engine_trust(p->engine, p->owned[i], update, e));
-    return p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_TRUST, 0), 2 * p->model->tensor_count, e);
-}
-
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
-    if (p->config.optimizer == OPTIMIZER_LAMB) TRY(trust(p, update, e));
-    if (!p->buckets) return engine_update(p->engine, (Range){0, p->model->flat_count}, update, e);
+    const Range all = {0, p->model->flat_count};
+    bool lamb = p->config.optimizer == OPTIMIZER_LAMB; // needs norms of whole tensors
+    if (!p->buckets && lamb) TRY(engine_trust(p->engine, all, update, e));
+    if (!p->buckets) return engine_update(p->engine, all, update, e);
+    if (lamb) {
+        for (int i = 0; i < p->buckets; i++) TRY(engine_trust(p->engine, p->owned[i], update, e));
+        TRY(p->api->sum(p->transport, engine_buffer(p->engine, BUFFER_TRUST, 0), 2 * p->model->tensor_count, e));
+    }
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// One message: losses, stop, save, |s_r|^2, and the examples' squared norms by tensor.
+// Sends one message: losses, stop, save, |s_r|^2, and the examples' squared norms by tensor.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { LOSS, NLL, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
@@ -326,7 +318,7 @@ static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes
 
 // The ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
 static void name_minority(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
-    int with = 0; // a rank of the majority
+    int with = 0; // a rank of the majority; `ranks` if there is none
     while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
     size_t used = 0;
     for (int r = 0; r < ranks && used < bytes; r++)
@@ -336,7 +328,7 @@ static void name_minority(const uint64_t *hashes, char (*hosts)[COMM_HOST], int 
         }
 }
 
-// The error that weights differ. hashes: of all weights, by rank; overwritten in the search for the first tensor.
+// Returns the error that weights differ. hashes: (ranks) of all weights; overwritten in the search for the first tensor.
 static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
     const Model *model = p->model;
     char minority[512], (*hosts)[COMM_HOST];
