@@ -9,8 +9,6 @@
 
 enum { KEEP_BYTES = 4 << 20 }; // larger buffers are freed with the next smaller block
 
-#define EOT_TEXT "<|endoftext|>"
-
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 
 int block_reserve(TextBlock *b, size_t bytes, Error *e) {
@@ -55,18 +53,15 @@ int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, 
     return FAIL(e, ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(input), line, why);
 }
 
-#define NOT_UTF8 "its text is not valid UTF-8"
+static const char not_utf8[] = "its text is not valid UTF-8";
 
 int fail_at_bad_line(Error *e, const Input *input, const BadLine *bad) {
-    bool utf8 = strcmp(bad->why, NOT_UTF8) == 0;
-    return fail_at_line(e, input, bad->line,
-                        utf8 ? HINT_INVALID
-                             : "every line must be a JSON object with a text field: see --field; "
-                               "--invalid skip leaves such lines out",
-                        bad->why);
+    const char *hint = "every line must be a JSON object with a text field: see --field; --invalid skip leaves such "
+                       "lines out";
+    return fail_at_line(e, input, bad->line, bad->why == not_utf8 ? HINT_INVALID : hint, bad->why);
 }
 
-// ---- Is the text acceptable? ----------------------------------------------------------------------------------------
+// ---- Checking the text ----------------------------------------------------------------------------------------------
 
 int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
@@ -88,20 +83,19 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
     return 0;
 }
 
-// Decodes the text of every line in place; a byte order mark before the first is dropped.
+// Decodes the text of every line in place. Drops a byte order mark before the first.
 static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     uint64_t line = b->start.line;
-    size_t begin = b->start.offset ? 0 : utf8_mark(b->text, b->bytes);
-    for (size_t at = begin, end; at < b->bytes; at = end + 1, line++) {
+    for (size_t at = b->start.offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
         end = newline ? (size_t)(newline - b->text) : b->bytes;
-        size_t blank = at;
-        while (blank < end && strchr(" \t\r", b->text[blank]) && b->text[blank]) blank++;
-        if (blank == end) continue;
-        TextPiece piece = {.at = at, .begins = true, .split = split_of(o, b->input, b->start.file, line)};
+        size_t first = at;
+        while (first < end && (b->text[first] == ' ' || b->text[first] == '\t' || b->text[first] == '\r')) first++;
+        if (first == end) continue; // a blank line
+        TextPiece piece = {.at = at, .begins = true, .split = document_split(o, b->input, b->start.file, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool checks = !why && o->invalid != INVALID_BYTES;
-        if (checks && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes) why = NOT_UTF8;
+        if (checks && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes) why = not_utf8;
         if (!why) TRY(block_add_piece(b, piece, e));
         else if (o->invalid == INVALID_SKIP) b->left_out++;
         else if (b->bad_count++ < BAD_LINES) b->bad[b->bad_count - 1] = (BadLine){line, why};
@@ -112,7 +106,7 @@ static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
 int block_check(TextBlock *b, const TokenizeOptions *o, Error *e) {
     if (b->start.offset == 0 && o->invalid != INVALID_BYTES) TRY(check_text_kind(b->input, b->text, b->bytes, e));
     if (b->input->jsonl) return block_parse_jsonl(b, o, e);
-    bool eot = !*o->separator && memmem(b->text, b->bytes, EOT_TEXT, strlen(EOT_TEXT));
+    bool eot = !*o->separator && memmem(b->text, b->bytes, "<|endoftext|>", 13);
     bool mark = b->start.offset == 0 && utf8_mark(b->text, b->bytes);
     b->notes = eot << NOTE_EOT | mark << NOTE_MARK;
     for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR; i++) {
@@ -139,15 +133,12 @@ int block_encode(TextBlock *b, Encoder *encoder, Error *e) {
 
 // ---- Which documents are validation ---------------------------------------------------------------------------------
 
-enum { HASH_BITS = 53 }; // what a double holds
-
-int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document) {
+int document_split(const TokenizeOptions *o, const Input *input, int file, uint64_t document) {
     // By path: a file keeps its split when files are added or removed.
-    uint64_t every = (uint64_t)o->val_every_file;
-    if (every) return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % every == 0;
+    if (o->val_every_file)
+        return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % (uint64_t)o->val_every_file == 0;
     if (o->split != SPLITS) return o->split;
     // By number: the same files in the same order give the same split wherever they are.
     uint64_t key[2] = {(uint64_t)file, document};
-    uint64_t hash = hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> (64 - HASH_BITS);
-    return (double)hash < o->val_fraction * (double)((uint64_t)1 << HASH_BITS);
+    return (double)(hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> 11) < o->val_fraction * 0x1p53;
 }

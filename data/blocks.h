@@ -14,12 +14,12 @@ typedef struct {
     uint64_t taken;                  // bytes of input before this place
     bool inside;                     // a document that began earlier continues here
     bool skip_newline;               // a separator ends here
-} Place;
+} InputPlace;
 
 typedef struct { // a document, or a part of one
     size_t at, bytes;
     size_t tokens; // set by the worker
-    bool begins;   // with the document's first byte
+    bool begins;   // it holds the document's first byte
     int split;
 } TextPiece;
 
@@ -31,17 +31,17 @@ enum { BAD_LINES = 10 }; // that are named
 
 typedef struct {
     const Input *input;
-    Place start;
+    InputPlace start;
     char *text;
     size_t bytes, text_capacity;
     uint16_t *tokens;  // (text_capacity): no token is shorter than a byte
     TextPiece *pieces; // found by the reader; in jsonl by the worker
     int piece_count, piece_capacity;
-    int left_out;    // lines of jsonl (--invalid skip)
+    int left_out; // lines of jsonl (--invalid skip)
     BadLine bad[BAD_LINES];
-    int bad_count;   // may be larger
-    int notes;       // of a text: 1 << NOTE_*
-    int code;     // of the worker
+    int bad_count; // may be larger
+    int notes;     // on a text: 1 << NOTE_*
+    int code;      // of the worker
     Error error;
 } TextBlock;
 
@@ -62,5 +62,5 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
 int fail_at_bad_line(Error *e, const Input *input, const BadLine *bad);
 int fail_at_line(Error *e, const Input *input, uint64_t line, const char *hint, const char *why);
 
-// The split of document number `document` (in jsonl: its line) of input number `file`, if documents are not divided.
-int split_of(const TokenizeOptions *o, const Input *input, int file, uint64_t document);
+// The split of document number `document` (in jsonl: its line) of input number `file`, where documents stay whole.
+int document_split(const TokenizeOptions *o, const Input *input, int file, uint64_t document);

@@ -19,14 +19,14 @@ static bool ends_with(const char *path, const char *ending) { // in capitals or 
     return length > n && strcasecmp(path + length - n, ending) == 0;
 }
 
-static int format_of_name(const char *path) { // FORMAT_AUTO: it says nothing
+static int format_of_name(const char *path) { // FORMAT_AUTO: unknown
     static const char *const endings[] = {".jsonl", ".ndjson", ".jl", ".txt", ".md"};
     for (int i = 0; i < 5; i++)
         if (ends_with(path, endings[i])) return i < 3 ? FORMAT_JSONL : FORMAT_TEXT;
     return FORMAT_AUTO;
 }
 
-// JSON Lines begin with { and ". FORMAT_AUTO: more text is needed.
+// JSON Lines begin with { and ". Returns FORMAT_AUTO if it needs more text.
 static int format_of_text(const char *text, size_t bytes, bool ended) {
     size_t at = utf8_mark(text, bytes), blank = at + strspn(text + at, " \t\r\n");
     size_t next = blank + (text[blank] == '{'), quote = next + strspn(text + next, " \t");
@@ -50,7 +50,7 @@ static void set_format(Input *input, int format, bool by_line) {
     input->undecided = format == FORMAT_AUTO;
 }
 
-// Refuses options that need a file: the length of a pipe, and whether all of it is UTF-8, are unknown until its end.
+// Refuses options that need a file: only at its end is a pipe's length known, and whether all of it is UTF-8.
 static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
     if (!input->jsonl && o->invalid == INVALID_SKIP)
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
@@ -72,10 +72,11 @@ int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_
 
 static int inputs_push(Inputs *in, const char *path, const struct stat *st, Error *e) {
     Input *all = realloc(in->all, ((size_t)in->count + 1) * sizeof *all);
-    if (!all) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
-    Input *input = &(in->all = all)[in->count];
-    *input = (Input){.path = strdup(path), .pipe = !st || !S_ISREG(st->st_mode)};
-    if (!input->path) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
+    char *copy = strdup(path);
+    if (all) in->all = all;
+    if (!all || !copy) return free(copy), FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
+    Input *input = &in->all[in->count];
+    *input = (Input){.path = copy, .pipe = !st || !S_ISREG(st->st_mode)};
     int format = in->o->format ? in->o->format : format_of_name(path);
     if (format || input->pipe) set_format(input, format, false);
     else set_format(input, format_of_file(path), true);
@@ -83,8 +84,6 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     in->count++;
     return 0;
 }
-
-static int inputs_add_directory(Inputs *in, const char *path, Error *e);
 
 // `inside` a directory only regular files with the endings of text count. A file named by itself may have any name.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
@@ -94,33 +93,26 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         if (inside && errno == ENOENT) return 0; // a dangling link
         return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     }
-    if (S_ISDIR(st.st_mode)) { // a linked directory may lead back up
-        bool linked = inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode);
-        return linked ? 0 : inputs_add_directory(in, path, e);
+    if (S_ISDIR(st.st_mode)) {
+        Names names;
+        char child[PATH_MAX];
+        int code = 0;
+        if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead back up
+        TRY(directory_list(path, &names, e));
+        for (int i = 0; i < names.count && !code; i++) {
+            if (names.name[i][0] == '.') continue;
+            code = path_join(child, sizeof child, path, names.name[i], e);
+            if (!code) code = inputs_add(in, child, true, e);
+        }
+        names_free(&names);
+        return code;
     }
     if (inside && !S_ISREG(st.st_mode)) return 0;
     bool json = inside && ends_with(path, ".json") && format_of_file(path) == FORMAT_JSONL;
-    if (inside && !json && format_of_name(path) == FORMAT_AUTO) {
-        in->passed_over++;
-        return 0;
-    }
+    if (inside && !json && format_of_name(path) == FORMAT_AUTO) return in->passed_over++, 0;
     if (access(path, R_OK) != 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
     return inputs_push(in, path, &st, e);
-}
-
-static int inputs_add_directory(Inputs *in, const char *path, Error *e) {
-    Names names;
-    char child[PATH_MAX];
-    int code = 0;
-    TRY(directory_list(path, &names, e));
-    for (int i = 0; i < names.count && !code; i++) {
-        if (names.name[i][0] == '.') continue;
-        code = path_join(child, sizeof child, path, names.name[i], e);
-        if (!code) code = inputs_add(in, child, true, e);
-    }
-    names_free(&names);
-    return code;
 }
 
 static int inputs_add_list(Inputs *in, const char *list, Error *e) {

@@ -29,19 +29,21 @@ static bool json_fail(Json *j, const char *why) {
 
 static char json_peek(const Json *j) { return j->at < j->end ? *j->at : 0; }
 
-static bool json_take(Json *j, char byte) { // if it is next
-    bool taken = j->at < j->end && *j->at == byte;
-    j->at += taken;
-    return taken;
+static bool json_accept(Json *j, char byte) { // skips the byte if it is next
+    bool next = j->at < j->end && *j->at == byte;
+    j->at += next;
+    return next;
 }
 
-static bool json_take_token(Json *j, char byte) { // the same, with white space around it
-    while (json_take(j, ' ') || json_take(j, '\t') || json_take(j, '\r')) {
-    }
-    bool taken = json_take(j, byte);
-    while (json_take(j, ' ') || json_take(j, '\t') || json_take(j, '\r')) {
-    }
-    return taken;
+static void json_skip_blanks(Json *j) {
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\r')) j->at++;
+}
+
+static bool json_accept_token(Json *j, char byte) { // the same, with blanks around it
+    json_skip_blanks(j);
+    bool next = json_accept(j, byte);
+    json_skip_blanks(j);
+    return next;
 }
 
 static bool json_hex4(Json *j, uint32_t *out) {
@@ -56,24 +58,14 @@ static bool json_hex4(Json *j, uint32_t *out) {
 }
 
 // A lone surrogate becomes three bytes that are not valid UTF-8, and is refused as such later.
-static char *json_put_utf8(char *out, uint32_t c) {
-    static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};
-    int more = (c >= 0x80) + (c >= 0x800) + (c >= 0x10000); // bytes after the first
-    *out++ = (char)(leads[more] | c >> 6 * more);
-    while (more-- > 0) *out++ = (char)(0x80 | (c >> 6 * more & 0x3F));
-    return out;
-}
-
 static bool json_escape(Json *j, char **out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};
     char c = json_peek(j);
     const char *simple = c ? strchr(from, c) : NULL;
     if (!simple && c != 'u') return json_fail(j, "has an unknown escape");
     j->at++;
-    if (simple) {
-        *(*out)++ = to[simple - from];
-        return true;
-    }
+    if (simple) return *(*out)++ = to[simple - from], true;
     uint32_t high, low;
     if (!json_hex4(j, &high)) return false;
     if (high >= 0xD800 && high < 0xDC00 && j->end - j->at >= 6 && j->at[0] == '\\' && j->at[1] == 'u') {
@@ -83,22 +75,21 @@ static bool json_escape(Json *j, char **out) {
         if (low >= 0xDC00 && low < 0xE000) high = 0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00);
         else j->at = second; // no pair: the second is decoded by itself
     }
-    *out = json_put_utf8(*out, high);
+    int more = (high >= 0x80) + (high >= 0x800) + (high >= 0x10000); // bytes after the first
+    *(*out)++ = (char)(leads[more] | high >> 6 * more);
+    while (more-- > 0) *(*out)++ = (char)(0x80 | (high >> 6 * more & 0x3F));
     return true;
 }
 
 // Decodes a string to `out`, at or before the string's own first byte in the same buffer.
 static bool json_string(Json *j, char *out, size_t *bytes) {
     char *start = out;
-    if (!json_take(j, '"')) return json_fail(j, "has no string where one must be");
+    if (!json_accept(j, '"')) return json_fail(j, "has no string where one must be");
     while (j->at < j->end) {
         char c = *j->at;
         if ((unsigned char)c < 0x20) return json_fail(j, "has a raw control character in a string");
         j->at++;
-        if (c == '"') {
-            *bytes = (size_t)(out - start);
-            return true;
-        }
+        if (c == '"') return *bytes = (size_t)(out - start), true;
         if (c != '\\') *out++ = c;
         else if (!json_escape(j, &out)) return false;
     }
@@ -112,11 +103,11 @@ static bool json_digits(Json *j) {
 }
 
 static bool json_number(Json *j) {
-    json_take(j, '-');
-    if (!json_take(j, '0') && !json_digits(j)) return false;
-    if (json_take(j, '.') && !json_digits(j)) return false;
-    if (!json_take(j, 'e') && !json_take(j, 'E')) return true;
-    if (!json_take(j, '+')) json_take(j, '-');
+    json_accept(j, '-');
+    if (!json_accept(j, '0') && !json_digits(j)) return false;
+    if (json_accept(j, '.') && !json_digits(j)) return false;
+    if (!json_accept(j, 'e') && !json_accept(j, 'E')) return true;
+    if (!json_accept(j, '+')) json_accept(j, '-');
     return json_digits(j);
 }
 
@@ -133,7 +124,7 @@ static bool json_member(Json *j) {
     char *key = j->at;
     size_t bytes = 0;
     if (!json_string(j, key, &bytes)) return false;
-    if (!json_take_token(j, ':')) return json_fail(j, "lacks a : after a key");
+    if (!json_accept_token(j, ':')) return json_fail(j, "lacks a : after a key");
     const char *field = j->field;
     bool begins = field && strncmp(field, key, bytes) == 0 && !memchr(key, 0, bytes);
     if (begins && !field[bytes]) {
@@ -150,11 +141,11 @@ static bool json_member(Json *j) {
 // An object or an array, from after its opening bracket.
 static bool json_nested(Json *j, char close) {
     if (++j->depth > JSON_DEPTH_MAX) return json_fail(j, "is nested too deeply");
-    if (!json_take_token(j, close)) {
+    if (!json_accept_token(j, close)) {
         do
             if (!(close == '}' ? json_member(j) : json_value(j))) return false;
-        while (json_take_token(j, ','));
-        if (!json_take(j, close)) return json_fail(j, "lacks a comma or a closing bracket");
+        while (json_accept_token(j, ','));
+        if (!json_accept(j, close)) return json_fail(j, "lacks a comma or a closing bracket");
     }
     j->depth--;
     return true;
@@ -176,9 +167,9 @@ static bool json_value(Json *j) { // skips one
 
 const char *jsonl_field(char *line, size_t bytes, const char *field, size_t *out_bytes) {
     Json j = {.at = line, .end = line + bytes, .field = field, .out = line};
-    if (!json_take_token(&j, '{')) return "is not a JSON object";
+    if (!json_accept_token(&j, '{')) return "is not a JSON object";
     if (!json_nested(&j, '}')) return j.why;
-    json_take_token(&j, ' ');
+    json_skip_blanks(&j);
     if (j.at < j.end) return "has something after its JSON object";
     *out_bytes = j.out_bytes;
     return j.found ? NULL : "lacks the text field";

@@ -17,40 +17,20 @@ static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.fi
 
 bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_requested(); }
 
-// Whether the rest of the input is not read.
-static bool reader_is_done_with(const Reader *r, const Input *input) {
+// True if the rest of the input is not read.
+static bool reader_skips(const Reader *r) {
+    const Input *input = reader_input(r);
     return input->left_out || (input->pipe && atomic_load(r->refused));
 }
 
-// Waits until a pipe has bytes. False after a signal, or once something is refused.
-static bool reader_wait(Reader *r) {
-    enum { POLL_MS = 100 };
-    struct pollfd p = {r->fd, POLLIN, 0};
-    Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // notes that nothing has arrived
-    do {
-        if (reader_stopped(r) || atomic_load(r->refused)) return false;
-        wait_note(&wait, r->fd, input_name(reader_input(r)), 0);
-    } while (poll(&p, 1, POLL_MS) == 0);
-    return !reader_stopped(r);
-}
-
-// *got is 0 at the end of the file.
-static int reader_read(const Reader *r, char *out, size_t bytes, size_t *got, Error *e) {
-    ssize_t n;
-    do n = read(r->fd, out, bytes);
-    while (n < 0 && errno == EINTR);
-    *got = n < 0 ? 0 : (size_t)n;
-    if (n >= 0) return 0;
-    return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(reader_input(r)), strerror(errno));
-}
-
-// Of bytes wanted, how many --max-bytes allows after the first `taken`.
+// How many of `bytes` bytes --max-bytes allows after the first `taken`.
 static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return size_min((uint64_t)r->o->max_bytes - taken, bytes);
 }
 
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
+    enum { POLL_MS = 100 };
     Input *input = reader_input(r);
     if (want > r->capacity) {
         char *buffer = realloc(r->buffer, want);
@@ -58,11 +38,19 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
         r->buffer = buffer;
         r->capacity = want;
     }
-    for (size_t got; r->have < want && !r->ended;) {
+    while (r->have < want && !r->ended) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
-        if (input->pipe && room && !reader_wait(r)) return 0;
-        TRY(reader_read(r, r->buffer + r->have, room, &got, e));
-        r->have += got;
+        struct pollfd ready = {r->fd, POLLIN, 0};
+        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // notes that nothing has arrived
+        while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
+            if (reader_stopped(r) || atomic_load(r->refused)) return 0;
+            wait_note(&wait, r->fd, input_name(input), 0);
+        }
+        ssize_t got = read(r->fd, r->buffer + r->have, room);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0)
+            return FAIL(e, ERR_INPUT, "check the disk", "%s: cannot read: %s", input_name(input), strerror(errno));
+        r->have += (size_t)got;
         r->ended = got == 0;
         if (input->undecided) TRY(input_decide(input, r->o, r->buffer, r->have, r->ended, e));
     }
@@ -72,6 +60,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
 // Opens the file of `place`, at its beginning; a pipe stays at its own position.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
+    char next[3]; // a character begins within three bytes
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
@@ -82,28 +71,15 @@ static int reader_open(Reader *r, Error *e) {
 
     // A text file that is one document is split by place: its end is validation, as in nanoGPT's 90/10. The split moves
     // up to where a character begins.
-    char next[3]; // a character begins within three bytes
-    size_t got;
     r->tail = (uint64_t)((double)reader_limit(r, r->place.taken, input->bytes) * (1 - r->o->val_fraction));
-    lseek(r->fd, (off_t)r->tail, SEEK_SET);
-    TRY(reader_read(r, next, sizeof next, &got, e));
-    for (size_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
-    lseek(r->fd, 0, SEEK_SET);
+    ssize_t got = pread(r->fd, next, sizeof next, (off_t)r->tail);
+    for (ssize_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
     return 0;
 }
 
 static void reader_close(Reader *r) {
     if (r->fd > STDIN_FILENO) close(r->fd);
     r->fd = -1;
-}
-
-// Moves to the next input. The rest of the buffer (cut off by --max-bytes) counts as taken.
-static void reader_advance(Reader *r) {
-    reader_close(r);
-    uint64_t taken = r->place.taken + r->have;
-    r->place = (Place){.file = r->place.file + 1, .line = 1, .taken = taken};
-    r->have = 0;
-    if (taken >= (uint64_t)r->o->max_bytes) r->place.file = r->inputs->count;
 }
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
@@ -130,12 +106,12 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     return found ? (size_t)(found - r->buffer) + length : cut;
 }
 
-// The documents of a block of text: all of it, or what separators delimit.
+// Finds the documents of a block of text: all of it, or what separators delimit.
 static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     const char *separator = r->o->separator;
     size_t length = strlen(separator);
     for (size_t at = 0;;) {
-        Place *p = &r->place;
+        InputPlace *p = &r->place;
         if (p->skip_newline && at < b->bytes) {
             at += at + 1 < b->bytes && b->text[at] == '\r' && b->text[at + 1] == '\n' ? 2 : b->text[at] == '\n';
             p->skip_newline = false;
@@ -145,7 +121,7 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
         size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
         if (end < stop && end > at && b->text[end - 1] == '\r') end--;
         if (found) r->separated = true;
-        int split = r->tail != UINT64_MAX ? p->offset >= r->tail : split_of(r->o, b->input, p->file, p->document);
+        int split = r->tail != UINT64_MAX ? p->offset >= r->tail : document_split(r->o, b->input, p->file, p->document);
         TRY(block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !p->inside, .split = split}, e));
         if (end > at) p->inside = true;
         if (!found) return 0;
@@ -156,7 +132,7 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     }
 }
 
-static int reader_take(Reader *r, TextBlock *b, size_t bytes, Error *e) {
+static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     b->input = reader_input(r);
     b->start = r->place;
     b->bytes = bytes;
@@ -178,19 +154,25 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     while (r->place.file < r->inputs->count && !reader_stopped(r)) {
         const Input *input = reader_input(r);
         size_t bytes = 0;
-        if (!reader_is_done_with(r, input) && r->fd < 0) TRY(reader_open(r, e));
-        for (size_t want = BLOCK_BYTES; bytes == 0 && !reader_is_done_with(r, input); want *= 2) {
+        if (r->fd < 0 && !reader_skips(r)) TRY(reader_open(r, e));
+        for (size_t want = BLOCK_BYTES; bytes == 0 && !reader_skips(r); want *= 2) {
             if (want > LINE_BYTES_MAX)
                 return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
                                     input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
             TRY(reader_fill(r, want, e));
             if (r->stopped) return 0;
-            bytes = reader_is_done_with(r, input) ? 0 : reader_cut(r, input->jsonl);
+            bytes = reader_skips(r) ? 0 : reader_cut(r, input->jsonl);
             if (r->ended) break;
         }
         *got = bytes > 0;
-        if (*got) return reader_take(r, b, bytes, e);
-        reader_advance(r);
+        if (*got) return reader_fill_block(r, b, bytes, e);
+
+        // The next input. The rest of the buffer, which --max-bytes has cut off, counts as taken.
+        reader_close(r);
+        uint64_t taken = r->place.taken + r->have;
+        bool full = taken >= (uint64_t)r->o->max_bytes;
+        r->place = (InputPlace){.file = full ? r->inputs->count : r->place.file + 1, .line = 1, .taken = taken};
+        r->have = 0;
     }
     return 0;
 }
@@ -202,16 +184,15 @@ void reader_free(Reader *r) {
 
 int reader_leave_out(Reader *r, Error *e) {
     int left_out = 0;
-    Error ignored;
     for (int i = 0; i < r->inputs->count && !reader_stopped(r); i++) {
         Input *input = &r->inputs->all[i];
         int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
-        const char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+        char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (fd >= 0) close(fd);
         if (text == MAP_FAILED) continue; // empty, or reader_open says why
-        input->left_out = check_text_kind(input, text, input->bytes, &ignored) ||
+        input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
                           (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
-        munmap((void *)(uintptr_t)text, input->bytes);
+        munmap(text, input->bytes);
         left_out += input->left_out;
     }
     if (left_out < r->inputs->count) return 0;

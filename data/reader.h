@@ -13,16 +13,16 @@ typedef struct {
     Inputs *inputs;
     atomic_bool *refused; // some input is refused: nothing more is written, and pipes are not waited for
     bool stopped;         // by a signal
-    Place place;          // of buffer[0]
+    InputPlace place;     // of buffer[0]
     int fd;               // of inputs->all[place.file], or -1
     uint64_t tail;        // where validation begins in this file; UINT64_MAX: documents are not divided
     bool ended;           // the buffer holds the rest of the file
     bool separated;       // a separator was found
     char *buffer;
     size_t have, capacity;
-} Reader;
+} Reader; // the caller sets o, tokenizer, inputs, refused, place.line to 1 and fd to -1
 
-void reader_free(Reader *r); // the caller has set o, tokenizer, inputs, refused, place.line to 1 and fd to -1
+void reader_free(Reader *r);
 bool reader_stopped(Reader *r); // asks for signals
 
 // Fills *b with the next block; *got is false at the end of the input and after a signal. ERR_INPUT where the input

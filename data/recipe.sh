@@ -35,7 +35,7 @@ recipe_options() {
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
     UNFINISHED=$OUT/$NAME.unfinished # of a recipe of several steps: exists until all are done
-    # The first training shard gets its name last (data/shards.h).
+    # The first training shard gets its name last (data/writer.h).
     if [ -z "$FORCE" ] && [ ! -e "$UNFINISHED" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
         echo "$OUT has shards already (--force makes them again)"
         exit 0

@@ -6,7 +6,7 @@
 // task, which the other threads run in any order, and this one while it waits. Where a block ends depends on the input
 // alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
 #include "reader.h"
-#include "shards.h"
+#include "writer.h"
 #include "base/process.h"
 #include "base/signals.h"
 #include "base/terminal.h"
@@ -36,15 +36,15 @@ typedef struct {
     uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
     atomic_bool refused;                   // some input is refused: no block is encoded or written from here on
-    double start, shown;                   // seconds: of the run, of the last line of progress since then
+    double start, shown;                   // seconds: the run's start on the clock; the last progress line since then
     uint64_t total_bytes;                  // of input; 0: unknown
-    int faults, bad_files, last_bad;       // of inputs: all, files that have some, and the number of the last file
+    int faults, bad_files, last_bad;       // faults so far, files with some, and the number of the last such file
     Error first_bad;                       // the first fault
-} Run;
+} Pipeline;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
 
-static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
+static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
 
 // A line on stderr, over the line of progress.
 __attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...) {
@@ -56,8 +56,8 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// A line on stderr: on a terminal every 0.2 s, in a log as rarely as log_interval says. The last one is at 100%.
-static void show_progress(Run *run, uint64_t bytes, bool last) {
+// A line on stderr: on a terminal every 0.2 s, in a log at most one per log_interval. The last one says 100%.
+static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     const struct SplitState *splits = run->writer.split;
     bool terminal = isatty(STDERR_FILENO);
     double seconds = clock_seconds() - run->start, every = terminal ? 0.2 : log_interval(seconds);
@@ -75,8 +75,8 @@ static void show_progress(Run *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Records a fault of an input, or `count` of which this is the first. They are printed from the second on.
-static void add_fault(Run *run, int input, const Error *why, int count) {
+// Counts faults of an input, of which *why is the first. The first one of all is printed once there is a second.
+static void add_fault(Pipeline *run, int input, const Error *why, int count) {
     run->bad_files += !run->faults || run->last_bad != input;
     run->last_bad = input;
     if (!run->faults) run->first_bad = *why;
@@ -85,10 +85,10 @@ static void add_fault(Run *run, int input, const Error *why, int count) {
     run->faults += count;
 }
 
-static void add_block_faults(Run *run, const TextBlock *b) {
+static void add_block_faults(Pipeline *run, const TextBlock *b) {
     bool *done = &run->inputs.all[b->start.file].left_out; // the rest of this file
     Error e;
-    for (int i = 0, last = size_min((size_t)b->bad_count, BAD_LINES) - 1; i <= last && !*done; i++) {
+    for (int i = 0, last = (int)size_min((size_t)b->bad_count, BAD_LINES) - 1; i <= last && !*done; i++) {
         fail_at_bad_line(&e, b->input, &b->bad[i]);
         add_fault(run, b->start.file, &e, i < last ? 1 : b->bad_count - last);
     }
@@ -97,33 +97,21 @@ static void add_block_faults(Run *run, const TextBlock *b) {
     *done = true;
 }
 
-static int finish_faults(const Run *run, Error *e) {
+static int finish_faults(const Pipeline *run, Error *e) {
     const Error *first = &run->first_bad;
-    const char *files = plural((uint64_t)run->inputs.count);
     if (run->faults > BAD_LINES) print_note("and %d more", run->faults - BAD_LINES);
-    *e = *first;
-    if (run->faults == 1) return e->code;
-    return FAIL(e, first->code, first->hint, "%d fault%s in %d of %d file%s; the first is %s", run->faults,
-                plural((uint64_t)run->faults), run->bad_files, run->inputs.count, files, first->what);
+    if (run->faults == 1) return *e = *first, first->code;
+    return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
+                run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-static void run_encode(Run *run, TextBlock *b) {
-    Encoder **encoder = &run->encoders[omp_get_thread_num()];
-    b->code = *encoder ? 0 : encoder_create(encoder, run->tokenizer, &b->error);
-    if (!b->code) b->code = block_check(b, &run->options, &b->error);
-    if (b->code) atomic_store(&run->refused, true);
-    if (!atomic_load(&run->refused)) b->code = block_encode(b, *encoder, &b->error);
-}
-
-static int run_write_oldest(Run *run, Error *e) {
+// Writes the oldest block, or counts its faults.
+static int run_write_oldest(Pipeline *run, Error *e) {
     TextBlock *b = &run->blocks[run->written % run->block_count];
 #pragma omp taskwait depend(in : *b)
-    if (b->code && b->code != ERR_INPUT) {
-        *e = b->error;
-        return b->code;
-    }
+    if (b->code && b->code != ERR_INPUT) return *e = b->error, b->code;
     if (b->code) add_block_faults(run, b);
     run->inputs.all[b->start.file].notes |= b->notes;
     if (!atomic_load(&run->refused)) TRY(writer_block(&run->writer, b, e));
@@ -132,10 +120,10 @@ static int run_write_oldest(Run *run, Error *e) {
     return 0;
 }
 
-// Keeps the ring full and writes from its other end. An error is reported after everything before it has been written,
-// so of several errors it is always the first in the input. After an input is refused the other files are checked as
-// well, but not its own rest, and not pipes, which may take any time. Ends at a signal.
-static int run_blocks(Run *run, Error *e) {
+// Keeps the ring full and writes from its other end. Reports an error after everything before it has been written: the
+// first error of the input. After a refused input the other files are still checked, but not its own rest, and not pipes,
+// which may take any time. Ends at a signal.
+static int run_blocks(Pipeline *run, Error *e) {
     Error reader_error;
     int reader_code = 0;
     for (bool more = true; (more || run->written < run->filled) && !reader_stopped(&run->reader);) {
@@ -149,7 +137,13 @@ static int run_blocks(Run *run, Error *e) {
         if (!more) continue;
         run->filled++;
 #pragma omp task depend(out : *b) firstprivate(b)
-        run_encode(run, b);
+        {
+            Encoder **encoder = &run->encoders[omp_get_thread_num()];
+            b->code = *encoder ? 0 : encoder_create(encoder, run->tokenizer, &b->error);
+            if (!b->code) b->code = block_check(b, &run->options, &b->error);
+            if (b->code) atomic_store(&run->refused, true);
+            if (!atomic_load(&run->refused)) b->code = block_encode(b, *encoder, &b->error);
+        }
     }
     if (run->faults && reader_code) add_fault(run, run->reader.place.file, &reader_error, 1);
     if (run->faults) return finish_faults(run, e);
@@ -157,19 +151,7 @@ static int run_blocks(Run *run, Error *e) {
     return reader_code;
 }
 
-static void print_left_out(const Run *run) {
-    const Inputs *in = &run->inputs;
-    uint64_t files = 0, lines = run->writer.left_out;
-    for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
-    if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
-    for (int i = 0, listed = 0; i < in->count && listed < LISTED_MAX; i++)
-        if (in->all[i].left_out) printf("  %s\n", in->all[i].path), listed++;
-    if (files > LISTED_MAX) printf("  and %" PRIu64 " more\n", files - LISTED_MAX);
-    if (lines)
-        printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines, plural(lines));
-}
-
-static void print_notes(const Run *run, int code) {
+static void print_input_notes(const Pipeline *run, int code) {
     static const char *const notes[NOTES] = {
         [NOTE_JSONL] = "by the first line, read as JSON Lines; --format text or jsonl decides",
         [NOTE_JSON] = "by the first line, read as text, braces and all; --format text or jsonl decides",
@@ -191,12 +173,14 @@ static void print_notes(const Run *run, int code) {
                    run->options.tokenizer, run->writer.newline < 0 ? "nothing" : "a newline");
 }
 
-static int run_finish(Run *run, Error *e) {
+static int run_finish(Pipeline *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     const struct SplitState *splits = run->writer.split;
+    const Inputs *in = &run->inputs;
+    uint64_t files = 0, lines = run->writer.left_out;
     if (run->reader.stopped) return FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
-        return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&run->inputs.all[0]));
+        return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&in->all[0]));
     bool both = o->val_fraction > 0 || o->val_every_file;
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens == 0 && (both || i == (o->split == VAL ? VAL : TRAIN)))
@@ -207,13 +191,18 @@ static int run_finish(Run *run, Error *e) {
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
             print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
-                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural(splits[i].documents),
-                         splits[i].shards, plural((uint64_t)splits[i].shards));
-    print_left_out(run);
+                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural_s(splits[i].documents),
+                         splits[i].shards, plural_s((uint64_t)splits[i].shards));
+    for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
+    if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
+    for (int i = 0, listed = 0; i < in->count && listed < LISTED_MAX; i++)
+        if (in->all[i].left_out) printf("  %s\n", in->all[i].path), listed++;
+    if (files > LISTED_MAX) printf("  and %" PRIu64 " more\n", files - LISTED_MAX);
+    if (lines) printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines, plural_s(lines));
     return 0;
 }
 
-static int run_prepare(Run *run, Error *e) {
+static int run_prepare(Pipeline *run, Error *e) {
     const TokenizeOptions *o = &run->options;
     bool known = true;
     run->reader.tokenizer = run->tokenizer;
@@ -234,7 +223,7 @@ static int run_prepare(Run *run, Error *e) {
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
-    Run run = {.writer.lock = -1};
+    Pipeline run = {.writer.lock = -1};
     int inputs, code;
     TRY(settings_parse(argc, argv, &run.options, &inputs, e));
     if (run.options.help) return settings_print_help(&run.options), 0;
@@ -248,7 +237,7 @@ static int tokenize(int argc, char **argv, Error *e) {
 #pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single
     code = run_blocks(&run, e);
-    print_notes(&run, code);
+    print_input_notes(&run, code);
     TRY_GOTO(code);
     TRY_GOTO(run_finish(&run, e));
 done:

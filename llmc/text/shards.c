@@ -5,14 +5,10 @@
 #include "text/sources.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
@@ -311,71 +307,5 @@ int dataset_check(const Dataset *data, Error *e) {
     int largest;
     for (int i = 0; i < data->info.shards; i++)
         TRY(shard_scan(&data->shards[i], data->shards[i].tokens, data->vocab_size, &largest, e));
-    return 0;
-}
-
-// ---- Writing --------------------------------------------------------------------------------------------------------
-
-enum { PARTIAL_MAX = PATH_MAX + 16 };
-
-struct ShardWriter {
-    char path[PARTIAL_MAX]; // of the partial file
-    FILE *file;
-    uint64_t count;
-};
-
-#define HINT_WRITE "free some space or choose another place"
-
-static void partial_path(char out[PARTIAL_MAX], const char *path) { snprintf(out, PARTIAL_MAX, "%s.partial", path); }
-
-static int write_failed(const ShardWriter *w, Error *e) {
-    return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot write: %s", w->path, strerror(errno));
-}
-
-int shard_writer_open(ShardWriter **out, const char *path, Error *e) {
-    int fd;
-    *out = NULL;
-    if (strlen(path) >= PATH_MAX) return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
-    ShardWriter *w;
-    TRY(memory_alloc_zero((void **)&w, sizeof *w, "shard writer", e));
-    partial_path(w->path, path);
-    int code = file_open_output(IN_PATH, w->path, O_WRONLY | O_TRUNC, &fd, e);
-    if (!code && !(w->file = fdopen(fd, "wb"))) code = write_failed(w, e), close(fd);
-    if (code) return memory_free(w), code;
-    fseeko(w->file, SHARD_HEADER_BYTES, SEEK_SET); // shard_writer_close writes the header
-    *out = w;
-    return 0;
-}
-
-int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e) {
-    if (count > SHARD_MAX_TOKENS - w->count)
-        return FAIL(e, ERR_USAGE, "write several shards", "%s: a shard holds at most %d tokens", w->path,
-                    SHARD_MAX_TOKENS);
-    if (count && fwrite(tokens, sizeof *tokens, count, w->file) != count) return write_failed(w, e);
-    w->count += count;
-    return 0;
-}
-
-uint64_t shard_writer_count(const ShardWriter *w) { return w->count; }
-
-int shard_writer_close(ShardWriter **writer, Error *e) {
-    ShardWriter *w = *writer;
-    if (!w) return 0;
-    const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)w->count};
-    bool written = fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, w->file) == 1 &&
-                   fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
-    int code = written ? 0 : write_failed(w, e);
-    if (fclose(w->file) != 0 && !code) code = write_failed(w, e);
-    memory_free(w);
-    *writer = NULL;
-    return code;
-}
-
-int shard_publish(const char *path, Error *e) {
-    char partial[PARTIAL_MAX];
-    partial_path(partial, path);
-    if (rename(partial, path) != 0)
-        return FAIL(e, ERR_WRITE, HINT_WRITE, "%s: cannot rename %s: %s", path, partial, strerror(errno));
-    parent_sync(path); // a rename is on disk once the directory that holds the name is
     return 0;
 }

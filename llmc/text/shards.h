@@ -27,8 +27,6 @@ enum {
     SHARD_MAX_TOKENS = INT32_MAX // the count is an int32
 };
 
-// ---- Reading --------------------------------------------------------------------------------------------------------
-
 typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
 
 typedef struct {
@@ -73,16 +71,3 @@ int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int coun
 
 // Checks every token of every shard against the vocabulary (`--check`).
 int dataset_check(const Dataset *data, Error *e);
-
-// ---- Writing --------------------------------------------------------------------------------------------------------
-
-// A shard is written as PATH.partial and renamed to PATH (shard_publish) when it is complete and on the disk.
-typedef struct ShardWriter ShardWriter;
-
-int shard_writer_open(ShardWriter **out, const char *path, Error *e); // begins PATH.partial
-int shard_writer_put(ShardWriter *w, const uint16_t *tokens, size_t count, Error *e);
-uint64_t shard_writer_count(const ShardWriter *w); // tokens put
-
-// Syncs, closes and keeps PATH.partial. Frees *w in any case and sets it to NULL, which is fine.
-int shard_writer_close(ShardWriter **w, Error *e);
-int shard_publish(const char *path, Error *e); // PATH.partial becomes PATH

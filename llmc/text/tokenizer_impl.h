@@ -1,5 +1,5 @@
 // tokenizer_impl: the inside of a tokenizer, for tokenizer.c (text to tokens and back), tokenizer_files.c (the files on
-// disk), data/shards.c (a fingerprint) and tests.
+// disk), data/writer.c (which bytes are tokens) and tests.
 #pragma once
 
 #include "text/tokenizer.h"

@@ -5,8 +5,6 @@
 #include "../scratch.h"
 
 #include <errno.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 
 static Error e;
@@ -14,7 +12,6 @@ static Error e;
 // Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see dev/make/tests.mk).
 static struct {
     bool interrupt_read, halve_read; // EINTR, fewer bytes
-    bool fail_sync;                  // EIO
 } fault;
 
 static bool take(bool *flag) { // reads and clears
@@ -30,9 +27,6 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
     return __real_pread(fd, to, take(&fault.halve_read) ? bytes / 2 : bytes, at);
 }
 
-int __real_fsync(int fd);
-int __wrap_fsync(int fd);
-int __wrap_fsync(int fd) { return take(&fault.fail_sync) ? (errno = EIO, -1) : __real_fsync(fd); }
 
 // A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
@@ -443,44 +437,6 @@ static void test_large_shard(void) {
     unlink(path);
 }
 
-static void test_writing_fails(void) {
-    const uint16_t tokens[4] = {1, 2, 3, 4};
-    CHECK_ERROR(shard_write("no/such/dir.bin", tokens, 4, &e), &e, ERR_WRITE, "no/such/dir.bin");
-    char path[5000];
-    memset(path, 'x', sizeof path - 1);
-    path[sizeof path - 1] = 0;
-    CHECK_ERROR(shard_write(path, tokens, 4, &e), &e, ERR_USAGE, "too long");
-    // A full disk, simulated by a limit on the size of files: the old shard stays.
-    CHECK_OK(shard_write("kept.bin", tokens, 4, &e), &e);
-    struct rlimit old, small = {100000, 100000};
-    getrlimit(RLIMIT_FSIZE, &old);
-    small.rlim_max = old.rlim_max;
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &small);
-    uint16_t *many = calloc(1000000, 2);
-    CHECK_ERROR(shard_write("kept.bin", many, 1000000, &e), &e, ERR_WRITE, "kept.bin.partial: cannot write");
-    setrlimit(RLIMIT_FSIZE, &old);
-    Dataset *data;
-    CHECK_OK(dataset_open(&data, "kept.bin", 3, 5, 0, &e), &e);
-    dataset_close(data);
-    free(many);
-    fault.fail_sync = true;
-    CHECK_ERROR(shard_write("unsynced.bin", tokens, 4, &e), &e, ERR_WRITE, "unsynced.bin.partial: cannot write");
-    CHECK(access("unsynced.bin", F_OK) != 0, "it got its name");
-    fault.fail_sync = false;
-}
-
-// A shard takes no more tokens than its header can count.
-static void test_largest_shard(void) {
-    const uint16_t token = 1;
-    ShardWriter *w;
-    CHECK_OK(shard_writer_open(&w, "largest.bin", &e), &e);
-    CHECK_OK(shard_writer_put(w, &token, 1, &e), &e);
-    CHECK_ERROR(shard_writer_put(w, &token, SHARD_MAX_TOKENS, &e), &e, ERR_USAGE,
-                "largest.bin.partial: a shard holds at most 2147483647 tokens");
-    CHECK_OK(shard_writer_close(&w, &e), &e);
-}
-
 int main(void) {
     scratch_begin();
     RUN(test_layout);
@@ -495,7 +451,5 @@ int main(void) {
     RUN(test_literal_name);
     RUN(test_bad_shards);
     RUN(test_large_shard);
-    RUN(test_writing_fails);
-    RUN(test_largest_shard);
     return scratch_end();
 }

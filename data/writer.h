@@ -1,4 +1,4 @@
-// shards: writes the tokens of blocks to the shards of two splits.
+// writer: writes the tokens of blocks to the shards of two splits.
 //
 // 1. One run at a time writes to a prefix: flock on PREFIX.lock.
 // 2. Shards are written as PATH.partial. They get their names when all of them are whole and on disk; shards of an earlier
@@ -17,15 +17,16 @@ typedef struct {
     bool locked, opened;
     bool publishing; // KEY has no name, and others may have
     struct SplitState {
-        ShardWriter *shard; // unfinished, or NULL
-        int shards;         // full ones
-        int last;           // the last token
+        FILE *file;      // the unfinished shard, or NULL
+        int64_t in_file; // its tokens
+        int shards;      // finished ones
+        int last;        // the last token
         uint64_t tokens, documents;
     } split[SPLITS];
     uint64_t left_out; // lines of jsonl (--invalid skip)
 } Writer;
 
-// Takes the prefix, whose directory it creates, and removes what an interrupted run left. ERR_USAGE where another run has
+// Acquires the prefix, creates its directory, and removes what an interrupted run left. ERR_USAGE where another run holds
 // the prefix, where an input is one of its shards, and where shards exist already without --force.
 int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const Inputs *inputs, Error *e);
 

@@ -1,4 +1,4 @@
-#include "shards.h"
+#include "writer.h"
 #include "text/tokenizer_impl.h"
 
 #include <errno.h>
@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// PREFIX_train_000000.bin, and ".partial" as the suffix.
+#define PARTIAL ".partial"
+
+// PREFIX_train_000000.bin, with a suffix: "" or PARTIAL.
 static void shard_path(const Writer *w, int split, int shard, const char *suffix, char out[PATH_MAX]) {
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
 }
@@ -21,6 +23,13 @@ static bool shard_exists(const Writer *w, int split, int shard, const char *suff
     return file_exists(path);
 }
 
+static int remove_shard(const Writer *w, int split, int shard, const char *suffix, Error *e) {
+    char path[PATH_MAX];
+    shard_path(w, split, shard, suffix, path);
+    if (unlink(path) == 0 || errno == ENOENT) return 0;
+    return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
+}
+
 // True if this run writes the split, and so refuses or replaces its shards.
 static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
 
@@ -29,22 +38,17 @@ static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN;
 // Removes this run's splits' files of a suffix. The last of each goes first, so that what remains has no gap and is found
 // again, and KEY goes last.
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
-    char path[PATH_MAX];
     for (int split = SPLITS; split-- > 0;) {
         int end = owns_split(w, split);
         while (end && shard_exists(w, split, end, suffix)) end++;
-        while (end-- > 0) {
-            shard_path(w, split, end, suffix, path);
-            if (unlink(path) != 0 && errno != ENOENT)
-                return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
-        }
+        while (end-- > 0) TRY(remove_shard(w, split, end, suffix, e));
     }
     return 0;
 }
 
-// ---- Taking the prefix ----------------------------------------------------------------------------------------------
+// ---- Acquiring the prefix -------------------------------------------------------------------------------------------
 
-static int take_lock(Writer *w, Error *e) {
+static int acquire_lock(Writer *w, Error *e) {
     char path[PATH_MAX];
     struct stat held, named;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
@@ -79,10 +83,10 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
     *w = (Writer){.o = o, .lock = -1, .eot = tokenizer_eot(t), .newline = newline};
     path_parent(o->out, directory, sizeof directory);
     TRY(directory_create(directory, e));
-    TRY(take_lock(w, e));
+    TRY(acquire_lock(w, e));
     TRY(check_inputs(w, directory, inputs, e));
     int key = key_split(w);
-    bool interrupted = shard_exists(w, key, 0, ".partial") && !shard_exists(w, key, 0, "");
+    bool interrupted = shard_exists(w, key, 0, PARTIAL) && !shard_exists(w, key, 0, "");
     for (int split = 0; split < SPLITS; split++)
         for (int shard = 0; shard < 2 && owns_split(w, split); shard++) { // llm.c's training shards count from 1
             shard_path(w, split, shard, "", path);
@@ -91,26 +95,49 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
         }
     if (interrupted) TRY(remove_shards(w, "", e));
     w->opened = true;
-    return remove_shards(w, ".partial", e);
+    return remove_shards(w, PARTIAL, e);
 }
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
+static int shard_failed(const char *path, Error *e) {
+    return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path, strerror(errno));
+}
+
+// Writes the header of a split's unfinished shard, and closes it when it is on the disk.
+static int finish_shard(Writer *w, int split, Error *e) {
+    struct SplitState *s = &w->split[split];
+    const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)s->in_file};
+    char path[PATH_MAX];
+    if (!s->file) return 0;
+    shard_path(w, split, s->shards++, PARTIAL, path);
+    bool written = fseeko(s->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, s->file) == 1 &&
+                   fflush(s->file) == 0 && fsync(fileno(s->file)) == 0;
+    written = fclose(s->file) == 0 && written;
+    s->file = NULL;
+    return written ? 0 : shard_failed(path, e);
+}
+
 static int writer_put(Writer *w, int split, const uint16_t *tokens, size_t count, Error *e) {
     struct SplitState *s = &w->split[split];
     char path[PATH_MAX];
+    int fd;
     while (count > 0) {
-        shard_path(w, split, s->shards, "", path);
-        if (!s->shard) TRY(shard_writer_open(&s->shard, path, e));
-        size_t n = size_min(count, (uint64_t)w->o->shard_tokens - shard_writer_count(s->shard));
-        TRY(shard_writer_put(s->shard, tokens, n, e));
+        shard_path(w, split, s->shards, PARTIAL, path);
+        if (!s->file) {
+            TRY(file_open_output(IN_PATH, path, O_WRONLY | O_TRUNC, &fd, e));
+            if (!(s->file = fdopen(fd, "wb"))) return close(fd), shard_failed(path, e);
+            fseeko(s->file, SHARD_HEADER_BYTES, SEEK_SET);
+            s->in_file = 0;
+        }
+        size_t n = size_min(count, (size_t)(w->o->shard_tokens - s->in_file));
+        if (fwrite(tokens, sizeof *tokens, n, s->file) != n) return shard_failed(path, e);
+        s->in_file += (int64_t)n;
         s->tokens += n;
         s->last = tokens[n - 1];
         tokens += n;
         count -= n;
-        if (shard_writer_count(s->shard) < (uint64_t)w->o->shard_tokens) continue;
-        s->shards++;
-        TRY(shard_writer_close(&s->shard, e));
+        if (s->in_file == w->o->shard_tokens) TRY(finish_shard(w, split, e));
     }
     return 0;
 }
@@ -131,21 +158,17 @@ int writer_block(Writer *w, const TextBlock *b, Error *e) {
 }
 
 int writer_publish(Writer *w, Error *e) {
-    char path[PATH_MAX];
-    int key = key_split(w);
-    for (int i = 0; i < SPLITS; i++) {
-        w->split[i].shards += w->split[i].shard != NULL;
-        TRY(shard_writer_close(&w->split[i].shard, e));
-    }
-    shard_path(w, key, 0, "", path);
-    if (unlink(path) != 0 && errno != ENOENT)
-        return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
+    char partial[PATH_MAX], path[PATH_MAX];
+    for (int i = 0; i < SPLITS; i++) TRY(finish_shard(w, i, e));
+    TRY(remove_shard(w, key_split(w), 0, "", e));
     w->publishing = true;
     TRY(remove_shards(w, "", e));
     for (int i = SPLITS; i-- > 0;) // KEY is the last of all
         for (int shard = 1; shard <= w->split[i].shards; shard++) {
+            shard_path(w, i, shard % w->split[i].shards, PARTIAL, partial);
             shard_path(w, i, shard % w->split[i].shards, "", path);
-            TRY(shard_publish(path, e));
+            if (rename(partial, path) != 0) return shard_failed(path, e);
+            parent_sync(path);
         }
     w->publishing = false;
     return 0;
@@ -154,9 +177,10 @@ int writer_publish(Writer *w, Error *e) {
 void writer_close(Writer *w) {
     char path[PATH_MAX];
     Error ignored;
-    for (int i = 0; i < SPLITS; i++) shard_writer_close(&w->split[i].shard, &ignored);
+    for (int i = 0; i < SPLITS; i++)
+        if (w->split[i].file) fclose(w->split[i].file);
     if (w->publishing) remove_shards(w, "", &ignored);
-    if (w->opened) remove_shards(w, ".partial", &ignored);
+    if (w->opened) remove_shards(w, PARTIAL, &ignored);
     if (w->lock < 0) return;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
     if (w->locked) unlink(path);
