@@ -16,7 +16,7 @@
 #ifdef GNS_MPI
 #    include "ranks/mpi_check.h"
 #    include "ranks/open_mpi.h"
-#else // one process, which reaches no call of MPI
+#else // one process: no call of MPI is reached
 #    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
 
@@ -27,7 +27,7 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
+// Open MPI's mpirun tells the number of ranks. srun --mpi=pmix only tells that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // The cores that a process may run on. False, and all cores, if there are more than the set holds.

@@ -1,9 +1,8 @@
-// comm: control messages between the processes (ranks) that train one model together: one process, or as many as mpirun or
-// srun started, over MPI. Messages are small and in host memory, and every call blocks. transport.h transfers gradients
-// and weights.
+// comm: control messages between the processes (ranks) that train one model: one process, or those that mpirun or srun
+// started, over MPI. Messages are small, in host memory, and every call blocks. transport.h moves gradients and weights.
 //
-// All ranks call the collective functions below in the same order. They return an error of MPI as ERR_RANK. Sums are
-// taken in the order of the ranks, in double: every rank has the same bits.
+// All ranks call the collective functions below in the same order. They return MPI's errors as ERR_RANK. Sums are in double,
+// in the order of the ranks: every rank has the same bits.
 #pragma once
 
 #include "ranks/launcher.h"
@@ -15,41 +14,41 @@ enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
 // Numbers of cores (hardware threads) that processes may run on.
 typedef struct {
-    int mine;    // this rank: mpirun and srun may bind it to some cores
-    int sharers; // ranks of this machine, this one included, that may run on some of these cores
-    int here;    // the launcher of this machine's ranks
+    int mine;    // this rank's: mpirun and srun may bind it to some
+    int sharers; // ranks of this machine, this one included, that may run on some of `mine`
+    int here;    // those of the launcher of this machine's ranks
 } CommCores;
 
 typedef struct {
     int rank, ranks;
-    int local_rank, local_ranks; // among those on this machine: picks the GPU, and shares the cores
+    int local_rank, local_ranks; // among the ranks of this machine, which divide its GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
     CommCores cores;
-    double beat_at;    // time of rank 0's last heartbeat, seconds of the clock
-    Error beat_failed; // code 0, or why that heartbeat failed: the next broadcast returns it
-    bool settled;      // all ranks know of the error that they return, and `speaker` prints it
+    double beat_at;    // rank 0's last comm_beat, seconds of the clock
+    Error beat_failed; // why it failed: the next broadcast returns it. Code 0: it did not
+    bool settled;      // all ranks know the error that they return, and `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
     Launchers launchers;
     bool outlives_launchers; // a lost launcher is a request to stop
 } Comm;
 
-// Joins the other processes where mpirun or srun started several; otherwise does not touch MPI. deadline: seconds without
-// progress, of a step (watchdog.h).
+// Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a step
+// may go without progress (watchdog.h).
 int comm_create(Comm *comm, double deadline, Error *e);
 
-// ERR_USAGE if this is one of several processes that cannot communicate: a build without MPI, or a launcher that Open MPI
-// does not understand. Each of them would write the same run.
+// ERR_USAGE if this is one of several processes that cannot communicate and would each write the same run: a build without
+// MPI, or a launcher that Open MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
 // From here on comm_asked_to_stop is also true once a program that started this rank (launcher.h) has ended.
 void comm_outlive_launchers(Comm *comm);
 
-// True if this rank was asked to stop (base/signals.h). The others may not know.
+// True if this rank was asked to stop (base/signals.h), whether or not the others know.
 bool comm_asked_to_stop(const Comm *comm);
 
-// Last call of the program: prints the error's line, if there is one, and returns the exit code. After an error that all
-// ranks know (settled), or none, each rank ends by itself. Any other error ends the whole job: the call does not return.
+// Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after a
+// settled error or none. Any other error ends the whole job: the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
 // comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.
@@ -67,13 +66,13 @@ int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 int comm_barrier(Comm *comm, Error *e);
 
-// Rank 0 may work alone for any time: the others wait in comm_wait_first, which rank 0 calls when it is done. Until then
-// rank 0 calls comm_beat after each piece of work, which restarts their deadline.
+// Rank 0 may work alone for any time while the others wait in comm_wait_first. It restarts their deadline by comm_beat
+// after each piece of work, and calls comm_wait_first when it is done.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 
-// comm_beat for ranks that wait in another comm_broadcast of rank 0: sends them `word` of `bytes` bytes, which tells them
-// to keep waiting, at most twice a second. The next comm_broadcast returns its failure.
+// comm_beat for ranks that wait in another comm_broadcast of rank 0: sends them `word`, which tells them to keep waiting,
+// at most twice a second. The next comm_broadcast returns its failure.
 void comm_keep_waiting(Comm *comm, void *word, size_t bytes);
 
 // Between two ranks.
@@ -83,8 +82,8 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// The machine of each rank. *hosts: (ranks) names, "" if all ranks are on one machine; from memory_alloc. comm_name prints
-// "3", or "3 on node05".
+// The machine of each rank. *hosts: (ranks) names, "" if there is one machine; the caller frees it. comm_name prints "3" or
+// "3 on node05".
 int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e);
 int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]);
 
@@ -94,17 +93,16 @@ int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char 
 // comm_same for the program's file.
 int comm_same_build(Comm *comm, Error *e);
 
-// True if a launcher started this process as one of several ranks. May be called before comm_create.
+// True if a launcher started this process as one of several ranks. Callable before comm_create.
 bool comm_launched(void);
 
-// Default number of CPU threads of this rank, within the CPU quota; 0 for a single process: one per core.
+// Default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);
 
-// True if a launcher bound this rank to fewer cores than its share of those here.
+// True if a launcher bound this rank to fewer cores than an even division of this machine's would give it.
 bool comm_is_bound(const Comm *comm);
 
-// To be called for an error that every rank finds by itself, in the same words (a loss that is not finite): rank 0 prints
-// it.
+// Settles an error that every rank finds by itself, in the same words (a loss that is not finite): rank 0 prints it.
 void comm_settle(Comm *comm);
 
 GNS_C_END

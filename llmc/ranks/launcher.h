@@ -1,11 +1,11 @@
 // launcher: watches the programs that started this process: scripts/launch.sh, mpirun.sh and mpirun. SIGKILL ends them
-// without notice. A run that has lost one of them ends as if it were asked to stop (base/signals.h): it saves.
+// without notice. A run that lost one of them saves and ends, as if asked to stop (base/signals.h).
 //
 //     GNS_LAUNCHERS   set by the scripts: entries " NAME:PROCESS@PLACE". PLACE is BOOT_ID/pid:[NAMESPACE]: entries of
 //                     other machines and containers, where process numbers differ, are ignored
 //
-// mpirun, like Slurm's launcher, is the parent of its ranks. mpirun.sh names mpirun as well, since a rank that starts while
-// mpirun ends may already have another parent.
+// mpirun, like Slurm's launcher, is the parent of its ranks. mpirun.sh names mpirun too: a rank that starts while mpirun
+// ends may already have another parent.
 #pragma once
 
 #include "base/common.h"
@@ -26,7 +26,7 @@ typedef struct {
 // has_parent: watches the parent too. *l outlives every use of signals_requested.
 void launchers_watch(Launchers *l, bool has_parent);
 
-// Requests a stop (base/signals.h) if a launcher is gone. To be called before signals_requested.
+// Requests a stop (base/signals.h) if a launcher is gone. Call it before signals_requested.
 void launchers_check(const Launchers *l);
 
 // True if the launcher that tells this rank when another one ends is gone.

@@ -1,4 +1,4 @@
-// mpi_check: checked MPI calls. MPI returns its errors (MPI_ERRORS_RETURN), and MPI_TRY returns them as ERR_RANK.
+// mpi_check: checked MPI calls. MPI_TRY returns MPI's errors (MPI_ERRORS_RETURN) as ERR_RANK.
 #pragma once
 
 #include "base/common.h"

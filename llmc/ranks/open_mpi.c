@@ -13,7 +13,7 @@ static void register_handler(pmix_status_t *codes, size_t count, pmix_notificati
     PMIx_Register_event_handler(codes, count, NULL, 0, handler, NULL, NULL);
 }
 
-// On a thread of PMIx, like the one below. "Complete" keeps the event from Open MPI's handler, which ends the process.
+// Runs on a thread of PMIx; so does on_model. "Complete" keeps the event from Open MPI's handler, which ends the process.
 static void on_break(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
                      pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
                      void *context) {
@@ -35,8 +35,8 @@ void open_mpi_survive(void) {
     register_handler(lost, sizeof lost / sizeof *lost, on_break);
 }
 
-// Open MPI handles the notification that MPI_Init leaves, PMIX_MODEL_DECLARED, on one thread in the order of arrival. We
-// send a second one. When our handler gets it, Open MPI's handler has finished both: PMIx calls handlers of several codes,
+// MPI_Init leaves the notification PMIX_MODEL_DECLARED. One thread handles notifications in the order of arrival. We send a
+// second one: when our handler gets it, Open MPI's handler has finished both, since PMIx calls handlers of several codes,
 // like ours, last.
 static const char our_model[] = "gns.c";
 static sem_t settled;

@@ -1,35 +1,53 @@
-// parallel: data parallelism: a training step over several ranks, or on one.
+// parallel: data parallelism: one training step over several ranks, or on one. A rank is a process with one engine.
 //
-//   1. Rank r takes a contiguous share of a step's B examples; shares differ by one row at most.
-//   2. The flat array comes in buckets (model_bucket), the embeddings and a block each. The backward pass completes them
-//      from the last to the first, bucket 0 last. Each bucket is cut into one part a rank (transport_part; for Muon see 6);
-//      rank r owns part r of every bucket.
-//   3. When a bucket is final on a rank its reduction starts, while the backward pass computes the blocks before it. The
-//      engine chooses the moment. Each rank computes the norms of what it owns; summed over ranks they are the batch's.
-//   4. All ranks start the same transfers in the same order, also a rank without rows, and one that only evaluates.
+//     bucket     range of the flat array that the backward pass completes at once: 0 the embeddings, 1 + l block l
+//     part       bucket i is cut into one part for each rank (transport_part; for Muon see 6). Rank r owns part r
+//     owned      this rank's parts, one in every bucket: it updates them
+//     piece      what a rank stores of a given range (model/shard.h)
+//     slot       memory for one block's weights with ZeRO-3; SHARD_WEIGHT_SLOTS of them take turns
+//     wire       type in which gradients travel between ranks
+//     settled    every rank knows the same error (comm_agree, comm_settle), so each ends by itself
+//     board, beat, phase, claim      the watchdog's words: watchdog.h
+//
+//     main thread              engine: threads or a GPU        transport: MPI, or NCCL's stream     other ranks
+//     parallel_micro_step -->  forward, backward
+//                              bucket_begins
+//                              bucket_final  --------------->  reduce_scatter  <------------------>  reduce_scatter
+//     parallel_norms  ------>  engine_norms(owned)  <--------  wait_for; sum  <------------------->  sum
+//     parallel_update ------>  engine_update(owned)  ------->  all_gather  <---------------------->  all_gather
+//     next micro-step ------>  forward: await_weights  <-----  wait_for
+//     parallel_sums, comm_*  ----------------------------------------- MPI, blocking  ------------>  comm_*
+//     watchdog's thread: 10 times a second its heartbeat, the main thread's deadline, the device's errors
+//
+// dev/docs/code.md draws the states of a bucket and of a collective.
+//
+//   1. Rank r computes a contiguous range of a step's B examples. Ranks differ by at most one row.
+//   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
+//   3. The reduction of a bucket starts when the bucket is final, while the backward pass computes the blocks before it.
+//      The engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
+//   4. All ranks start the same transfers in the same order; so do a rank without rows and one that only evaluates. With
+//      ZeRO-3 this holds for every pass: where one rank computes alone, or others have fewer passes, the others gather
+//      with it (parallel_idle_pass, parallel_ask_pass).
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same order
 //      and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up
-//      its micro-steps, and the ranks' sums are added once, in the last micro-step.
+//      its micro-steps, and the last micro-step sums over ranks once.
 //   6. Muon needs whole matrices: its blocks are cut only before matrices (transport_whole_part). LAMB needs norms of whole
 //      tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
-//   0  every rank gets all gradients and updates all weights: moments everywhere
-//   1  every rank updates what it owns; the weights are gathered while the next forward pass begins. Moments, and what
-//      else only the update needs, are kept for the owned ranges alone
-//   2  gradients too: those of a micro-step are kept for two blocks and the embeddings; the owned part is collected after
-//      the reduction
-//   3  weights too: a rank keeps the embeddings', and the masters of what it owns (on a GPU rounded as well, ready to be
+//   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
+//   1  Every rank updates what it owns and keeps moments of that alone. The next forward pass gathers the weights as it
+//      begins.
+//   2  Gradients too: a micro-step's are kept for two blocks and the embeddings. After the reduction the owned part is
+//      collected.
+//   3  Weights too: a rank keeps the embeddings' and the masters of what it owns (on a GPU also rounded, ready to be
 //      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last to
-//      the first, each while the block before it is computed, into SHARD_WEIGHT_SLOTS places in memory. A block that its
-//      slot still holds is not gathered again
+//      the first, each into a slot while the block before it computes. A block that its slot still holds is not gathered
+//      again.
 // A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages 2
 // and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are summed
 // over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes; stage 3 gathers
 // at every micro-step anyway.
-//
-// With stage 3 invariant 4 holds for every pass: where one rank computes alone, or others have fewer passes, the others
-// gather with it (parallel_idle_pass, parallel_ask_pass).
 #pragma once
 
 #include "ranks/comm.h"
@@ -61,11 +79,11 @@ typedef struct {
     Engine *engine; // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank
-    bool rank_norms;      // of this step
+    bool rank_norms;      // parallel_begin_step's
     bool first;           // this micro-step, or the last one, is the first of its step
     bool has_gradients;   // this rank has computed gradients of rows in this step
-    int unreduced;        // the reduction of buckets [0, unreduced) has not started in this micro-step
-    int uncollected;      // that of [unreduced, uncollected) has; they are not collected yet (shard_grads)
+    int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
+    int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
     SharedMemory copy;    // of whole arrays: parallel_share_copy
     RankMemory shares;    // copies of each rank's share: parallel_keep_copies
@@ -81,16 +99,16 @@ typedef struct {
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
 void parallel_destroy(Parallel *p);
 
-// Writes into *config what an engine of this rank keeps.
+// Writes to *config what this rank's engine keeps.
 void parallel_shard(const Parallel *p, EngineConfig *config);
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Micro-steps of every rank for a step of `rows` rows: as many as the largest share needs. A rank without rows left takes
-// part with n = 0.
+// Micro-steps of every rank for a step of `rows` rows: rank 0 has the most. A rank without rows left calls
+// parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// A step: begin_step; micro-steps over this rank's rows (see EngineApi), which says which is the last; norms; update.
+// A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last micro-step.
 // rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
@@ -98,21 +116,20 @@ int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode
 int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
-// The transfers of a forward pass without its computation: for a rank that has fewer passes than others.
+// Makes the transfers of a forward pass without its computation, for a rank that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// On rank 0, before a forward pass that it computes alone while the others are in parallel_serve: they gather with it.
+// Rank 0 calls this before a forward pass that it computes alone: the others, in parallel_serve, gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
 
-// New weights are gathered during the next forward pass. All ranks call this where other work, perhaps of one rank alone,
-// comes before that pass: it starts the transfers that have not started.
+// Starts the gathering of all new weights, which otherwise waits for the next forward pass. All ranks call this before
+// other work, perhaps of one rank alone.
 int parallel_send_weights(Parallel *p, Error *e);
 
-// After training, or an error that all ranks know (settled): returns when no transfer is in flight on any rank, so that
-// each rank may end by itself.
+// Returns when no transfer is in flight on any rank: each may then end by itself. After training, or a settled error.
 int parallel_drain(Parallel *p, Error *e);
 
-// The step's numbers over all ranks: at any time after the norms.
+// Sums the step's numbers over all ranks. At any time after the norms.
 typedef struct {
     StepResult *result; // of engine_result; summed over the ranks, except grad_sq, which is already the whole batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
@@ -121,8 +138,8 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit. They start with the same and make the same updates, so only faulty
-// hardware makes them differ. ERR_RANK, settled, names the ranks that differ and the first tensor.
+// 0 if all ranks have the same weights, to the bit. They start equal and make the same updates: only faulty hardware makes
+// them differ. ERR_RANK, settled, names the ranks that differ and the first tensor.
 int parallel_compare(Parallel *p, Error *e);
 
 // engine_store of the whole model's state: on rank 0, while the others are in parallel_serve. Rank 0 may store any ranges

@@ -2,9 +2,9 @@
 // functions (TransportApi), which main hands to program_main: transport_mpi.c (nonblocking MPI) for the CPU engine,
 // transport_nccl.cu (NCCL on a separate stream) for the CUDA engine.
 //
-// A bucket is a range of the flat arrays, cut into one part a rank (transport_part), in the order of the ranks.
-//   1. Calls start a transfer and return. A transfer starts after all work that the engine queued before the call.
-//   2. wait_for makes the engine's later work wait for the first transfers.
+// A bucket (parallel.h) is cut into one part for each rank, in the order of the ranks.
+//   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
+//   2. wait_for makes the engine's later work wait for the transfers with the first numbers.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums are taken in a fixed order: same bits, run after run.
 #pragma once
@@ -15,59 +15,56 @@
 
 GNS_C_BEGIN
 
-// The state of a transport. Each transport completes this type for itself.
+// State of a transport. Each transport defines its own.
 typedef struct Transport Transport;
 
 #define TRANSPORT_WORK "exchange of gradients and weights" // in the watchdog's report
 
-enum { PART_UNIT = 64 }; // elements: parts begin at multiples of this, as tensors do, for aligned vector loads
+enum { PART_UNIT = 64 }; // elements: parts, like tensors, begin at multiples of this for aligned vector loads
 
-// Part r of a bucket cut for `ranks`. All parts are equal but the last, which takes the remainder too.
+// Part r of a bucket cut for `ranks`. All parts are equal, except that the last one includes the remainder.
 static inline Range transport_part(Range bucket, int r, int ranks) {
     size_t each = range_length(bucket) / (size_t)ranks / PART_UNIT * PART_UNIT;
     size_t begin = bucket.begin + (size_t)r * each;
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Device memory, bytes: what NCCL takes for itself, some of it with the first transfer only (plan/memory.c has the
-// measurement, with NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may take more), and the buffer of rounded
-// gradients.
+// Device memory, bytes: what NCCL allocates for itself, partly at the first transfer (plan/memory.c has the measurement with
+// NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may need more), and the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part for Muon, where a block's four matrices stay whole: the block is cut before some of them, and each piece
-// belongs to one rank. With more than four ranks, a block's pieces go to four ranks, the next block's to the next four.
-// With two ranks, the larger piece (8 C^2 elements, not 4 C^2) goes to each in turn. The embeddings are cut as above.
+// transport_part for Muon, which keeps a block's four matrices whole: the block is cut before some of them, and each part
+// belongs to one rank. With more than four ranks, four of them own a block, and the next four the next block. With two
+// ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
 
-// The rank that then owns most elements.
+// The rank that owns the most elements by transport_whole_part.
 int transport_fullest_rank(const Model *model, int ranks);
 
 typedef struct {
-    // Chooses this rank's device, by its number on this machine, before the engine is created. All ranks together; an
-    // error is settled. ERR_UNAVAILABLE where a rank has no GPU that it can use, or two have the same. NULL: nothing to
-    // choose.
+    // Chooses this rank's device by its number on this machine, before the engine is created. All ranks together; errors
+    // are settled. ERR_UNAVAILABLE if a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
-    // largest: elements of the largest bucket, for which memory is allocated. whole: parts are transport_whole_part's of
-    // this model; NULL: transport_part's. stream: engine_stream's. All ranks together.
+    // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of this
+    // model; NULL: by transport_part. stream: engine_stream's.
     int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients on this rank. The sum over ranks of this rank's part is written to its place.
+    // values: the bucket's gradients. This rank's part of them becomes its sum over ranks.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
 
-    // own: this rank's part of the bucket's elements, at its place in `values` or elsewhere. values: afterwards all
-    // elements of the bucket.
+    // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
     int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e);
 
-    // values[i] = sum over ranks, the same bits on all. Where the engine has a device: device memory.
+    // values[i] = sum over ranks, the same bits on all. In device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    // started: the number of transfers so far. wait_for waits (2) for the first `transfers` of them.
+    // started: number of transfers so far. wait_for (2): for the first `transfers` of them.
     int64_t (*started)(const Transport *t);
     int (*wait_for)(Transport *t, int64_t transfers, Error *e);
 
