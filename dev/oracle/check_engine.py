@@ -133,19 +133,22 @@ def check_grad(dump):
     return worst_of(errors)
 
 
+def check_tensors(dump, kind, want):
+    """want: of the examples' gradients (B, ...) of a tensor."""
+    return worst_of([(name, numbers_error(dump.get(f"{kind}/{name}"), want(g))) for name, g in dump.gradients.items()])
+
+
 def check_example_sq(dump):
-    return worst_of(
-        [(name, numbers_error(dump.get(f"example_sq/{name}"), gpt2.square(g))) for name, g in dump.gradients.items()]
-    )
+    return check_tensors(dump, "example_sq", gpt2.square)
 
 
 def check_example_sq_sum(dump):
-    return worst_of(
-        [
-            (name, numbers_error(dump.get(f"example_sq_sum/{name}"), gpt2.square(g).sum()))
-            for name, g in dump.gradients.items()
-        ]
-    )
+    return check_tensors(dump, "example_sq_sum", lambda g: gpt2.square(g).sum())
+
+
+def check_grad_sq(dump):
+    """|sum over b of g_b|^2 as the engine reports it."""
+    return check_tensors(dump, "grad_sq", lambda g: np.sum(g.sum(axis=0) ** 2))
 
 
 def check_example_sq_ln(dump):
@@ -158,16 +161,6 @@ def check_example_sq_ln(dump):
         elif not np.isnan(got):
             raise Mismatch(f"{name}: {got:g}, want NaN")
     return worst_of(errors)
-
-
-def check_grad_sq(dump):
-    """|sum over b of g_b|^2 as the engine reports it."""
-    return worst_of(
-        [
-            (name, numbers_error(dump.get(f"grad_sq/{name}"), np.sum(g.sum(axis=0) ** 2)))
-            for name, g in dump.gradients.items()
-        ]
-    )
 
 
 def check_training(dump):

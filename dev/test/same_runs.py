@@ -4,14 +4,10 @@
     dev/test/same_runs.py PROGRAM_BEFORE PROGRAM_AFTER [--only PATTERN] [--ignore PATTERN] [--keep DIR]
 
 A case is one small run, or two where it resumes: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation,
-schedules, resume, imported models, samples, evaluation, refusals. It compares
-    model.safetensors, optimizer.safetensors  every tensor's name, type, shape and bytes
-    config.json, state.json, run.json         every field
-    metrics.jsonl, samples.jsonl              every line, every field
-    other files of a checkpoint               bytes; of MANIFEST.json the list of files
-    --eval-only, --sample-only, --dry-run     the numbers, the bytes, the memory table of standard output
-    the exit code, and which checkpoints there are.
-It leaves out times, speeds, builds, hosts and paths (IGNORED below), and options that only one of the builds knows.
+schedules, resume, models, samples, evaluation, refusals. It compares tensors (name, type, shape, bytes), every field of
+JSON files and of metrics.jsonl, other files of a checkpoint byte for byte, the numbers on standard output, the exit code,
+and which checkpoints and files there are. A checkpoint's own files and those in its folder training/ count as one folder.
+It leaves out times, speeds, builds, hosts, paths and manifests (IGNORED below), and options that only one build knows.
 
 Prints a line a case and "N passed, N failed"; a failure names the first difference. The exit code is 1 if a case fails.
 Both builds need the same compiler flags. Takes half a minute.
@@ -34,11 +30,11 @@ import time
 # FILE:FIELD, with * and ?. Fields of an array have their index as name.
 IGNORED = [
     "metrics.jsonl:*.tok_per_s", "metrics.jsonl:*.mfu",
-    "state.json:build", "state.json:metrics_bytes",  # the bytes count the digits of tok_per_s
-    "run.json:program", "run.json:engine", "run.json:parts.*.started", "run.json:parts.*.host",
+    "state.json:build", "state.json:seconds", "state.json:metrics_bytes",  # the bytes count the digits of tok_per_s
+    "run.json:program", "run.json:engine", "run.json:id", "run.json:parts.*.started", "run.json:parts.*.host",
     "run.json:parts.*.program_xxh3_128", "run.json:parts.*.directory", "run.json:parts.*.command",
     "state.json:options.sample_tokens", "run.json:options.sample_tokens",  # whose default depends on the tokenizer
-    "MANIFEST.json:files.*.bytes", "MANIFEST.json:files.*.xxh3_128", "MANIFEST.json:xxh3_128_above",
+    "MANIFEST.json:*",
 ]
 
 SMALL = dict(train="../../data/train_*.bin", val="../../data/val.bin", vocab_size=256, layers=2, heads=3, channels=36,
@@ -124,8 +120,6 @@ Case("resume_from_before", RESUMED, back_to=8, gns="exact", crossed=True)  # the
 Case("keep_best", keep_best=True, val_every=3, train="../../data/short.bin", steps=24, lr="3e-2", checkpoint_every=10, keep=2)
 # Models from elsewhere; llm.c's options
 Case("from_directory", MODEL, model="../../data/hf", gns="exact")
-Case("from_bf16", MODEL, model="../../data/hf_bf16")
-Case("from_llmc_bin", MODEL, model="../../data/model.bin")
 Case("from_run", MODEL, model="../../data/run", ranks=2)
 Case("longer_rows_than_half", MODEL, model="../../data/hf", seq_len=9, batch_tokens=99)
 Case("llmc_options", {name: None for name in SMALL if name not in ("vocab_size", "layers", "heads", "channels", "threads")},
@@ -179,39 +173,6 @@ def read_safetensors(path):
             for name, t in header.items()}
 
 
-def write_safetensors(path, tensors):
-    header, at = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values()))
-
-
-def upper_halves(data):
-    return b"".join(data[i + 2:i + 4] for i in range(0, len(data), 4))
-
-
-def write_llmc_bin(path, config, tensors):
-    """llm.c's model file, version 3: fp32, matrices as (out, in), the vocabulary padded to 384 rows."""
-    C, L, padded = config["n_embd"], config["n_layer"], 384
-    with open(path, "wb") as f:
-        f.write(struct.pack("<256i", 20240326, 3, config["n_positions"], config["vocab_size"], L, config["n_head"], C,
-                            padded, *[0] * 248))
-        f.write(tensors["wte.weight"][2] + bytes(4 * C * (padded - config["vocab_size"])) + tensors["wpe.weight"][2])
-        for name in ("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight",
-                     "attn.c_proj.bias", "ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias",
-                     "mlp.c_proj.weight", "mlp.c_proj.bias"):
-            for layer in range(L):
-                _, shape, data = tensors[f"h.{layer}.{name}"]
-                if len(shape) == 2:
-                    values = struct.unpack(f"<{shape[0] * shape[1]}f", data)
-                    data = b"".join(struct.pack(f"<{shape[0]}f", *values[c::shape[1]]) for c in range(shape[1]))
-                f.write(data)
-        f.write(tensors["ln_f.weight"][2] + tensors["ln_f.bias"][2])
-
-
 def make_data(directory, program):
     """Shards, questions, and models that the build before has trained."""
     os.mkdir(directory)
@@ -236,16 +197,10 @@ def make_data(directory, program):
     checkpoint = newest(at("run"))
     shutil.copytree(checkpoint, at("hf"))
     for name in ("state.json", "optimizer.safetensors", "MANIFEST.json"):
-        os.remove(os.path.join(at("hf"), name))
-    tensors = read_safetensors(os.path.join(checkpoint, "model.safetensors"))
-    with open(os.path.join(checkpoint, "config.json")) as f:
-        write_llmc_bin(at("model.bin"), json.load(f),
-                       {name.removeprefix("transformer."): t for name, t in tensors.items()})
-    shutil.copytree(at("hf"), at("hf_bf16"))
-    write_safetensors(os.path.join(at("hf_bf16"), "model.safetensors"),
-                      {name: ("BF16", shape, upper_halves(data)) for name, (_, shape, data) in tensors.items()})
+        for path in glob.glob(os.path.join(at("hf"), "**", name), recursive=True):
+            os.remove(path)
     shutil.copytree(checkpoint, at("damaged"))
-    with open(os.path.join(at("damaged"), "optimizer.safetensors"), "r+b") as f:
+    with open(glob.glob(os.path.join(at("damaged"), "**", "optimizer.safetensors"), recursive=True)[0], "r+b") as f:
         f.seek(5000)
         f.write(b"\x55\xaa\x55\xaa")
 
@@ -301,83 +256,50 @@ def run_case(case, program, program_before, directory):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Comparing. Each function returns the first difference, or None.
+# Comparing
 
-def ignored(name, field, more):
-    return any(fnmatch.fnmatchcase(f"{name}:{field}", pattern) for pattern in IGNORED + more)
-
-
-def differ_json(name, a, b, more, field=""):
-    if ignored(name, field, more):
-        return None
-    if isinstance(a, dict) and isinstance(b, dict):
-        options = field.split(".")[-1] == "options"  # one that only one build knows is not compared
-        keys = [k for k in a if k in b] if options else list(a) + [k for k in b if k not in a]
-        for key in keys:
-            inner = f"{field}.{key}" if field else key
-            if (key in a) != (key in b):
-                if not ignored(name, inner, more):
-                    return f"{name}: {inner} is only in the run {'before' if key in a else 'after'}"
-            else:
-                found = differ_json(name, a[key], b[key], more, inner)
-                if found:
-                    return found
-        return None
-    if isinstance(a, list) and isinstance(b, list):
-        for i in range(min(len(a), len(b))):
-            found = differ_json(name, a[i], b[i], more, f"{field}.{i}" if field else str(i))
-            if found:
-                return found
-        return None if len(a) == len(b) else f"{name}: {field} has {len(a)} entries before, {len(b)} after"
-    return None if type(a) is type(b) and a == b else f"{name}: {field}: {a!r} before, {b!r} after"
+def flat(value, name=""):
+    """[(name of a field, its value)]; fields of an array have their index as name."""
+    if not isinstance(value, (dict, list)):
+        return [(name, value)]
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    return [("count of " + name, len(value))] * isinstance(value, list) + \
+        [pair for key, part in inner for pair in flat(part, f"{name}.{key}" if name else str(key))]
 
 
-def differ_lines(name, a, b, more):
-    a, b = ([json.loads(line) for line in open(path, encoding="utf-8")] for path in (a, b))
-    for line, (one, other) in enumerate(zip(a, b)):
-        found = differ_json(name, one, other, more, f"line {line + 1}, step {one.get('step')}")
-        if found:
-            return found
-    return None if len(a) == len(b) else f"{name}: {len(a)} lines before, {len(b)} after"
+def contents(path):
+    """{field: value} of a file."""
+    if path.endswith(".safetensors"):
+        tensors = read_safetensors(path)
+        return {"tensors": list(tensors), **tensors}
+    with open(path, "rb") as f:
+        data = f.read()
+    if path.endswith(".jsonl"):
+        return dict(flat([json.loads(line) for line in data.splitlines()], "line"))
+    return dict(flat(json.loads(data))) if path.endswith(".json") else {"bytes": data}
 
 
-def differ_tensors(name, a, b):
-    a, b = read_safetensors(a), read_safetensors(b)
-    if list(a) != list(b):
-        return f"{name}: other tensors, or in another order: {sorted(set(a) ^ set(b))[:3]}"
-    for tensor, (dtype, shape, data) in a.items():
-        other_dtype, other_shape, other = b[tensor]
-        if (dtype, shape) != (other_dtype, other_shape):
-            return f"{name}: {tensor} is {dtype} {shape} before, {other_dtype} {other_shape} after"
-        if data != other:
-            at = next(i for i in range(len(data) // 4) if data[4 * i:4 * i + 4] != other[4 * i:4 * i + 4])
-            values = [struct.unpack("<f", x[4 * at:4 * at + 4])[0] for x in (data, other)]
-            return f"{name}: {tensor}, element {at}: {values[0]!r} before, {values[1]!r} after"
+def differ_file(name, a, b, more):
+    """The first difference, or None."""
+    before, after = contents(a), contents(b)
+    for field in [*before, *after]:
+        one, other = before.get(field), after.get(field)
+        only = (field in before) != (field in after) and "options." in field  # an option that one build does not know
+        unknown = any(fnmatch.fnmatchcase(f"{os.path.basename(name)}:{field}", pattern) for pattern in IGNORED + more)
+        if (type(one), one) != (type(other), other) and not only and not unknown:
+            if isinstance(one, tuple) and isinstance(other, tuple) and one[:2] == other[:2]:
+                at = next(i for i in range(len(one[2]) // 4) if one[2][4 * i:4 * i + 4] != other[2][4 * i:4 * i + 4])
+                one, other = (struct.unpack_from("<f", data, 4 * at)[0] for data in (one[2], other[2]))
+                field += f", element {at}"
+            return f"{name}: {field}: {str(one)[:80]} before, {str(other)[:80]} after"
     return None
 
 
-def differ_file(path, a, b, more):
-    """path: inside the run's directory, for the message."""
-    name = os.path.basename(path)
-    if name.endswith(".safetensors"):
-        found = differ_tensors(name, a, b)
-    elif name.endswith(".jsonl"):
-        found = differ_lines(name, a, b, more)
-    elif name in ("config.json", "state.json", "run.json", "MANIFEST.json"):
-        with open(a, encoding="utf-8") as one, open(b, encoding="utf-8") as other:
-            found = differ_json(name, json.load(one), json.load(other), more)
-    else:
-        with open(a, "rb") as one, open(b, "rb") as other:
-            found = None if one.read() == other.read() else f"{name}: other bytes"
-    return found and os.path.join(os.path.dirname(path), found)
-
-
 def run_files(run):
-    """Files that a user relies on, those first that tell most."""
-    last = len(checkpoints(run)) - 1
-    files = ["metrics.jsonl"] + [os.path.join(os.path.basename(c), name) for c in checkpoints(run)
-                                 for name in sorted(os.listdir(c), reverse=True)] + ["samples.jsonl", "run.json"]
-    return [f for f in files if os.path.exists(os.path.join(run, f))]
+    """{name: path}: files that a user relies on, those first that tell most."""
+    names = ["metrics.jsonl", *(os.path.relpath(path, run) for c in checkpoints(run) for path in
+                                sorted(glob.glob(c + "/**", recursive=True), reverse=True)), "samples.jsonl", "run.json"]
+    return {name.replace("/training/", "/"): os.path.join(run, name) for name in names if os.path.isfile(os.path.join(run, name))}
 
 
 def said(case, path):
@@ -394,7 +316,7 @@ def said(case, path):
     if case.options.get("dry_run"):
         return re.findall(r"[\d.,]+ MiB$", text, re.MULTILINE)
     if case.options.get("check"):
-        return re.findall(r"^ +(\S+\.safetensors) +\d+ bytes +(\w+)$", text, re.MULTILINE)
+        return re.findall(r"(\w+\.safetensors) +(\d+) bytes|: (undamaged)$", text, re.MULTILINE)
     return []
 
 
@@ -408,15 +330,13 @@ def differ(case, codes, directories, more):
                 return f"standard output: {a!r} before, {b!r} after"
         if len(lines[0]) != len(lines[1]):
             return f"standard output: {len(lines[0])} values before, {len(lines[1])} after"
-    runs = [os.path.join(d, "run") for d in directories]
-    if not os.path.isdir(runs[0]) and not os.path.isdir(runs[1]):
+    files = [run_files(os.path.join(d, "run")) for d in directories]
+    if not any(files):
         return None if case.code or any(said(case, os.path.join(d, "log")) for d in directories) else "nothing to compare"
-    files = [run_files(run) for run in runs]
-    for path in files[0]:
-        if path in files[1]:
-            found = differ_file(path, os.path.join(runs[0], path), os.path.join(runs[1], path), more)
-            if found:
-                return found
+    for name in files[0]:
+        found = differ_file(name, files[0][name], files[1][name], more) if name in files[1] else None
+        if found:
+            return found
     only = sorted(set(files[0]) ^ set(files[1]))
     if only:
         return f"{only[0]} is only in the run {'before' if only[0] in files[0] else 'after'}"
