@@ -1,6 +1,5 @@
-// safetensors: all values of the 16-bit conversions, files written and read back, malformed files, and write errors. For
-// the exchange with Python's safetensors package (dev/oracle/check_safetensors.py), --write FILE writes the sample file
-// and --read FILE checks one.
+// safetensors: all values of the 16-bit conversions, files written and read back, malformed files. dev/oracle exchanges
+// files with Python's package.
 #include "base/float16.h"
 #include "../safetensors_writer.h"
 #include "half.h"
@@ -345,20 +344,7 @@ static void test_unusual_but_right(void) {
     safetensors_close(&reader);
 }
 
-static const char *python_file; // of --read
-static void test_python_file(void) { sample_check(python_file); }
-
-int main(int argc, char **argv) {
-    Error e = {0};
-    if (argc == 3 && strcmp(argv[1], "--write") == 0) {
-        if (sample_write(argv[2], 1 << 20, &e)) error_print(&e);
-        return e.code;
-    }
-    if (argc == 3 && strcmp(argv[1], "--read") == 0) {
-        python_file = argv[2];
-        RUN(test_python_file);
-        return test_summary();
-    }
+int main(void) {
     scratch_begin();
     RUN(test_half_every_value);
     RUN(test_half_rounding);

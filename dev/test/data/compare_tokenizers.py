@@ -1,15 +1,11 @@
 #!/usr/bin/env python3
-"""data/tokenize against the packages tiktoken and tokenizers: token for token; against tiktoken: MB/s.
+"""data/tokenize against the packages tiktoken and tokenizers, token for token: compare_tokenizers.py PATH_OF_TOKENIZE.
 
-    compare_tokenizers.py PATH_OF_TOKENIZE [--speed MEGABYTES [DIRECTORY...]]
-
---speed takes its text, source code for the most part, from GNS_TEST_DATA, /usr/include, Python's own packages and the
-directories named.
 With GNS_LONG=1 the package tokenizers has its say on everything, without it on the texts alone (it is slow).
 Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy, which
 the build does not. Exits 77 without them.
 """
-import glob, json, os, random, resource, subprocess, sys, sysconfig, tempfile, time, unicodedata
+import glob, json, os, random, subprocess, sys, tempfile, time, unicodedata
 
 try:
     os.environ["TIKTOKEN_CACHE_DIR"] = ""  # no copies of what was read in earlier runs
@@ -182,71 +178,9 @@ def train():
     return wrong
 
 
-def corpus(megabytes, directories):
-    """Texts of this size together, from files drawn at random, no text twice."""
-    suffixes = (".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".md", ".pl", ".pm", ".py", ".pyi", ".rst", ".txt")
-    paths = [os.path.join(where, name) for directory in directories for where, _, names in os.walk(directory)
-             for name in names if name.endswith(suffixes)]
-    paths = sorted({os.path.realpath(path) for path in paths})
-    rng.shuffle(paths)
-    texts, seen, size = [], set(), 0
-    for path in paths:
-        try:
-            data = open(path, "rb").read()
-            text = data.decode()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if not data or data in seen:
-            continue
-        seen.add(data)
-        texts.append(text)
-        size += len(data)
-        if size >= 1e6 * megabytes:
-            return texts, size / 1e6
-    sys.exit(f"error: {size / 1e6:.0f} MB of text in {' '.join(directories)}, {megabytes} wanted. Name more directories")
-
-
-def speed(megabytes, directories, reference):
-    """The same text, the same run, best of three. Ours reads a file and writes a shard; tiktoken stays in memory."""
-    packages = [sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["purelib"]]
-    texts, size = corpus(megabytes, [DATA, "/usr/include", *packages, *directories])
-    pieces = [t[i:i + 20000] for t in texts for i in range(0, len(t), 20000)]
-    print(f"speed on {size:.1f} MB in {len(texts)} files, best of 3, MB/s of time and of processors' time")
-    with tempfile.TemporaryDirectory() as d:
-        with open(f"{d}/a.txt", "w", newline="") as f:
-            f.writelines(texts)
-        for threads in (1, 2):
-            command = [TOKENIZE, "--tokenizer", GPT2, "--out", f"{d}/out", "--force", "--threads", str(threads), f"{d}/a.txt"]
-            runs = {"ours": [], "tiktoken": []}
-            for _ in range(3):
-                runs["ours"].append(timed(resource.RUSAGE_CHILDREN, lambda: subprocess.run(
-                    command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)))
-                runs["tiktoken"].append(timed(resource.RUSAGE_SELF, lambda: reference.encode_ordinary_batch(
-                    pieces, num_threads=threads)))
-            rate = {name: [size / min(column) for column in zip(*trials)] for name, trials in runs.items()}
-            print(f"  {threads} thread{'s' * (threads > 1)}: " +
-                  ", ".join(f"{name} {time:.1f} ({cpu:.1f})" for name, (time, cpu) in rate.items()) +
-                  "; ours / tiktoken {:.1f} ({:.1f})".format(*(a / b for a, b in zip(rate["ours"], rate["tiktoken"]))),
-                  flush=True)
-
-
-def timed(who, work):
-    """Seconds that it takes, and seconds of processors."""
-    before, start = resource.getrusage(who), time.monotonic()
-    work()
-    seconds, after = time.monotonic() - start, resource.getrusage(who)
-    return seconds, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-
-
 def main():
     print(f"  seed {SEED}")
     reference, other = openai(), hugging_face()
-    if "--speed" in sys.argv:
-        arguments = sys.argv[sys.argv.index("--speed") + 1:]
-        if not arguments or not arguments[0].isdigit():
-            sys.exit("error: --speed wants a number of megabytes, and then directories")
-        speed(int(arguments[0]), arguments[1:], reference)
-        return 0
     wrong = compare("files", files(), reference, other)
     if "GNS_LONG" not in os.environ:
         other = None

@@ -83,52 +83,6 @@ static void test_known_masks(void) {
     }
 }
 
-// Mean, variance and 64-bin chi-square of the uniforms, and that streams, seeds and neighbours share nothing.
-static void test_uniform(void) {
-    enum { N = 200000, BINS = 64 };
-    static int bins[BINS];
-    memset(bins, 0, sizeof bins);
-    double sum = 0, squares = 0, lag = 0, streams = 0, before = 0;
-    for (int i = 0; i < N; i++) {
-        double u = rng_uniform(42, 7, (uint64_t)i), other = rng_uniform(42, 8, (uint64_t)i);
-        CHECK(u >= 0 && u < 1, "%g out of [0, 1)", u);
-        bins[(int)(u * BINS)]++;
-        sum += u - 0.5;
-        squares += (u - 0.5) * (u - 0.5);
-        lag += (u - 0.5) * (before - 0.5);
-        streams += (u - 0.5) * (other - 0.5);
-        before = u;
-    }
-    CHECK(fabs(sum / N) < 4 * sqrt(1.0 / 12 / N), "mean off by %g", sum / N);
-    CHECK(fabs(squares / N - 1.0 / 12) < 4 * sqrt(1.0 / 180 / N), "variance %g", squares / N);
-    CHECK(fabs(lag / N) < 4.0 / 12 / sqrt(N), "serial covariance %g", lag / N);
-    CHECK(fabs(streams / N) < 4.0 / 12 / sqrt(N), "covariance of two streams %g", streams / N);
-    double chi2 = 0, expected = (double)N / BINS;
-    for (int i = 0; i < BINS; i++) chi2 += (bins[i] - expected) * (bins[i] - expected) / expected;
-    double spread = sqrt(2.0 * (BINS - 1));
-    CHECK(fabs(chi2 - (BINS - 1)) < 4 * spread, "chi-square %g", chi2);
-}
-
-// Moments 1 to 4, and the distribution function at 17 points.
-static void test_normal(void) {
-    enum { N = 200000, POINTS = 17 };
-    double moment[4] = {0}, below[POINTS] = {0};
-    for (int i = 0; i < N; i++) {
-        double z = rng_normal(1, 2, (uint64_t)i);
-        for (int m = 0; m < 4; m++) moment[m] += pow(z, m + 1) / N;
-        for (int p = 0; p < POINTS; p++) below[p] += z < 0.4 * (p - POINTS / 2);
-    }
-    const double want[4] = {0, 1, 0, 3},
-                 variance[4] = {1, 2, 15, 96}; // of the k-th power of a normal: E z^2k - (E z^k)^2
-    for (int m = 0; m < 4; m++)
-        CHECK(fabs(moment[m] - want[m]) < 4 * sqrt(variance[m] / N), "moment %d: %g", m + 1, moment[m]);
-    for (int p = 0; p < POINTS; p++) {
-        double phi = 0.5 * erfc(-0.4 * (p - POINTS / 2) / sqrt(2.0));
-        CHECK(fabs(below[p] / N - phi) < 4 * sqrt(phi * (1 - phi) / N), "P(z < %g) = %g, want %g",
-              0.4 * (p - POINTS / 2), below[p] / N, phi);
-    }
-}
-
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 
 // Algorithm 2 of Loshchilov and Hutter 2019 as printed there (schedule multiplier 1, lambda scaled by the rate as in
@@ -290,8 +244,6 @@ int main(void) {
     RUN(test_philox_known_answers);
     RUN(test_known_draws);
     RUN(test_known_masks);
-    RUN(test_uniform);
-    RUN(test_normal);
     RUN(test_adamw);
     RUN(test_adamw_landmarks);
     RUN(test_schedules);

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The engine and its evaluation against the float64 oracle, and our safetensors against Python's: test_oracle.sh, from
-# the root, with the programs in $GNS_BUILD/dev/test (dev/test/run.sh sets it) and Python in build/venv (scripts/deps.sh
+# The engine and its evaluation against the float64 oracle: test_oracle.sh, from the root, with the programs in $GNS_BUILD/dev/test (dev/test/run.sh sets it) and Python in build/venv (scripts/deps.sh
 # makes it) or $PYTHON.
 set -u
 programs=${GNS_BUILD:?the build directory}/dev/test
@@ -17,7 +16,6 @@ dumps=$(mktemp -d)
 trap 'rm -rf "$dumps"' EXIT
 failed=0
 "$python" dev/oracle/test_gpt2.py || failed=1
-"$python" dev/oracle/check_safetensors.py "$programs/checkpoint/test_safetensors" || failed=1
 if "$programs/run/dump_steps" "$dumps"; then
     "$python" dev/oracle/check_engine.py "$dumps" || failed=1
 else
