@@ -1,7 +1,7 @@
 // train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, as the engine that the
 // training loop calls (model/engine.h).
 //
-// The engine's state is in cpu/engine.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
+// The engine's state is in cpu/engine_cpu.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
 // updates parameters, gradients and moments.
 //
 // The model (Radford et al. 2019): x = wte[token] + wpe[position]; then L blocks of
@@ -12,14 +12,12 @@
 // gradients of weights and moments are fp32.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
-#include "cpu/attention.h"
-#include "cpu/calibrate.h"
-#include "cpu/dropout.h"
-#include "cpu/engine.h"
-#include "cpu/layers.h"
-#include "cpu/matmul_kernel.h"
-#include "cpu/value.h"
-#include "model/shard.h"
+#include "cpu/attention.h"     // attention_forward, attention_backward
+#include "cpu/calibrate.h"     // calibrate_flops, calibrate_copy
+#include "cpu/engine_cpu.h"    // Engine, Block, weight, grad, example_sq
+#include "cpu/layers.h"        // embedding_*, layernorm_*, gelu_*, cross_entropy
+#include "cpu/masks.h"         // dropout_apply
+#include "cpu/matmul_kernel.h" // matmul_nn, matmul_nt, matmul_tn; the kernels' names
 
 #include <assert.h>
 #include <math.h>
@@ -33,59 +31,12 @@ typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T;
     size_t first; // B = 1: the rows before this one are in memory from an earlier pass
+    int passes;   // 3 in training: input and weight gradients each cost a forward pass; otherwise 1
     GnsMode mode;
     Dropout dropout; // for the first row; attention_of and drop add the layer
 } Batch;
 
-static const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
-    return model_tensor(engine->config.model, kind, layer);
-}
-// Element i of an array of values.
-static void *at(const Engine *engine, const void *values, size_t i) {
-    return value_at(values, i, engine->config.dtype);
-}
-static void *weight(Engine *engine, TensorKind kind, int layer) {
-    return at(engine, engine->weight, shard_weight_place(&engine->config, tensor(engine, kind, layer)->offset));
-}
-static float *grad(Engine *engine, TensorKind kind, int layer) {
-    return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
-}
-// The gradient for a kernel that only adds: cleared first if it holds none of this step yet.
-static float *grad_begun(Engine *engine, TensorKind kind, int layer) {
-    float *values = grad(engine, kind, layer);
-    if (engine->first) memset(values, 0, sizeof(float) * tensor(engine, kind, layer)->count);
-    return values;
-}
-static double *example_sq(Engine *engine, TensorKind kind, int layer) {
-    return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
-}
-
-// ---- How much of a pass is done, for another thread -----------------------------------------------------------------
-
-// Multiply-adds of a row's products, attention's left out.
-static double block_work(const Engine *engine) {
-    double C = engine->config.model->config.channels;
-    return 12 * C * C;
-}
-static double head_work(const Engine *engine) {
-    return (double)engine->config.model->vocab_padded * engine->config.model->config.channels;
-}
-
-// passes: 3 with gradients, since those of inputs and of weights each take as long as the forward pass; otherwise 1.
-static void begin_work(Engine *engine, const Batch *batch, int passes) {
-    double row = engine->config.model->config.layers * block_work(engine) + head_work(engine);
-    engine->work = passes * row * (double)(batch->B * batch->T - batch->first);
-    atomic_store_explicit(&engine->work_share, 0, memory_order_relaxed);
-}
-static void add_work(Engine *engine, double work) {
-    float done = atomic_load_explicit(&engine->work_share, memory_order_relaxed);
-    atomic_store_explicit(&engine->work_share, done + (float)(work / engine->work), memory_order_relaxed);
-}
-static double cpu_progress(const Engine *engine) {
-    return atomic_load_explicit(&engine->work_share, memory_order_relaxed);
-}
-
-// ---- Dropout: the backward pass computes the masks again (math/dropout.h) ----------------------------------------
+// ---- Dropout: the backward pass computes the masks again (math/dropout.h) -------------------------------------------
 
 // to (B, T, C) = dropout of x: the output of a branch or of the embeddings, or its gradient. to may be x, and must be x
 // if there is no dropout.
@@ -117,7 +68,7 @@ static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w,
     matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
 }
 
-// The block's activations from row `first` on; lse stays whole.
+// The block's activations from row `first` on, but all of lse.
 static Block block_from(const Engine *engine, const Block *k, size_t first, size_t C) {
     size_t i = first * C;
     return (Block){at(engine, k->x, i),
@@ -158,30 +109,37 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
     drop(engine, batch, out, out, DROPOUT_MLP, l);
 }
 
-// With document_mask: the separator opens a document, and so does a row.
-static void set_positions(Engine *engine, const Batch *batch) {
-    uint16_t *position = engine->position;
-    for (size_t b = 0; b < batch->B && position; b++, position += batch->T)
-        for (size_t t = 0; t < batch->T; t++) {
-            bool opens = t == 0 || batch->tokens[b * batch->stride + t] == engine->config.separator;
-            position[t] = opens ? 0 : (uint16_t)(position[t - 1] + 1);
-        }
-}
-
-// x (B, T, C) from row `first` on
+// x (B, T, C) from row `first` on. With document_mask the separator opens a document; so does a row.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
-    size_t C = (size_t)engine->config.model->config.channels, first = batch->first;
+    size_t C = (size_t)engine->config.model->config.channels, first = batch->first, T = batch->T;
     const uint16_t *position = engine->position ? engine->position + first : NULL;
-    set_positions(engine, batch);
+    for (size_t i = 0; i < batch->B * T && position; i++) {
+        bool opens = i % T == 0 || batch->tokens[i / T * batch->stride + i % T] == engine->config.separator;
+        engine->position[i] = opens ? 0 : (uint16_t)(engine->position[i - 1] + 1);
+    }
     embedding_forward(x, batch->tokens + first, batch->stride, position, weight(engine, WTE, 0),
-                      at(engine, weight(engine, WPE, 0), position ? 0 : first * C), batch->B, batch->T - first, C,
+                      at(engine, weight(engine, WPE, 0), position ? 0 : first * C), batch->B, T - first, C,
                       engine->config.dtype);
     drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
+// Multiply-adds of the products of `rows` rows, attention's left out, in `blocks` passes over a block and `heads` over the
+// head.
+static double work_of(const Engine *engine, size_t rows, double blocks, double heads) {
+    double C = engine->config.model->config.channels, V = engine->config.model->vocab_padded;
+    return (double)rows * (blocks * 12 * C * C + heads * V * C);
+}
+
+// Adds to the fraction of the pass that is done, which another thread reads.
+static void count_work(Engine *engine, size_t rows, double blocks, double heads) {
+    float done = atomic_load_explicit(&engine->work_done, memory_order_relaxed);
+    done += (float)(work_of(engine, rows, blocks, heads) / engine->work);
+    atomic_store_explicit(&engine->work_done, done, memory_order_relaxed);
+}
+
 // Waits for the weights of block l, the next one. If the weights are sharded, starts to gather those of `after`, the
 // block after it.
-static int await_block(Engine *engine, int l, int after, Error *e) {
+static int await_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
     if (!engine->config.shard_weights || after < 0 || after == model->config.layers) return 0;
@@ -192,10 +150,11 @@ static int await_block(Engine *engine, int l, int after, Error *e) {
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    size_t C = (size_t)model->config.channels, first = batch->first, i = first * C;
+    size_t C = (size_t)model->config.channels, first = batch->first, i = first * C, N = batch->B * batch->T - first;
     const void *residual = NULL;
-    Dtype type = engine->config.dtype;
     engine->seen_count = 0;
+    engine->work = batch->passes * work_of(engine, N, L, 1);
+    atomic_store_explicit(&engine->work_done, 0, memory_order_relaxed);
     // All weights at once: no kernel of the CPU is slowed down by a transfer.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
@@ -203,14 +162,14 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
     for (int l = 0; l < L; l++) {
         void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
-        TRY(await_block(engine, l, l + 1, e));
+        TRY(await_weights(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
-        add_work(engine, block_work(engine) * (double)(batch->B * batch->T - batch->first));
+        count_work(engine, N, 1, 0);
         residual = at(engine, engine->block[l].x_mid, i);
     }
     layernorm_forward(at(engine, engine->lnf, i), engine->meanf + first, engine->rstdf + first,
-                      at(engine, engine->x_final, i), residual, weight(engine, LNF_W, 0), weight(engine, LNF_B, 0),
-                      batch->B * batch->T - first, C, type);
+                      at(engine, engine->x_final, i), residual, weight(engine, LNF_W, 0), weight(engine, LNF_B, 0), N,
+                      C, engine->config.dtype);
     return 0;
 }
 
@@ -240,11 +199,10 @@ static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, b
 
 static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, bool add) {
     size_t chunk = (size_t)engine_head_rows(&engine->config);
-    double products = dwte ? 3 : 1;
     for (size_t rows; first < end; first += rows, add = true) {
         rows = size_min(chunk, end - first);
         head_chunk(engine, first, rows, dwte, add);
-        add_work(engine, products * head_work(engine) * (double)rows);
+        count_work(engine, rows, 0, dwte ? 3 : 1);
     }
 }
 
@@ -260,13 +218,6 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
         add_and_sum_squares(dwte, engine->example_grad, (size_t)engine->config.model->vocab_padded * C);
 }
 
-// Loss of B examples and the gradients of lnf (into dy) and of wte.
-static void head_train(Engine *engine, const Batch *batch) {
-    if (batch->mode == GNS_EXACT)
-        for (size_t b = 0; b < batch->B; b++) head_example_exact(engine, batch, b);
-    else head_rows(engine, 0, batch->B * batch->T, grad(engine, WTE, 0), !engine->first);
-}
-
 // Row b predicts its own tail: inputs are columns [0, T), targets columns [1, T + 1).
 static void set_targets(Engine *engine, const Batch *batch) {
     for (size_t b = 0; b < batch->B; b++)
@@ -275,8 +226,8 @@ static void set_targets(Engine *engine, const Batch *batch) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Of y = x W + b: dW += x^T dy and db += column sums of dy, or = in the step's first micro-step. In exact mode also the
-// squared norms of each example's own.
+// Gradients of y = x W + b: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns. In exact mode also
+// the squared norms of each example's own.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -300,7 +251,7 @@ static void linear_dinput(Engine *engine, void *dx, const void *dy, TensorKind w
     matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), N, t->rows, t->columns);
 }
 
-// Of y = LN(x), from dy: dx += ..., and gradients and per-example norms of gamma (w) and beta (b).
+// Gradients of y = LN(x) from dy: dx += ...; gamma's (w) and beta's (b), and their per-example norms.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
@@ -364,10 +315,10 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
-        TRY(await_block(engine, l, l - 1, e));
+        TRY(await_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
-        add_work(engine, 2 * block_work(engine) * (double)(batch->B * batch->T));
+        count_work(engine, batch->B * batch->T, 2, 0);
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -388,12 +339,6 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
-
-static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
-
-static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
-
 // Adds the rows' means of loss (B, T).
 static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
     for (size_t b = 0; b < B; b++) {
@@ -406,13 +351,19 @@ static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
 static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     size_t T = (size_t)engine->config.seq_len;
-    const Batch batch = {tokens, T + 1, (size_t)n, T, 0, mode, dropout_at(engine->config.dropout, engine->example, 0)};
+    const Batch batch = {.tokens = tokens,
+                         .stride = T + 1,
+                         .B = (size_t)n,
+                         .T = T,
+                         .passes = 3,
+                         .mode = mode,
+                         .dropout = dropout_at(engine->config.dropout, engine->example, 0)};
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    begin_work(engine, &batch, 3);
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
-    head_train(engine, &batch);
+    for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
+    if (mode != GNS_EXACT) head_rows(engine, 0, batch.B * T, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
     add_losses(&engine->nll_sum, engine->nll, batch.B, T);
     add_losses(&engine->loss_sum, engine->loss ? engine->loss : engine->nll, batch.B, T);
@@ -439,9 +390,8 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
 // ---- Without training -----------------------------------------------------------------------------------------------
 
 static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
-    const Batch batch = {tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0, GNS_OFF, {0}};
+    const Batch batch = {.tokens = tokens, .stride = (size_t)T + 1, .B = (size_t)n, .T = (size_t)T, .passes = 1};
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
-    begin_work(engine, &batch, 1);
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     head_rows(engine, 0, batch.B * batch.T, NULL, false);
@@ -449,20 +399,14 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     return 0;
 }
 
-// How many of the tokens, except the last, have their keys and values in memory from the last call of cpu_logits: none
-// if blocks share their memory.
-static int tokens_seen(const Engine *engine, const uint16_t *tokens, int n) {
-    int L = engine->config.model->config.layers, i = 0;
-    if (L > 1 && engine->block[1].qkv == engine->block[0].qkv) return 0;
-    while (i < n - 1 && i < engine->seen_count && tokens[i] == engine->seen[i]) i++;
-    return i;
-}
-
 static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
-    size_t count = (size_t)n;
-    const Batch batch = {tokens, count, 1, count, (size_t)tokens_seen(engine, tokens, n), GNS_OFF, {0}};
+    size_t count = (size_t)n, seen = 0;
+    // The keys and values of tokens that the last call had, too, are still in memory, unless blocks share it. The last
+    // token is computed anew.
+    bool shared = engine->config.model->config.layers > 1 && engine->block[1].qkv == engine->block[0].qkv;
+    while (!shared && seen + 1 < count && (int)seen < engine->seen_count && tokens[seen] == engine->seen[seen]) seen++;
+    const Batch batch = {.tokens = tokens, .stride = count, .B = 1, .T = count, .first = seen, .passes = 1};
     assert(n > 0 && n <= engine->config.seq_len);
-    begin_work(engine, &batch, 1);
     TRY(forward(engine, &batch, e));
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
@@ -489,7 +433,7 @@ static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *d
 }
 
 static void cpu_destroy(Engine *engine) {
-    engine_memory_free(engine);
+    memory_free(engine->memory);
     memory_free(engine);
 }
 
@@ -529,20 +473,13 @@ static int cpu_tune(Engine *engine, Error *e) {
     (void)engine;
     return FAIL(e, ERR_USAGE, "leave it out", "--tune is for GPUs: on the CPU a matrix product has one algorithm");
 }
-
-static const char *cpu_tuning(const Engine *engine) {
-    (void)engine;
-    return "";
-}
-
+static const char *cpu_tuning(const Engine *engine) { return (void)engine, ""; }
 static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
     (void)engine;
     if (!*tuning) return 0;
     return FAIL(e, ERR_INPUT, NULL, "matrix products were tuned for %.*s, and this is the CPU",
                 (int)strcspn(tuning, ":"), tuning);
 }
-
-static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {
     if (dtype == DTYPE_FP16)
@@ -552,6 +489,14 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
     return FAIL(e, ERR_UNAVAILABLE, "use --dtype fp32",
                 "--dtype bf16: this machine lacks the instructions (AVX512-BF16 or AMX of x86-64, BF16 of Armv8.6)");
 }
+
+static Dtype cpu_dtype(void) { return DTYPE_FP32; }
+static double cpu_progress(const Engine *engine) {
+    return atomic_load_explicit(&engine->work_done, memory_order_relaxed);
+}
+static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
+static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
+static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 // The engine that main (run/main_cpu.c) hands to the program. It has no check, pin, unpin and stream: it computes any
 // model, needs no pinned memory, and its calls return when they are done.

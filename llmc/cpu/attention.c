@@ -1,5 +1,5 @@
 #include "cpu/attention.h"
-#include "cpu/dropout.h"
+#include "cpu/masks.h"
 #include "cpu/tile.h"
 #include "cpu/value.h"
 #include "math/loss.h"
@@ -46,7 +46,7 @@ static size_t first_key(const Head *head, size_t t) {
 }
 static size_t round_down(size_t n, size_t multiple) { return n / multiple * multiple; }
 
-static float *take(float *base, size_t *used, size_t n) {
+static float *cut_floats(float *base, size_t *used, size_t n) {
     float *p = base ? base + *used : NULL;
     *used += round_up(n, 16); // whole cache lines
     return p;
@@ -56,12 +56,12 @@ static float *take(float *base, size_t *used, size_t n) {
 static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D) {
     size_t Tp = round_up(max_T, TILE_COLUMNS), Dp = round_up(max_D, TILE_COLUMNS), used = 0;
     float **matrices[] = {&s->q, &s->k, &s->v, &s->dout, &s->k_t, &s->v_t, &s->dk, &s->dv};
-    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) *matrices[i] = take(base, &used, Tp * Dp);
-    s->rows = take(base, &used, ROW_BLOCK * Dp);
-    s->scores = take(base, &used, size_max(TILE_ROWS * (Tp + VEC), (size_t)ROW_BLOCK * SCORE_ROW));
-    s->dscores = take(base, &used, (size_t)ROW_BLOCK * SCORE_ROW);
-    s->lse = take(base, &used, Tp);
-    s->delta = take(base, &used, Tp);
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) *matrices[i] = cut_floats(base, &used, Tp * Dp);
+    s->rows = cut_floats(base, &used, ROW_BLOCK * Dp);
+    s->scores = cut_floats(base, &used, size_max(TILE_ROWS * (Tp + VEC), (size_t)ROW_BLOCK * SCORE_ROW));
+    s->dscores = cut_floats(base, &used, (size_t)ROW_BLOCK * SCORE_ROW);
+    s->lse = cut_floats(base, &used, Tp);
+    s->delta = cut_floats(base, &used, Tp);
     return used;
 }
 
@@ -116,8 +116,8 @@ static void transpose_panels(const Head *head, float *to, const void *from, size
 }
 
 // A tile of C = A B, or += A B, with A's k along its rows.
-static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
-                     size_t K, bool add) {
+static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
+                       size_t K, bool add) {
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, K, a, a_row, 1, b, b_row);
         tile_write(ROWS, c, c_row, &t, add);
@@ -125,7 +125,7 @@ static void multiply(float *c, size_t c_row, size_t rows, const float *a, size_t
 }
 
 // A tile of C += A^T B, with A's k down its columns.
-static void multiply_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
+static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
                                 size_t b_row, size_t K) {
     TILE_DISPATCH(rows, {
         Tile t = tile_product(ROWS, K, a, 1, a_row, b, b_row);
@@ -173,7 +173,8 @@ static void forward_panel(const Head *head, const Scratch *s, void *out, float *
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     size_t first = round_down(first_key(head, i), TILE_COLUMNS);
     for (size_t j = first; j < keys; j += TILE_COLUMNS)
-        multiply(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D, false);
+        write_tile(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D,
+                   false);
     float sum[TILE_ROWS];
     size_t valid = size_min(rows, head->T - i);
     for (size_t r = 0; r < rows; r++) {
@@ -183,18 +184,9 @@ static void forward_panel(const Head *head, const Scratch *s, void *out, float *
         if (r < valid && head->dropout.below) drop_row(head, scores, i + r, first, keys);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-        multiply(s->rows + d, Dp, rows, s->scores + first, score_row, s->v + first * Dp + d, Dp, i + rows - first,
-                 false);
+        write_tile(s->rows + d, Dp, rows, s->scores + first, score_row, s->v + first * Dp + d, Dp, i + rows - first,
+                   false);
     for (size_t r = 0; r < valid; r++) copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
-}
-
-static void forward_head(const Head *head, const Scratch *s, void *out, float *lse, const void *q, const void *k,
-                         const void *v, size_t first) {
-    copy_padded(head, s->q, q, head->qkv_row, head->scale);
-    copy_padded(head, s->v, v, head->qkv_row, 1);
-    transpose_panels(head, s->k_t, k, head->qkv_row, s->k);
-    for (size_t i = first / TILE_ROWS * TILE_ROWS; i < head->T; i += TILE_ROWS)
-        forward_panel(head, s, out, lse, i, size_min(TILE_ROWS, head->Tp - i));
 }
 
 // delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4), with dropout as well
@@ -204,10 +196,6 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * value_load(out, at + d, type);
     if (whole < D) sum += vec_load_part(dout + whole, D - whole) * value_load_part(out, at + whole, D - whole, type);
     return vec_sum(sum);
-}
-static void compute_delta(const Head *head, const Scratch *s, const void *out) {
-    for (size_t t = 0; t < head->T; t++)
-        BY_TYPE(head->type, s->delta[t] = row_delta(s->dout + t * head->Dp, out, t * head->out_row, head->D, TYPE));
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
@@ -240,13 +228,6 @@ __attribute__((noinline)) static void backward_dropped_row(const Head *head, con
     }
 }
 
-// backward_softmax of keys [j, end), with or without dropout.
-static void backward_softmax_row(const Head *head, const Scratch *s, float *scores, float *dscores, size_t t, size_t j,
-                                 size_t end) {
-    if (head->dropout.below) backward_dropped_row(head, s, scores, dscores, t, j, end);
-    else backward_softmax(scores, dscores, first_key(head, t), t, j, end - j, s->lse[t], s->delta[t], NULL);
-}
-
 // Keys [begin, end) of the block [j, j + keys), counted from j, that some query of [i, i + rows) sees.
 typedef struct {
     size_t begin, end;
@@ -264,11 +245,14 @@ static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t
     Seen seen = keys_seen(head, i, rows, j, keys);
     size_t begin = round_down(seen.begin, TILE_COLUMNS), end = size_min(keys, round_up(seen.end, TILE_COLUMNS));
     for (size_t c = begin; c < end; c += TILE_COLUMNS) {
-        multiply(p + c, SCORE_ROW, rows, s->q + i * Dp, Dp, s->k_t + (j + c) * D, TILE_COLUMNS, D, false);
-        multiply(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(p + c, SCORE_ROW, rows, s->q + i * Dp, Dp, s->k_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
-        backward_softmax_row(head, s, p + begin, ds + begin, t, j + begin, j + end);
+        if (head->dropout.below) backward_dropped_row(head, s, p + begin, ds + begin, t, j + begin, j + end);
+        else
+            backward_softmax(p + begin, ds + begin, first_key(head, t), t, j + begin, end - begin, s->lse[t],
+                             s->delta[t], NULL);
         if (begin > 0) memset(p, 0, begin * sizeof *p), memset(ds, 0, begin * sizeof *ds);
         if (end < keys) memset(p + end, 0, (keys - end) * sizeof *p), memset(ds + end, 0, (keys - end) * sizeof *ds);
     }
@@ -286,16 +270,16 @@ static void backward_block(const Head *head, const Scratch *s, size_t i, size_t 
         size_t offset = (first - i) * SCORE_ROW + c, K = last - first; // other queries see no key of c
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
             float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
-            multiply_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);
-            multiply_transposed(dk, Dp, rows, s->dscores + offset, SCORE_ROW, s->q + first * Dp + d, Dp, K);
+            add_tile_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);
+            add_tile_transposed(dk, Dp, rows, s->dscores + offset, SCORE_ROW, s->q + first * Dp + d, Dp, K);
         }
     }
     for (size_t row = i; row < i_end; row += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, i_end - row);
         Seen seen = keys_seen(head, row, rows, j, keys);
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-            multiply(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW + seen.begin, SCORE_ROW,
-                     s->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
+            write_tile(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW + seen.begin,
+                       SCORE_ROW, s->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
     }
 }
 
@@ -309,7 +293,8 @@ static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk
     transpose_panels(head, s->v_t, v, row, s->dk);
     memset(s->dk, 0, Tp * Dp * sizeof(float));
     memset(s->dv, 0, Tp * Dp * sizeof(float));
-    compute_delta(head, s, out);
+    for (size_t t = 0; t < head->T; t++)
+        BY_TYPE(head->type, s->delta[t] = row_delta(s->dout + t * Dp, out, t * head->out_row, head->D, TYPE));
     memcpy(s->lse, lse, head->T * sizeof(float));
     for (size_t t = head->T; t < Tp; t++) s->lse[t] = INFINITY, s->delta[t] = 0; // padding: P = 0
     for (size_t i = 0; i < head->T; i += ROW_BLOCK) {
@@ -354,9 +339,13 @@ void attention_forward(const Attention *at, void *out, float *lse, const void *q
         size_t b = bh / NH, column = bh % NH * D;
         const Head head = head_at(&first_head, bh, NH);
         const Scratch s = scratch_of_thread(at);
-        size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart
-        forward_head(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, value_at(qkv, q, at->type),
-                     value_at(qkv, q + C, at->type), value_at(qkv, q + 2 * C, at->type), first);
+        size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart; then k and v
+        copy_padded(&head, s.q, value_at(qkv, q, at->type), head.qkv_row, head.scale);
+        copy_padded(&head, s.v, value_at(qkv, q + 2 * C, at->type), head.qkv_row, 1);
+        transpose_panels(&head, s.k_t, value_at(qkv, q + C, at->type), head.qkv_row, s.k);
+        for (size_t i = round_down(first, TILE_ROWS); i < T; i += TILE_ROWS)
+            forward_panel(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, i,
+                          size_min(TILE_ROWS, head.Tp - i));
     }
 }
 

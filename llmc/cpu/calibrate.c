@@ -49,7 +49,7 @@ static double work_of(const Round *r) {
 }
 
 // One thread's share.
-static float work(const Round *r, size_t thread) {
+static float run_share(const Round *r, size_t thread) {
     size_t part = copy_bytes / r->threads;
     if (r->memory) memcpy(r->memory + copy_bytes + thread * part, r->memory + thread * part, part);
     else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r));
@@ -69,7 +69,7 @@ static double fastest(const Round *r) {
         double start = now;
         float total = 0;
 #pragma omp parallel num_threads((int)r->threads) reduction(+ : total)
-        total += work(r, (size_t)omp_get_thread_num());
+        total += run_share(r, (size_t)omp_get_thread_num());
         used = total;
         now = clock_seconds();
         if (now - start < best) best = now - start;
@@ -90,7 +90,7 @@ double calibrate_probe(int threads, Dtype type) {
 #pragma omp parallel num_threads(threads) reduction(+ : rate)
     {
         double start = clock_seconds();
-        float result = work(&r, (size_t)omp_get_thread_num());
+        float result = run_share(&r, (size_t)omp_get_thread_num());
         __asm__ volatile("" ::"m"(result)); // or the compiler drops the work
         rate += work_of(&r) / (clock_seconds() - start);
     }

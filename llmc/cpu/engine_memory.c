@@ -1,7 +1,7 @@
-// The CPU engine's memory. The same layouts plan (--dry-run) and place: the plan is exact.
-#include "cpu/engine.h"
+// The CPU engine's memory, one allocation. The same layout plans (--dry-run) and places: the plan is exact.
+#include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
-#include "cpu/muon.h"
+#include "cpu/newton_schulz.h"
 #include "cpu/value.h"
 #include "model/shard.h"
 
@@ -21,64 +21,67 @@ int engine_head_rows(const EngineConfig *config) {
     return (int)size_min(all, size_max(rows, 64));
 }
 
-// One allocation, from which arrays are taken in turn. base NULL: they are only counted.
+// Cuts arrays from one allocation in turn, and measures the parts that they make. base NULL: only counts.
 typedef struct {
     char *base;
     size_t used;
+    MemoryPlan plan;
 } Layout;
 
-static void *take(Layout *a, size_t bytes) {
+static void *cut(Layout *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;
     a->used += round_up(bytes, 64);
     return p;
 }
-#define TAKE(pointer, n)        ((pointer) = take(a, (size_t)(n) * sizeof *(pointer)))
-#define TAKE_VALUES(pointer, n) ((pointer) = take(a, (size_t)(n)*value_bytes(type)))
+#define CUT(pointer, n)        ((pointer) = cut(a, (size_t)(n) * sizeof *(pointer)))
+#define CUT_VALUES(pointer, n) ((pointer) = cut(a, (size_t)(n)*value_bytes(type)))
 
-static void layout_param(Engine *engine, Layout *a) {
+// What was cut since the last part is one, unless it is empty.
+static void end_part(Layout *a, const char *what) {
+    if (a->used == a->plan.total) return;
+    a->plan.item[a->plan.count].what = what;
+    a->plan.item[a->plan.count++].bytes = a->used - a->plan.total;
+    a->plan.total = a->used;
+}
+
+static void layout_state(Engine *engine, Layout *a) {
+    static const char *const moments[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
-    TAKE_VALUES(engine->weight, shard_weight_elements(c));
+    CUT_VALUES(engine->weight, shard_weight_elements(c));
     if (type == DTYPE_FP32 && !c->shard_weights) engine->param = engine->weight;
-    else if (!c->inference) TAKE(engine->param, shard_elements(c));
-}
-
-static void layout_grad(Engine *engine, Layout *a) {
-    if (engine->config.inference) return;
-    engine->grad_sum = TAKE(engine->grad, shard_grad_elements(&engine->config));
-    if (engine->config.shard_grads) TAKE(engine->grad_sum, shard_elements(&engine->config));
-}
-
-static void layout_moments(Engine *engine, Layout *a) {
-    if (engine->config.inference) return;
-    TAKE(engine->moment1, shard_elements(&engine->config));
-    TAKE(engine->moment2, shard_elements(&engine->config));
-}
-
-static void layout_block(Block *k, Layout *a, size_t N, size_t C, size_t NH, Dtype type) {
-    TAKE_VALUES(k->ln1, N * C), TAKE(k->mean1, N), TAKE(k->rstd1, N);
-    TAKE_VALUES(k->qkv, N * 3 * C);
-    TAKE_VALUES(k->attention, N * C), TAKE(k->lse, N * NH);
-    TAKE_VALUES(k->x_mid, N * C);
-    TAKE_VALUES(k->ln2, N * C), TAKE(k->mean2, N), TAKE(k->rstd2, N);
-    TAKE_VALUES(k->fc, N * 4 * C);
+    else if (!c->inference) CUT(engine->param, shard_elements(c));
+    end_part(a, "parameters");
+    if (c->inference) return;
+    engine->grad_sum = CUT(engine->grad, shard_grad_elements(c));
+    if (c->shard_grads) CUT(engine->grad_sum, shard_elements(c));
+    end_part(a, "gradients");
+    CUT(engine->moment1, shard_elements(c)), CUT(engine->moment2, shard_elements(c));
+    end_part(a, moments[c->optimizer]);
 }
 
 static void layout_blocks(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
     Dtype type = c->dtype;
-    TAKE(engine->block, c->model->config.layers);
+    CUT(engine->block, c->model->config.layers);
     Block counted, *first = engine->block ? engine->block : &counted;
     for (int l = 0; l < c->model->config.layers; l++) {
         Block *k = engine->block ? &engine->block[l] : &counted;
         bool own = l == 0 || !c->inference;
         if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
-        else layout_block(k, a, N, C, (size_t)c->model->config.heads, type);
-        if (!own && c->micro_batch == 1) TAKE_VALUES(k->qkv, N * 3 * C);
-        if (own) TAKE_VALUES(k->x, N * C);
+        else {
+            CUT_VALUES(k->ln1, N * C), CUT(k->mean1, N), CUT(k->rstd1, N);
+            CUT_VALUES(k->qkv, N * 3 * C);
+            CUT_VALUES(k->attention, N * C), CUT(k->lse, N * (size_t)c->model->config.heads);
+            CUT_VALUES(k->x_mid, N * C);
+            CUT_VALUES(k->ln2, N * C), CUT(k->mean2, N), CUT(k->rstd2, N);
+            CUT_VALUES(k->fc, N * 4 * C);
+        }
+        if (!own && c->micro_batch == 1) CUT_VALUES(k->qkv, N * 3 * C);
+        if (own) CUT_VALUES(k->x, N * C);
         if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
-        else TAKE_VALUES(k->gelu, N * 4 * C);
+        else CUT_VALUES(k->gelu, N * 4 * C);
     }
 }
 
@@ -88,104 +91,67 @@ static void layout_activations(Engine *engine, Layout *a) {
     int tensors = c->model->tensor_count;
     Dtype type = c->dtype;
     layout_blocks(engine, a);
-    TAKE_VALUES(engine->x_final, N * C);
-    TAKE_VALUES(engine->lnf, N * C), TAKE(engine->meanf, N), TAKE(engine->rstdf, N);
-    TAKE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
-    TAKE(engine->nll, N);
-    TAKE(engine->targets, N);
-    if (c->document_mask) TAKE(engine->position, N);
-    TAKE(engine->seen, c->seq_len);
+    CUT_VALUES(engine->x_final, N * C);
+    CUT_VALUES(engine->lnf, N * C), CUT(engine->meanf, N), CUT(engine->rstdf, N);
+    CUT_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
+    CUT(engine->nll, N);
+    CUT(engine->targets, N);
+    if (c->document_mask) CUT(engine->position, N);
+    CUT(engine->seen, c->seq_len);
     if (c->inference) return;
-    if (c->label_smoothing > 0) TAKE(engine->loss, N);
-    TAKE_VALUES(engine->dx, N * C), TAKE_VALUES(engine->dy, N * C);
-    TAKE_VALUES(engine->dwide, N * 4 * C);
-    TAKE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
-    TAKE(engine->ln_sq, 2 * c->micro_batch);
-    TAKE(engine->grad_sq, tensors), TAKE(engine->rank_sq, tensors), TAKE(engine->example_sq, tensors);
-    if (c->optimizer == OPTIMIZER_LAMB) TAKE(engine->trust_sq, 2 * tensors);
+    if (c->label_smoothing > 0) CUT(engine->loss, N);
+    CUT_VALUES(engine->dx, N * C), CUT_VALUES(engine->dy, N * C);
+    CUT_VALUES(engine->dwide, N * 4 * C);
+    CUT(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
+    CUT(engine->ln_sq, 2 * c->micro_batch);
+    CUT(engine->grad_sq, tensors), CUT(engine->rank_sq, tensors), CUT(engine->example_sq, tensors);
+    if (c->optimizer == OPTIMIZER_LAMB) CUT(engine->trust_sq, 2 * tensors);
 }
 
-static void layout_exact(Engine *engine, Layout *a) {
+static MemoryPlan layout(Engine *engine, char *base) {
     const EngineConfig *c = &engine->config;
-    if (c->gns != GNS_EXACT || c->inference) return;
-    size_t C = (size_t)c->model->config.channels;
-    TAKE(engine->example_grad, model_tensor_largest(c->model));
-    TAKE(engine->example_bias_grad, 4 * C);
-    TAKE(engine->head_at_token, (size_t)c->micro_batch * (size_t)c->seq_len * C);
+    const ModelConfig *m = &c->model->config;
+    size_t T = (size_t)c->seq_len, N = (size_t)c->micro_batch * T, C = (size_t)m->channels, D = C / (size_t)m->heads;
+    int threads = engine_thread_count(c);
+    Layout layout = {.base = base}, *a = &layout;
+    layout_state(engine, a);
+    layout_activations(engine, a);
+    end_part(a, "activations");
+    if (c->gns == GNS_EXACT && !c->inference) {
+        CUT(engine->example_grad, model_tensor_largest(c->model));
+        CUT(engine->example_bias_grad, 4 * C);
+        CUT(engine->head_at_token, N * C);
+    }
+    end_part(a, "exact per-example norms");
+    if (c->optimizer == OPTIMIZER_MUON && !c->inference) {
+        CUT(engine->matrix, 4 * C * C); // fc, fcproj: the largest
+        CUT(engine->matrix_scratch, newton_schulz_scratch(4 * C * C, C));
+    }
+    end_part(a, "Muon's products");
+    engine->matmul = (Matmul){threads, matmul_kernel(c->dtype), matmul_a_block(), cut(a, matmul_scratch(c->dtype, N))};
+    engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = c->dtype};
+    CUT(engine->attention.scratch, attention_scratch(threads, T, D));
+    end_part(a, "kernel workspaces");
+    return layout.plan;
 }
-
-static void layout_muon(Engine *engine, Layout *a) {
-    const EngineConfig *c = &engine->config;
-    size_t C = (size_t)c->model->config.channels, largest = 4 * C * C; // fc, fcproj
-    if (c->optimizer != OPTIMIZER_MUON || c->inference) return;
-    TAKE(engine->matrix, largest);
-    TAKE(engine->matrix_scratch, muon_scratch(largest, C));
-}
-
-static void layout_workspaces(Engine *engine, Layout *a) {
-    const ModelConfig *m = &engine->config.model->config;
-    size_t T = (size_t)engine->config.seq_len, D = (size_t)(m->channels / m->heads);
-    size_t N = (size_t)engine->config.micro_batch * T;
-    int threads = engine_thread_count(&engine->config);
-    Dtype type = engine->config.dtype;
-    engine->matmul = (Matmul){threads, matmul_kernel(type), matmul_a_block(), take(a, matmul_scratch(type, N))};
-    engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = type};
-    TAKE(engine->attention.scratch, attention_scratch(threads, T, D));
-}
-
-static const char *const moments_of[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
-
-static const struct {
-    const char *what;
-    void (*fill)(Engine *, Layout *);
-} layouts[ENGINE_LAYOUTS] = {
-    {"parameters", layout_param},
-    {"gradients", layout_grad},
-    {"moments", layout_moments},
-    {"activations", layout_activations},
-    {"exact per-example norms", layout_exact},
-    {"Muon's products", layout_muon},
-    {"kernel workspaces", layout_workspaces}, // not cleared: each thread touches its own first
-};
 
 void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    memset(plan, 0, sizeof *plan);
-    for (int i = 0; i < ENGINE_LAYOUTS; i++) {
-        Engine sketch = {.config = *config};
-        Layout layout = {0};
-        layouts[i].fill(&sketch, &layout);
-        if (!layout.used) continue;
-        bool moments = layouts[i].fill == layout_moments;
-        plan->item[plan->count].what = moments ? moments_of[config->optimizer] : layouts[i].what;
-        plan->item[plan->count++].bytes = layout.used;
-        plan->total += layout.used;
-    }
-}
-
-// Requests huge pages, before the memory is touched: with small ones every pass over it waits for TLB misses. A system
-// without huge pages, or with these turned off, keeps small ones.
-static void request_huge_pages(char *memory, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), skip = round_up((size_t)(uintptr_t)memory, page) - (uintptr_t)memory;
-    if (bytes > skip) madvise(memory + skip, (bytes - skip) / page * page, MADV_HUGEPAGE);
-#else
-    (void)memory, (void)bytes;
-#endif
+    Engine sketch = {.config = *config};
+    *plan = layout(&sketch, NULL);
 }
 
 int engine_memory_take(Engine *engine, Error *e) {
-    for (int i = 0; i < ENGINE_LAYOUTS; i++) {
-        Layout layout = {0};
-        layouts[i].fill(engine, &layout);
-        TRY(memory_alloc(&engine->memory[i], layout.used, "the engine's memory", e));
-        request_huge_pages(engine->memory[i], layout.used);
-        if (layouts[i].fill != layout_workspaces) memset(engine->memory[i], 0, layout.used);
-        layout = (Layout){.base = engine->memory[i]};
-        layouts[i].fill(engine, &layout);
-    }
+    const MemoryPlan plan = layout(engine, NULL);
+    TRY(memory_alloc((void **)&engine->memory, plan.total, "the engine's memory", e));
+#ifdef MADV_HUGEPAGE
+    // Requested before the memory is touched: with small pages every pass over it waits for TLB misses. A system without
+    // huge pages, or with these turned off, keeps small ones.
+    size_t page = (size_t)sysconf(_SC_PAGESIZE),
+           skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
+    if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
+#endif
+    // Not the workspaces, the last part: each thread touches its own first.
+    memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
+    layout(engine, engine->memory);
     return 0;
-}
-
-void engine_memory_free(Engine *engine) {
-    for (int i = 0; i < ENGINE_LAYOUTS; i++) memory_free(engine->memory[i]);
 }

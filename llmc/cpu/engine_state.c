@@ -1,14 +1,12 @@
 // The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
 // Load and store, norms of gradients, the update.
 #include "base/hash.h"
-#include "cpu/engine.h"
+#include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
-#include "cpu/muon.h"
-#include "cpu/value.h"
+#include "cpu/newton_schulz.h"
 #include "math/adamw.h"
 #include "math/lamb.h"
 #include "math/muon.h"
-#include "model/shard.h"
 
 #include <assert.h>
 #include <math.h>
@@ -22,10 +20,6 @@ static float *state_array(Engine *engine, StateKind kind) {
 // True if the masters are an array of their own, of the owned ranges; else the kernels read the masters.
 static bool masters_apart(const Engine *engine) {
     return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
-}
-
-static void *weight_at(const Engine *engine, size_t element) {
-    return value_at(engine->weight, shard_weight_place(&engine->config, element), engine->config.dtype);
 }
 
 // Sets the kernels' weights of a range that is contiguous in their array.
@@ -169,7 +163,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
     }
     Matmul fp32 = engine->matmul;
     fp32.kernel = matmul_kernel(DTYPE_FP32);
-    const float *o = muon_orthogonalize(fp32, x, engine->matrix_scratch, rows, columns);
+    const float *o = newton_schulz(fp32, x, engine->matrix_scratch, rows, columns);
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_FLOATS)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
@@ -179,37 +173,30 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// The factor from the summed to the clipped mean gradient; NaN: the step changes nothing.
-static double grad_scale(const Engine *engine, const UpdateConfig *u) {
+// Its grad_scale leads from the summed to the clipped mean gradient. NaN: the step changes nothing.
+static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
-    return adamw_grad_scale(sq, (double)u->batch * engine->loss_scale, u->grad_clip);
-}
-
-static AdamWStep step_of(const UpdateConfig *u, double scale) {
+    double scale = adamw_grad_scale(sq, (double)u->batch * engine->loss_scale, u->grad_clip);
     return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, scale);
-}
-
-static void update_piece(Engine *engine, Piece p, const UpdateConfig *u, AdamWStep step) {
-    for (int i = 0; i < engine->config.model->tensor_count; i++) {
-        TensorPart t = tensor_part(engine, p, i);
-        size_t matrices = engine->config.optimizer == OPTIMIZER_MUON ? tensor_muon_matrices(t.tensor) : 0;
-        if (engine->trust_sq)
-            step.lr = (float)(u->lr * lamb_ratio(engine->trust_sq[2 * i], engine->trust_sq[2 * i + 1]));
-        assert(!matrices || t.n == 0 || t.n == t.tensor->count);
-        for (size_t k = 0; k < matrices && t.n > 0; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
-        if (!matrices) adamw(t.param, t.rounded, t.grad, t.moment1, t.moment2, t.n, &step, decays(t.tensor));
-    }
 }
 
 int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
-    double scale = grad_scale(engine, u);
+    AdamWStep step = step_of_update(engine, u);
     engine->seen_count = 0;
-    if (isnan(scale)) return 0;
+    if (isnan(step.grad_scale)) return 0;
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
-        update_piece(engine, p, u, step_of(u, scale));
+        for (int i = 0; i < engine->config.model->tensor_count; i++) {
+            TensorPart t = tensor_part(engine, p, i);
+            size_t matrices = engine->config.optimizer == OPTIMIZER_MUON ? tensor_muon_matrices(t.tensor) : 0;
+            if (engine->trust_sq)
+                step.lr = (float)(u->lr * lamb_ratio(engine->trust_sq[2 * i], engine->trust_sq[2 * i + 1]));
+            assert(!matrices || t.n == 0 || t.n == t.tensor->count);
+            for (size_t k = 0; k < matrices && t.n > 0; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
+            if (!matrices) adamw(t.param, t.rounded, t.grad, t.moment1, t.moment2, t.n, &step, decays(t.tensor));
+        }
     return 0;
 }
 
@@ -237,9 +224,8 @@ static double direction_squares(const TensorPart *t, const AdamWStep *step) {
 
 int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
-    double scale = grad_scale(engine, u);
-    if (isnan(scale)) return 0;
-    AdamWStep step = step_of(u, scale);
+    const AdamWStep step = step_of_update(engine, u);
+    if (isnan(step.grad_scale)) return 0;
     Piece p;
     for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
         for (int i = 0; i < engine->config.model->tensor_count; i++) {
@@ -266,7 +252,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
-// Sums hash_element over the range, 32 bits per element. first: the place of element 0.
+// Sums hash_element over the range, 32 bits per element. first: the place of x[0].
 static uint64_t hash_floats(const float *x, Range range, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
@@ -278,39 +264,28 @@ static uint64_t hash_floats(const float *x, Range range, size_t first) {
     return sum;
 }
 
-// hash_floats of bf16 values, 16 bits per element.
-static uint64_t hash_rounded(const uint16_t *x, Range range, size_t first) {
+// Hashes the kernels' weights of a range that is contiguous in their array; of bf16, 16 bits per element.
+static uint64_t hash_weights(const Engine *engine, Range range) {
+    const size_t first = range.begin, n = range_length(range);
+    if (engine->config.dtype == DTYPE_FP32) return hash_floats(weight_at(engine, first), (Range){0, n}, first);
+    const uint16_t *x = weight_at(engine, first);
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
-    for (size_t i = range.begin; i < range.end; i++) sum += hash_element(first + i, x[i]);
+    for (size_t i = 0; i < n; i++) sum += hash_element(first + i, x[i]);
     return sum;
 }
 
-// Hashes the kernels' weights of a range that is contiguous in their array.
-static uint64_t hash_weights(const Engine *engine, Range range) {
-    Range here = {0, range_length(range)};
-    const void *weight = weight_at(engine, range.begin);
-    bool rounded = engine->config.dtype != DTYPE_FP32;
-    return rounded ? hash_rounded(weight, here, range.begin) : hash_floats(weight, here, range.begin);
-}
-
-static int hash_buckets(Engine *engine, Range range, uint64_t *hash, Error *e) {
+int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     const Model *model = engine->config.model;
     *hash = 0;
+    // Bucket by bucket: with shard_weights only a few are in memory at a time.
     for (int i = 0; i < model_bucket_count(model); i++) {
         Range part = range_overlap(range, model_bucket(model, i));
         if (!range_length(part)) continue;
         TRY(watch_await(&engine->weights_watch, part, e));
         *hash += hash_weights(engine, part);
     }
-    return 0;
-}
-
-int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
-    const EngineConfig *config = &engine->config;
-    if (config->shard_weights) return hash_buckets(engine, range, hash, e);
-    TRY(watch_await(&engine->weights_watch, range, e));
-    bool masters = masters_apart(engine) && engine->param && config->owned_count == 0;
-    *hash = hash_weights(engine, range) + (masters ? hash_floats(engine->param, range, config->model->flat_count) : 0);
+    bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;
+    if (whole && masters_apart(engine) && engine->param) *hash += hash_floats(engine->param, range, model->flat_count);
     return 0;
 }

@@ -100,7 +100,7 @@ static float lanes_sum(const float *lane) {
     return sum;
 }
 
-VECTOR_INLINE float row_sum(const void *x, int C, const Dtype type) {
+VECTOR_INLINE float values_sum(const void *x, int C, const Dtype type) {
     float lane[LANES] = {0};
     int c = 0;
     for (; c + LANES <= C; c += LANES)
@@ -123,7 +123,7 @@ VECTOR_INLINE void layernorm_row(void *y, float *mean, float *rstd, void *x, con
                                  const void *beta, int C, const Dtype type) {
     if (residual)
         for (int c = 0; c < C; c++) value_set(x, c, value_get(x, c, type) + value_get(residual, c, type), type);
-    float m = row_sum(x, C, type) / (float)C;
+    float m = values_sum(x, C, type) / (float)C;
     float s = layernorm_rstd(row_variance_sum(x, m, C, type), C);
     for (int c = 0; c < C; c++) {
         float xhat = layernorm_xhat(value_get(x, c, type), m, s);
@@ -244,7 +244,7 @@ void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type
 
 // ---- Cross-entropy --------------------------------------------------------------------------------------------------
 
-VECTOR_INLINE float row_max(const void *x, int n, const Dtype type) {
+VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
     Vec v = vec_set(value_get(x, 0, type));
     int c = 0;
     for (; c + VEC <= n; c += VEC) v = vec_max(value_load(x, c, type), v);
@@ -285,8 +285,8 @@ VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int 
 
 VECTOR_INLINE void cross_entropy_row(float *nll, float *loss, void *row, int target, int V, int stride, float smoothing,
                                      float gradient, const Dtype type) {
-    float max = row_max(row, V, type), at_target = value_get(row, target, type);
-    float mean = loss ? row_sum(row, V, type) / (float)V : 0;
+    float max = logits_max(row, V, type), at_target = value_get(row, target, type);
+    float mean = loss ? values_sum(row, V, type) / (float)V : 0;
     float sum = row_exp(row, max, V, type);
     *nll = loss_at(loss_logsumexp(max, sum), at_target);
     if (loss) *loss = loss_smoothed(*nll, at_target, mean, smoothing);

@@ -58,15 +58,6 @@ static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     return ahead;
 }
 
-static void prefetch_c(const MatmulProduct *p, size_t i, size_t j) {
-    size_t size = p->c_float ? sizeof(float) : value_bytes(p->kernel->type);
-    for (size_t row = i; row < size_min(i + p->kernel->rows, p->M); row++) {
-        const char *c = (const char *)p->c + (row * p->N + j) * size;
-        __builtin_prefetch(c, 1);
-        __builtin_prefetch(c + (p->kernel->columns - 1) * size, 1);
-    }
-}
-
 // Panels [first, end) of the block's rows by one of B. next: the one that this thread packs next.
 static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, size_t end, BPanel next) {
     const MatmulKernel *kernel = p->kernel;
@@ -75,11 +66,16 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     MatmulTiles tiles;
     tiles.ahead = ahead_of(p, next), tiles.last.rows = 0;
     size_t lines = tiles.ahead.lines, all = end - first;
+    size_t c_size = p->c_float ? sizeof(float) : value_bytes(kernel->type);
     kernel->pack_b(b, p, block, now.j, panel_columns(p, now));
     for (size_t panel = first; panel < end; panel++) {
         size_t i = block->i + panel * kernel->rows;
         tiles.ahead.lines = lines * (panel + 1 - first) / all - lines * (panel - first) / all;
-        if (!p->stream) prefetch_c(p, i + kernel->rows, now.j);
+        for (size_t row = i + kernel->rows; row < size_min(i + 2 * kernel->rows, p->M) && !p->stream; row++) {
+            const char *c = (const char *)p->c + (row * p->N + now.j) * c_size; // of the next tile
+            __builtin_prefetch(c, 1);
+            __builtin_prefetch(c + (kernel->columns - 1) * c_size, 1);
+        }
         kernel->tile(&tiles, p, block, a_panel(p, block, panel), b, i, now.j);
     }
     if (kernel->finish) kernel->finish(&tiles);
@@ -110,11 +106,6 @@ static void compute_block(const MatmulProduct *p, const MatmulBlock *block, cons
     if (p->stream) vec_stream_end();
 }
 
-// The length of the blocks that n is cut into: as few as possible of at most `limit`, about equal, multiples of `unit`.
-static size_t block_length(size_t n, size_t limit, size_t unit) {
-    return round_up(divide_up(n, size_max(1, divide_up(n, limit))), unit);
-}
-
 // Columns [j, j + n) of a product of one row, with the same sums as in tiles: over k in ascending order, block by block.
 static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size_t n) {
     float *c = (float *)p->c + j;
@@ -127,12 +118,6 @@ static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size
         bool add = p->accumulate || first > 0;
         for (size_t i = 0; i < n; i++) c[i] = sum[i] + (bias ? bias[i] : 0) + (add ? c[i] : 0);
     }
-}
-
-// A single row reads each element of B once, so packing would cost more than the product.
-static void multiply_one_row(const MatmulProduct *p, size_t depth, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t j = 0; j < p->N; j += ROW_COLUMNS) compute_one_row(p, depth, j, size_min(ROW_COLUMNS, p->N - j));
 }
 
 // Every thread calls this. block: only its columns and partial sums are set.
@@ -157,25 +142,24 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
     }
 }
 
-// True if C is written past the caches: a large gradient, written once and in whole cache lines, that would leave the cache
-// before it is read again.
-static bool streams(const MatmulProduct *p, size_t depth) {
-    size_t line = CACHE_LINE / sizeof(float);
-    bool aligned = (uintptr_t)p->c % CACHE_LINE == 0 && p->N % line == 0;
-    return VEC_STREAMS && p->c_float && !p->accumulate && p->K <= depth && p->M * p->N >= STREAM_FLOATS && aligned;
-}
-
-static void multiply(Matmul mm, MatmulProduct p) {
+static void matmul(Matmul mm, MatmulProduct p) {
     const MatmulKernel *kernel = p.kernel = mm.kernel;
     assert((p.a_row == 1 || p.a_column == 1) && (p.b_column == 1 || (p.b_row == 1 && !p.column_sums)));
     if (!p.M || !p.N) return;
-    size_t depth = block_length(p.K, kernel->block_depth, kernel->depth_unit);
+    // As few blocks of k as possible, about equal.
+    size_t blocks = size_max(1, divide_up(p.K, kernel->block_depth));
+    size_t depth = round_up(divide_up(p.K, blocks), kernel->depth_unit);
     int threads = 2 * p.M * p.N * p.K < SERIAL_FLOPS ? 1 : mm.threads;
     if (p.M == 1 && p.b_column == 1 && !p.column_sums && kernel->type == DTYPE_FP32) {
-        multiply_one_row(&p, depth, threads);
+        // A single row reads each element of B once: packing would cost more than the product.
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (size_t j = 0; j < p.N; j += ROW_COLUMNS) compute_one_row(&p, depth, j, size_min(ROW_COLUMNS, p.N - j));
         return;
     }
-    p.stream = streams(&p, depth);
+    // Past the caches: a large gradient, written once and in whole cache lines, that would leave the cache before it is
+    // read again.
+    bool aligned = (uintptr_t)p.c % CACHE_LINE == 0 && p.N % (CACHE_LINE / sizeof(float)) == 0;
+    p.stream = VEC_STREAMS && p.c_float && !p.accumulate && p.K <= depth && p.M * p.N >= STREAM_FLOATS && aligned;
     MatmulBlock block = {.columns = p.N, .partial = (float *)((char *)mm.scratch + 2 * (size_t)A_BLOCK_MAX)};
     if (kernel->type != DTYPE_FP32 && !p.c_float && p.K > depth) block.columns = PARTIAL_COLUMNS;
 #pragma omp parallel num_threads(threads) firstprivate(block)
@@ -185,13 +169,13 @@ static void multiply(Matmul mm, MatmulProduct p) {
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K) {
     MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c, .bias = bias};
     p.a_row = K, p.a_column = 1, p.b_row = N, p.b_column = 1;
-    multiply(mm, p);
+    matmul(mm, p);
 }
 
 void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_t N, size_t K) {
     MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c};
     p.a_row = K, p.a_column = 1, p.b_row = 1, p.b_column = K;
-    multiply(mm, p);
+    matmul(mm, p);
 }
 
 void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const void *b, size_t M, size_t N, size_t K,
@@ -199,5 +183,5 @@ void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const voi
     MatmulProduct p = {.M = M, .N = N, .K = K, .a = a, .b = b, .c = c, .column_sums = column_sums};
     p.a_row = 1, p.a_column = M, p.b_row = N, p.b_column = 1;
     p.accumulate = accumulate, p.c_float = true;
-    multiply(mm, p);
+    matmul(mm, p);
 }

@@ -36,14 +36,14 @@ VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const u
         for (size_t i = 0; i < count; i++) halves[(k / 2 * width + i) * 2 + k % 2] = src[i * row + k];
 }
 
-static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
+static void bf16_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     if (p->a_column == 1) pack_pairs_along(panel, ROWS, src, p->a_row, count, block->depth, block->padded);
     else pack_pairs_down(panel, ROWS, src, p->a_column, count, block->depth, block->padded);
 }
 
 #ifdef BF16_X86
-static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
+static void amx_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     uint16_t *to = panel;
     for (size_t k = 0; k < block->padded; k += STEP, to += AMX_ROWS * STEP) {
@@ -59,24 +59,20 @@ static void pack_a_amx(void *panel, const MatmulProduct *p, const MatmulBlock *b
 }
 #endif
 
-// Column sums of a packed panel of B, of its first `count` columns.
-static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const uint16_t *panel, size_t j,
-                        size_t count) {
+// Columns [j, j + count) of B, and their sums.
+static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
+    const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column, *packed = panel;
+    if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
+    else pack_pairs_along(panel, COLUMNS, src, p->b_column, count, block->depth, block->padded);
+    if (!p->column_sums) return;
     float sum[COLUMNS] = {0};
-    for (size_t k = 0; k < block->padded; k += 2, panel += 2 * COLUMNS)
+    for (size_t k = 0; k < block->padded; k += 2, packed += 2 * COLUMNS)
         for (size_t i = 0; i < COLUMNS; i++) {
-            sum[i] += bf16_to_f32(panel[2 * i]);
-            sum[i] += bf16_to_f32(panel[2 * i + 1]);
+            sum[i] += bf16_to_f32(packed[2 * i]);
+            sum[i] += bf16_to_f32(packed[2 * i + 1]);
         }
     bool add = p->accumulate || block->k > 0;
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
-}
-
-static void pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
-    const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column;
-    if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
-    else pack_pairs_along(panel, COLUMNS, src, p->b_column, count, block->depth, block->padded);
-    if (p->column_sums) sum_columns(p, block, panel, j, count);
 }
 
 // A row of a tile is complete: + bias, and rounded where C is bf16.
@@ -124,8 +120,8 @@ static MatmulTile tile_at(const MatmulProduct *p, const MatmulBlock *block, size
     return (MatmulTile){p, block, i, j, size_min(p->kernel->rows, p->M - i)};
 }
 
-static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                         const void *b, size_t i, size_t j) {
+static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
+                      const void *b, size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
     p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
@@ -134,19 +130,19 @@ static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const Matmu
 
 #ifdef BF16_X86
 // Bf16TileBetween's function: writes a part of the last tile. The last call ends it before the present sums are stored.
-static void work_between(void *work, size_t at, size_t of) {
+static void write_between(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;
     write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
 }
 
-static void finish_amx(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sums, 0, tiles->last.rows); }
+static void amx_finish(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sums, 0, tiles->last.rows); }
 
-static void compute_tile_amx(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                             const void *b, size_t i, size_t j) {
+static void amx_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b,
+                     size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
-    if (!block->padded) finish_amx(tiles); // without steps of k, work_between is not called
-    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, work_between, tiles);
+    if (!block->padded) amx_finish(tiles); // without steps of k, write_between is not called
+    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_between, tiles);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     tiles->last = tile;
 }
@@ -166,24 +162,22 @@ void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pair
             }
     }
 }
-static bool plain_available(void) { return true; }
 
 #define KERNEL(called, rows_, pack, compute, finish_, tile_, between, available_)                                      \
     {                                                                                                                  \
         .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
-        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = pack_b, .tile = compute,             \
+        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = compute,        \
         .finish = finish_, .bf16_tile = tile_, .bf16_between = between, .available = available_                        \
     }
 
 const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
 #ifdef BF16_X86
-    KERNEL("AMX", AMX_ROWS, pack_a_amx, compute_tile_amx, finish_amx, bf16_tile_amx, bf16_tile_amx_between,
-           bf16_amx_available),
-    KERNEL("AVX512-BF16", ROWS, pack_a, compute_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_available),
+    KERNEL("AMX", AMX_ROWS, amx_pack_a, amx_tile, amx_finish, bf16_tile_amx, bf16_tile_amx_between, bf16_amx_available),
+    KERNEL("AVX512-BF16", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_available),
 #elif defined(__aarch64__)
-    KERNEL("BFMMLA", ROWS, pack_a, compute_tile, NULL, bf16_tile_neon, NULL, bf16_neon_available),
+    KERNEL("BFMMLA", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_neon, NULL, bf16_neon_available),
 #endif
-    KERNEL("plain C", ROWS, pack_a, compute_tile, NULL, bf16_tile_plain, NULL, plain_available),
+    KERNEL("plain C", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_plain, NULL, NULL),
 };
 
 const MatmulKernel *matmul_kernel(Dtype type) {

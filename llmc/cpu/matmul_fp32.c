@@ -4,27 +4,24 @@
 // The kernel of fp32: fused multiply-adds on vectors.
 
 // Rows [i, i + count) of A, the block's k.
-static void pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
+static void fp32_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const float *src = (const float *)p->a + i * p->a_row + block->k * p->a_column;
     if (p->a_column == 1) pack_transposed(panel, TILE_ROWS, src, p->a_row, count, block->depth);
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
 
-// Column sums of a packed panel of B, of its first `count` columns.
-static void sum_columns(const MatmulProduct *p, const MatmulBlock *block, const float *panel, size_t j, size_t count) {
-    Vec sum[TILE_VECS] = {{0}};
-    for (size_t k = 0; k < block->depth; k++)
-        for (int v = 0; v < TILE_VECS; v++) sum[v] += vec_load(panel + k * TILE_COLUMNS + v * VEC);
-    bool add = p->accumulate || block->k > 0;
-    for (size_t i = 0; i < count; i++)
-        p->column_sums[j + i] = sum[i / VEC][i % VEC] + (add ? p->column_sums[j + i] : 0);
-}
-
-static void pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
+// Columns [j, j + count) of B, and their sums.
+static void fp32_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const float *src = (const float *)p->b + block->k * p->b_row + j * p->b_column;
     if (p->b_column == 1) pack_straight(panel, TILE_COLUMNS, src, p->b_row, count, block->depth);
     else pack_transposed(panel, TILE_COLUMNS, src, p->b_column, count, block->depth);
-    if (p->column_sums) sum_columns(p, block, panel, j, count);
+    if (!p->column_sums) return;
+    Vec sum[TILE_VECS] = {{0}};
+    for (size_t k = 0; k < block->depth; k++)
+        for (int v = 0; v < TILE_VECS; v++) sum[v] += vec_load((float *)panel + k * TILE_COLUMNS + v * VEC);
+    bool add = p->accumulate || block->k > 0;
+    for (size_t i = 0; i < count; i++)
+        p->column_sums[j + i] = sum[i / VEC][i % VEC] + (add ? p->column_sums[j + i] : 0);
 }
 
 static void copy_rows(float *to, size_t to_row, const float *from, size_t from_row, size_t rows, size_t columns) {
@@ -36,8 +33,8 @@ enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
 // The tile of C at (i, j) from a packed panel of A and one of B. A tile at an edge of C is computed in a copy.
-static void compute_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                         const void *b, size_t i, size_t j) {
+static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
+                      const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);
     bool add = p->accumulate || block->k > 0, edge = rows % TILE_ROW_STEP || columns < TILE_COLUMNS;
     const float *bias = p->bias && block->k == 0 ? (const float *)p->bias + j : NULL;
@@ -73,7 +70,7 @@ const MatmulKernel matmul_fp32 = {
     .step = 1,
     .block_depth = TILE_DEPTH,
     .depth_unit = 4,
-    .pack_a = pack_a,
-    .pack_b = pack_b,
-    .tile = compute_tile,
+    .pack_a = fp32_pack_a,
+    .pack_b = fp32_pack_b,
+    .tile = fp32_tile,
 };

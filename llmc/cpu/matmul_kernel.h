@@ -61,7 +61,7 @@ struct MatmulKernel {
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: every tile is written at once
     Bf16Tile *bf16_tile;           // bf16 alone
     Bf16TileBetween *bf16_between; // AMX alone
-    bool (*available)(void);       // bf16: true if this machine has the instructions
+    bool (*available)(void);       // true if this machine has the instructions; NULL: always
 };
 
 // bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.

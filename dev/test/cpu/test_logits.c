@@ -1,6 +1,6 @@
 // engine_logits reuses keys and values of earlier calls: whatever happened in between, its bits are those of a new
 // engine; and where each block has its own keys and values, it computes the new tokens only.
-#include "cpu/engine.h"
+#include "cpu/engine_cpu.h"
 #include "../small_model.h"
 #include "../test.h"
 

@@ -4,7 +4,7 @@
 #include "../small_model.h"
 #include "../test.h"
 
-#include "cpu/dropout.h"
+#include "cpu/masks.h"
 
 // ---- Masks ----------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ static int kernel_count;
 static void find_kernels(void) {
     kernels[kernel_count++] = &matmul_fp32;
     for (int i = 0; i < MATMUL_BF16_KERNELS; i++)
-        if (matmul_bf16[i].available()) kernels[kernel_count++] = &matmul_bf16[i];
+        if (!matmul_bf16[i].available || matmul_bf16[i].available()) kernels[kernel_count++] = &matmul_bf16[i];
 #ifdef BF16_X86
     static MatmulKernel model;
     model = matmul_bf16[0];

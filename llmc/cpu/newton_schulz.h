@@ -1,10 +1,10 @@
-// muon: the Newton-Schulz iteration of math/muon.h on the CPU, in fp32.
+// newton_schulz: the iteration iteration of math/muon.h on the CPU, in fp32.
 #pragma once
 
 #include "cpu/matmul.h"
 
 // Floats of scratch for matrices of at most `count` elements whose shorter side is at most `side`.
-size_t muon_scratch(size_t count, size_t side);
+size_t newton_schulz_scratch(size_t count, size_t side);
 
 // Returns NewtonSchulz(x) of x (rows, columns), in place or in scratch; overwrites x. mm: of fp32.
-const float *muon_orthogonalize(Matmul mm, float *x, float *scratch, size_t rows, size_t columns);
+const float *newton_schulz(Matmul mm, float *x, float *scratch, size_t rows, size_t columns);

@@ -1,4 +1,4 @@
-#include "cpu/dropout.h"
+#include "cpu/masks.h"
 
 #include "cpu/layers.h"
 

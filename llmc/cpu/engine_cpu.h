@@ -3,9 +3,11 @@
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
 #pragma once
 
-#include "model/engine.h"
 #include "cpu/attention.h"
 #include "cpu/matmul.h"
+#include "cpu/value.h"
+#include "model/engine.h"
+#include "model/shard.h"
 
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
@@ -23,8 +25,6 @@ typedef struct {
     float *mean2, *rstd2; // (B, T)
     void *fc, *gelu;      // (B, T, 4C) before and after GELU
 } Block;
-
-enum { ENGINE_LAYOUTS = 7 }; // separate pieces of memory
 
 struct Engine {
     const EngineApi *api;
@@ -54,10 +54,10 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     double *trust_sq;                        // two a tensor: of its weights, of its direction (LAMB)
-    float *matrix, *matrix_scratch;          // Muon: the matrix that is orthogonalized, muon_scratch
+    float *matrix, *matrix_scratch;          // Muon: the matrix that is orthogonalized, newton_schulz_scratch
     double loss_sum, nll_sum;
     double work;                // of the pass: multiply-adds of its products
-    _Atomic float work_share;   // fraction of `work` that is done; another thread reads it
+    _Atomic float work_done;    // fraction of `work`; another thread reads it
     bool first;                 // the next micro-step overwrites gradients: the step's first, or any with shard_grads
     float loss_scale;           // scale_loss
     uint64_t example;           // number of the next micro-step's first row
@@ -65,16 +65,45 @@ struct Engine {
     WeightsWatch weights_watch; // await NULL: no weights are in transfer
     Matmul matmul;
     Attention attention;
-    void *memory[ENGINE_LAYOUTS];
+    char *memory; // all of the above
 };
 
-// engine_memory.c
+// ---- Look-ups by tensor and layer ------------------------------------------------------------------------------------
+
+static inline const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
+    return model_tensor(engine->config.model, kind, layer);
+}
+// Element i of an array of values.
+static inline void *at(const Engine *engine, const void *values, size_t i) {
+    return value_at(values, i, engine->config.dtype);
+}
+// What the kernels read of an element of the flat layout.
+static inline void *weight_at(const Engine *engine, size_t element) {
+    return at(engine, engine->weight, shard_weight_place(&engine->config, element));
+}
+static inline void *weight(const Engine *engine, TensorKind kind, int layer) {
+    return weight_at(engine, tensor(engine, kind, layer)->offset);
+}
+static inline float *grad(Engine *engine, TensorKind kind, int layer) {
+    return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
+}
+// For accumulating kernels; zeroed on the step's first use.
+static inline float *grad_begun(Engine *engine, TensorKind kind, int layer) {
+    float *values = grad(engine, kind, layer);
+    if (engine->first) memset(values, 0, sizeof(float) * tensor(engine, kind, layer)->count);
+    return values;
+}
+static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
+    return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
+}
+
+// ---- engine_memory.c -------------------------------------------------------------------------------------------------
 
 int engine_thread_count(const EngineConfig *config); // its threads, by default one a core
 
-// Allocates all memory of the engine's configuration, cleared except the kernels' scratch, and points the engine at it.
+// Allocates engine->memory for its configuration, cleared except the kernels' scratch, and points the engine's arrays
+// into it.
 int engine_memory_take(Engine *engine, Error *e);
-void engine_memory_free(Engine *engine);
 
 // Rows of the head processed at a time: the logits of a whole micro-batch are never in memory together.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
