@@ -125,7 +125,7 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
 
 // Multiply-adds of the products of `rows` rows, attention's left out, in `blocks` passes over a block and `heads` over the
 // head.
-static double work_of(const Engine *engine, size_t rows, double blocks, double heads) {
+static double multiply_adds(const Engine *engine, size_t rows, double blocks, double heads) {
     double C = engine->config.model->config.channels, V = engine->config.model->vocab_padded;
     return (double)rows * (blocks * 12 * C * C + heads * V * C);
 }
@@ -133,13 +133,13 @@ static double work_of(const Engine *engine, size_t rows, double blocks, double h
 // Adds to the fraction of the pass that is done, which another thread reads.
 static void count_work(Engine *engine, size_t rows, double blocks, double heads) {
     float done = atomic_load_explicit(&engine->work_done, memory_order_relaxed);
-    done += (float)(work_of(engine, rows, blocks, heads) / engine->work);
+    done += (float)(multiply_adds(engine, rows, blocks, heads) / engine->work);
     atomic_store_explicit(&engine->work_done, done, memory_order_relaxed);
 }
 
 // Waits for the weights of block l, the next one. If the weights are sharded, starts to gather those of `after`, the
 // block after it.
-static int await_weights(Engine *engine, int l, int after, Error *e) {
+static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
     if (!engine->config.shard_weights || after < 0 || after == model->config.layers) return 0;
@@ -153,7 +153,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     size_t C = (size_t)model->config.channels, first = batch->first, i = first * C, N = batch->B * batch->T - first;
     const void *residual = NULL;
     engine->seen_count = 0;
-    engine->work = batch->passes * work_of(engine, N, L, 1);
+    engine->work = batch->passes * multiply_adds(engine, N, L, 1);
     atomic_store_explicit(&engine->work_done, 0, memory_order_relaxed);
     // All weights at once: no kernel of the CPU is slowed down by a transfer.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
@@ -162,7 +162,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
     for (int l = 0; l < L; l++) {
         void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
-        TRY(await_weights(engine, l, l + 1, e));
+        TRY(next_weights(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
         count_work(engine, N, 1, 0);
         residual = at(engine, engine->block[l].x_mid, i);
@@ -315,7 +315,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
     memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
-        TRY(await_weights(engine, l, l - 1, e));
+        TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
         count_work(engine, batch->B * batch->T, 2, 0);

@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) && !defined(GNS_AVX2) && (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers do not know AMX
+#if defined(__x86_64__) && !defined(GNS_AVX2) &&                                                                       \
+    (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers do not know AMX
 #    define BF16_X86
 #endif
 

@@ -21,22 +21,22 @@ int engine_head_rows(const EngineConfig *config) {
     return (int)size_min(all, size_max(rows, 64));
 }
 
-// Cuts arrays from one allocation in turn, and measures the parts that they make. base NULL: only counts.
+// Reserves arrays in one allocation in turn, and measures the parts that they make. base NULL: only counts.
 typedef struct {
     char *base;
     size_t used;
     MemoryPlan plan;
 } Layout;
 
-static void *cut(Layout *a, size_t bytes) {
+static void *reserve(Layout *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;
     a->used += round_up(bytes, 64);
     return p;
 }
-#define CUT(pointer, n)        ((pointer) = cut(a, (size_t)(n) * sizeof *(pointer)))
-#define CUT_VALUES(pointer, n) ((pointer) = cut(a, (size_t)(n)*value_bytes(type)))
+#define RESERVE(pointer, n)        ((pointer) = reserve(a, (size_t)(n) * sizeof *(pointer)))
+#define RESERVE_VALUES(pointer, n) ((pointer) = reserve(a, (size_t)(n)*value_bytes(type)))
 
-// What was cut since the last part is one, unless it is empty.
+// What was reserved since the last part is one, unless it is empty.
 static void end_part(Layout *a, const char *what) {
     if (a->used == a->plan.total) return;
     a->plan.item[a->plan.count].what = what;
@@ -48,15 +48,15 @@ static void layout_state(Engine *engine, Layout *a) {
     static const char *const moments[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
-    CUT_VALUES(engine->weight, shard_weight_elements(c));
+    RESERVE_VALUES(engine->weight, shard_weight_elements(c));
     if (type == DTYPE_FP32 && !c->shard_weights) engine->param = engine->weight;
-    else if (!c->inference) CUT(engine->param, shard_elements(c));
+    else if (!c->inference) RESERVE(engine->param, shard_elements(c));
     end_part(a, "parameters");
     if (c->inference) return;
-    engine->grad_sum = CUT(engine->grad, shard_grad_elements(c));
-    if (c->shard_grads) CUT(engine->grad_sum, shard_elements(c));
+    engine->grad_sum = RESERVE(engine->grad, shard_grad_elements(c));
+    if (c->shard_grads) RESERVE(engine->grad_sum, shard_elements(c));
     end_part(a, "gradients");
-    CUT(engine->moment1, shard_elements(c)), CUT(engine->moment2, shard_elements(c));
+    RESERVE(engine->moment1, shard_elements(c)), RESERVE(engine->moment2, shard_elements(c));
     end_part(a, moments[c->optimizer]);
 }
 
@@ -64,24 +64,24 @@ static void layout_blocks(Engine *engine, Layout *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
     Dtype type = c->dtype;
-    CUT(engine->block, c->model->config.layers);
+    RESERVE(engine->block, c->model->config.layers);
     Block counted, *first = engine->block ? engine->block : &counted;
     for (int l = 0; l < c->model->config.layers; l++) {
         Block *k = engine->block ? &engine->block[l] : &counted;
         bool own = l == 0 || !c->inference;
         if (!own || (l > 0 && c->recompute == RECOMPUTE_BLOCK)) *k = *first;
         else {
-            CUT_VALUES(k->ln1, N * C), CUT(k->mean1, N), CUT(k->rstd1, N);
-            CUT_VALUES(k->qkv, N * 3 * C);
-            CUT_VALUES(k->attention, N * C), CUT(k->lse, N * (size_t)c->model->config.heads);
-            CUT_VALUES(k->x_mid, N * C);
-            CUT_VALUES(k->ln2, N * C), CUT(k->mean2, N), CUT(k->rstd2, N);
-            CUT_VALUES(k->fc, N * 4 * C);
+            RESERVE_VALUES(k->ln1, N * C), RESERVE(k->mean1, N), RESERVE(k->rstd1, N);
+            RESERVE_VALUES(k->qkv, N * 3 * C);
+            RESERVE_VALUES(k->attention, N * C), RESERVE(k->lse, N * (size_t)c->model->config.heads);
+            RESERVE_VALUES(k->x_mid, N * C);
+            RESERVE_VALUES(k->ln2, N * C), RESERVE(k->mean2, N), RESERVE(k->rstd2, N);
+            RESERVE_VALUES(k->fc, N * 4 * C);
         }
-        if (!own && c->micro_batch == 1) CUT_VALUES(k->qkv, N * 3 * C);
-        if (own) CUT_VALUES(k->x, N * C);
+        if (!own && c->micro_batch == 1) RESERVE_VALUES(k->qkv, N * 3 * C);
+        if (own) RESERVE_VALUES(k->x, N * C);
         if (l > 0 && (!own || c->recompute != RECOMPUTE_NONE)) k->gelu = first->gelu;
-        else CUT_VALUES(k->gelu, N * 4 * C);
+        else RESERVE_VALUES(k->gelu, N * 4 * C);
     }
 }
 
@@ -91,21 +91,21 @@ static void layout_activations(Engine *engine, Layout *a) {
     int tensors = c->model->tensor_count;
     Dtype type = c->dtype;
     layout_blocks(engine, a);
-    CUT_VALUES(engine->x_final, N * C);
-    CUT_VALUES(engine->lnf, N * C), CUT(engine->meanf, N), CUT(engine->rstdf, N);
-    CUT_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
-    CUT(engine->nll, N);
-    CUT(engine->targets, N);
-    if (c->document_mask) CUT(engine->position, N);
-    CUT(engine->seen, c->seq_len);
+    RESERVE_VALUES(engine->x_final, N * C);
+    RESERVE_VALUES(engine->lnf, N * C), RESERVE(engine->meanf, N), RESERVE(engine->rstdf, N);
+    RESERVE_VALUES(engine->logits, engine_head_rows(c) * c->model->vocab_padded);
+    RESERVE(engine->nll, N);
+    RESERVE(engine->targets, N);
+    if (c->document_mask) RESERVE(engine->position, N);
+    RESERVE(engine->seen, c->seq_len);
     if (c->inference) return;
-    if (c->label_smoothing > 0) CUT(engine->loss, N);
-    CUT_VALUES(engine->dx, N * C), CUT_VALUES(engine->dy, N * C);
-    CUT_VALUES(engine->dwide, N * 4 * C);
-    CUT(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
-    CUT(engine->ln_sq, 2 * c->micro_batch);
-    CUT(engine->grad_sq, tensors), CUT(engine->rank_sq, tensors), CUT(engine->example_sq, tensors);
-    if (c->optimizer == OPTIMIZER_LAMB) CUT(engine->trust_sq, 2 * tensors);
+    if (c->label_smoothing > 0) RESERVE(engine->loss, N);
+    RESERVE_VALUES(engine->dx, N * C), RESERVE_VALUES(engine->dy, N * C);
+    RESERVE_VALUES(engine->dwide, N * 4 * C);
+    RESERVE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
+    RESERVE(engine->ln_sq, 2 * c->micro_batch);
+    RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
+    if (c->optimizer == OPTIMIZER_LAMB) RESERVE(engine->trust_sq, 2 * tensors);
 }
 
 static MemoryPlan layout(Engine *engine, char *base) {
@@ -118,19 +118,20 @@ static MemoryPlan layout(Engine *engine, char *base) {
     layout_activations(engine, a);
     end_part(a, "activations");
     if (c->gns == GNS_EXACT && !c->inference) {
-        CUT(engine->example_grad, model_tensor_largest(c->model));
-        CUT(engine->example_bias_grad, 4 * C);
-        CUT(engine->head_at_token, N * C);
+        RESERVE(engine->example_grad, model_tensor_largest(c->model));
+        RESERVE(engine->example_bias_grad, 4 * C);
+        RESERVE(engine->head_at_token, N * C);
     }
     end_part(a, "exact per-example norms");
     if (c->optimizer == OPTIMIZER_MUON && !c->inference) {
-        CUT(engine->matrix, 4 * C * C); // fc, fcproj: the largest
-        CUT(engine->matrix_scratch, newton_schulz_scratch(4 * C * C, C));
+        RESERVE(engine->matrix, 4 * C * C); // fc, fcproj: the largest
+        RESERVE(engine->matrix_scratch, newton_schulz_scratch(4 * C * C, C));
     }
     end_part(a, "Muon's products");
-    engine->matmul = (Matmul){threads, matmul_kernel(c->dtype), matmul_a_block(), cut(a, matmul_scratch(c->dtype, N))};
+    engine->matmul =
+        (Matmul){threads, matmul_kernel(c->dtype), matmul_a_block(), reserve(a, matmul_scratch(c->dtype, N))};
     engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = c->dtype};
-    CUT(engine->attention.scratch, attention_scratch(threads, T, D));
+    RESERVE(engine->attention.scratch, attention_scratch(threads, T, D));
     end_part(a, "kernel workspaces");
     return layout.plan;
 }

@@ -130,7 +130,7 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
 
 #ifdef BF16_X86
 // Bf16TileBetween's function: writes a part of the last tile. The last call ends it before the present sums are stored.
-static void write_between(void *work, size_t at, size_t of) {
+static void write_last_tile(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;
     write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
@@ -141,8 +141,8 @@ static void amx_finish(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sum
 static void amx_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b,
                      size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
-    if (!block->padded) amx_finish(tiles); // without steps of k, write_between is not called
-    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_between, tiles);
+    if (!block->padded) amx_finish(tiles); // without steps of k, write_last_tile is not called
+    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_last_tile, tiles);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     tiles->last = tile;
 }
