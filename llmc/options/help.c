@@ -31,12 +31,12 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-// The options of a run, or those among them whose `which` is true (NULL: all).
+// Writes `"name": value` of a run's options, or of those among them whose `which` is true (NULL: all).
 static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
     const char *before = "";
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
-        if ((which && !which[id]) || option_is_of_planning((OptionId)id)) continue;
+        if ((which && !which[id]) || option_is_of_planning(id)) continue;
         fprintf(f, "%s\"%s\": ", before, row->field);
         row_write_json(f, row->type, row->names, (const char *)o + row->offset);
         before = separator;

@@ -90,13 +90,6 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
     return 0;
 }
 
-// llm.c's own ways to start several processes: here only MPI does that.
-static int check_nccl_init(const char *flag, const char *value, const char *program, Error *e) {
-    if (strcmp(value, "mpi") == 0) return 0;
-    FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
-    return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", program, flag);
-}
-
 static bool is_short(const char *word) { return option_find_alias(word) < OPTION_COUNT || foreign_subject(word); }
 
 // llm.c's flags: one dash, always a value. -h without a value is --help.
@@ -107,11 +100,16 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0 || is_short(argv[*i + 1])))
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
-    bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0; // one in llm.c's code, the other in its help
+    // How llm.c starts several processes: -pi in its code, -pm in its help.
+    bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = option_find_alias(flag);
     if (id == OPTION_COUNT && !nccl_init && !subject) return parser_unknown(t, flag, flag + 1, "--", e);
     TRY(parser_next_value(t, argc, argv, i, &value, e));
-    if (nccl_init) return check_nccl_init(flag, value, argv[0], e);
+    if (nccl_init && strcmp(value, "mpi") == 0) return 0;
+    if (nccl_init) {
+        FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
+        return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", argv[0], flag);
+    }
     if (id < OPTION_COUNT)
         return parse_alias(t, id, flag, parser_join_words(&option_rows[id], argc, argv, i, value, joined), e);
     option_note(t->values, "llm.c's %s (%s) has no counterpart here: ignored", flag, subject);

@@ -69,18 +69,14 @@ int parser_unknown(const OptionTable *t, const char *said, const char *name, con
 
 static char *trim(char *s) {
     while (isspace((unsigned char)*s)) s++;
-    char *end = s + strlen(s);
-    while (end > s && isspace((unsigned char)end[-1])) end--;
-    *end = 0;
+    for (char *end = s + strlen(s); end > s && isspace((unsigned char)end[-1]);) *--end = 0;
     return s;
 }
 
 static void cut_comment(char *s) {
-    for (char *c = s; *c; c++) {
-        if (*c != '#' || (c > s && !isspace((unsigned char)c[-1]))) continue;
-        *c = 0;
-        return;
-    }
+    char *c = s;
+    while (*c && !(*c == '#' && (c == s || isspace((unsigned char)c[-1])))) c++;
+    *c = 0;
 }
 
 // The value after "=", without its comment, blanks and quotes.
@@ -193,14 +189,10 @@ static int read_config(const OptionTable *t, const char *path, Error *e) {
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-// True if a word of the command line is an option, not a value.
-static bool is_option(const OptionTable *t, const char *word) {
-    if (strncmp(word, "--", 2) == 0) return row_find(t, word + 2) < t->count;
-    return word[0] == '-' && t->is_short && t->is_short(word);
-}
-
 int parser_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e) {
-    if (*i + 1 >= argc || is_option(t, argv[*i + 1]))
+    const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
+    bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
+    if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
         return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
     return 0;
@@ -223,27 +215,6 @@ const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *
     return joined;
 }
 
-// Reads the file at once: what the command line has set, and sets later, wins. The value is the names of all files.
-static int parse_file_option(const OptionTable *t, int id, const char *said, const char *path, Error *e) {
-    char names[OPTION_TEXT + 1], *field = (char *)t->values + t->rows[id].offset;
-    snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", path);
-    t->given[id] = 0;
-    TRY(row_set(t, id, said, names, OPTION_GIVEN_COMMAND_LINE, e));
-    return read_config(t, path, e);
-}
-
-// True once an option of ROW_ENDS is given. --help may have the name of an option after it.
-static int parse_end(OptionTable *t, int argc, char **argv, int i, bool *ends, Error *e) {
-    for (int id = 0; id < t->count; id++) {
-        if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue;
-        *ends = true;
-        if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
-        t->about = argv[i + 1];
-        return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);
-    }
-    return 0;
-}
-
 // --name value, --name=value, or --name for a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
@@ -259,16 +230,26 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
         TRY(parser_next_value(t, argc, argv, i, &value, e));
         value = parser_join_words(row, argc, argv, i, value, joined);
     }
-    return row->kind == ROW_FILE ? parse_file_option(t, id, said, value, e)
-                                 : row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
+    if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
+
+    // Reads the file at once: what the command line has set, and sets later, wins. The value is the names of all files.
+    char names[OPTION_TEXT + 1], *field = (char *)t->values + row->offset;
+    snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", value);
+    t->given[id] = 0;
+    TRY(row_set(t, id, said, names, OPTION_GIVEN_COMMAND_LINE, e));
+    return read_config(t, value, e);
 }
 
 int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
-    bool ends = false;
-    for (int i = 1; i < argc && !ends; i++) {
+    for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
         else TRY(t->read_word(t, argc, argv, &i, e));
-        TRY(parse_end(t, argc, argv, i, &ends, e));
+        for (int id = 0; id < t->count; id++) {
+            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // --help may have an option's name after it
+            if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
+            t->about = argv[i + 1];
+            return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);
+        }
     }
     return 0;
 }

@@ -6,33 +6,28 @@
 #include <math.h>
 #include <string.h>
 
-// A model's files give its shape: --model PATH on the command line resets the shape of the config file.
-static void config_yields(Options *o) {
+static int resolve_model(Options *o, Error *e) {
     static const OptionId shape[] = {OPTION_layers, OPTION_heads, OPTION_channels, OPTION_vocab_size};
     ModelConfig ignored;
-    if (!(o->given[OPTION_model] & OPTION_GIVEN_COMMAND_LINE) || model_preset(&ignored, o->model)) return;
-    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
-        if (o->given[shape[i]] == OPTION_GIVEN_CONFIG) option_reset(o, shape[i]);
-}
-
-static int resolve_model(const Options *o, Error *e) {
-    ModelConfig ignored;
-    if ((o->sample_only || o->eval_only) && model_preset(&ignored, o->model))
+    OptionTable t = options_table(o);
+    bool preset = model_preset(&ignored, o->model);
+    // A model's files give its shape: --model PATH on the command line resets the shape of the config file.
+    for (size_t i = 0; !preset && o->given[OPTION_model] & OPTION_GIVEN_COMMAND_LINE && i < 4; i++)
+        if (o->given[shape[i]] == OPTION_GIVEN_CONFIG) row_reset(&t, shape[i]);
+    if (preset && (o->sample_only || o->eval_only))
         return FAIL(e, ERR_USAGE, "give --model the directory of a trained model",
                     "--%s-only of the preset " SAID ", which is not trained", o->sample_only ? "sample" : "eval",
                     o->model);
     return 0;
 }
 
-static int resolve_micro_batch(const Options *o, Error *e) {
-    if (o->micro_batch * o->seq_len <= MICRO_BATCH_TOKENS_MAX) return 0;
-    FAIL(e, ERR_USAGE, NULL, "--micro-batch %lld x --seq-len %lld is %lld tokens, and %d are possible",
-         (long long)o->micro_batch, (long long)o->seq_len, (long long)(o->micro_batch * o->seq_len),
-         MICRO_BATCH_TOKENS_MAX);
-    return error_hint(e, "use --micro-batch %lld or less", (long long)(MICRO_BATCH_TOKENS_MAX / o->seq_len));
-}
-
 static int resolve_batch(Options *o, Error *e) {
+    if (o->micro_batch * o->seq_len > MICRO_BATCH_TOKENS_MAX) {
+        FAIL(e, ERR_USAGE, NULL, "--micro-batch %lld x --seq-len %lld is %lld tokens, and %d are possible",
+             (long long)o->micro_batch, (long long)o->seq_len, (long long)(o->micro_batch * o->seq_len),
+             MICRO_BATCH_TOKENS_MAX);
+        return error_hint(e, "use --micro-batch %lld or less", (long long)(MICRO_BATCH_TOKENS_MAX / o->seq_len));
+    }
     if (o->batch_tokens % o->seq_len != 0) {
         FAIL(e, ERR_USAGE, NULL, "--batch-tokens %lld is not a multiple of --seq-len %lld", (long long)o->batch_tokens,
              (long long)o->seq_len);
@@ -87,10 +82,7 @@ static int resolve_aliases(Options *o, Error *e) {
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
-    if (o->train_hours) { // decided later: run_set_horizon
-        o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len;
-        return 0;
-    }
+    if (o->train_hours) return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // run_set_horizon
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
         if (!*o->train)
@@ -126,18 +118,6 @@ static int resolve_gns(Options *o, Error *e) {
     return 0;
 }
 
-static int resolve_evaluation(const Options *o, Error *e) {
-    if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
-        return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
-    return 0;
-}
-
-static int resolve_ranks(const Options *o, Error *e) {
-    if (o->reduce == REDUCE_STEP || o->zero >= ZERO_2) return 0;
-    return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2 or 3",
-                "--reduce micro-step is only useful with --zero 2 or 3, not with --zero %d", o->zero);
-}
-
 // "runs/a/" becomes "runs/a": the parent directory and the name are cut from the path.
 static void strip_trailing_slashes(char *path) {
     size_t n = strlen(path);
@@ -148,18 +128,19 @@ int options_resolve(Options *o, Error *e) {
     if (!o->given[OPTION_gns]) o->gns = GNS_LN; // until options_resolve_gns
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
-    config_yields(o);
     TRY(options_check_groups(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
-    TRY(resolve_micro_batch(o, e));
     TRY(resolve_batch(o, e));
     TRY(resolve_aliases(o, e));
     TRY(options_check_needs(o, e));
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
-    TRY(resolve_evaluation(o, e));
-    TRY(resolve_ranks(o, e));
+    if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
+        return FAIL(e, ERR_USAGE, "give --val, --hellaswag or both", "--eval-only has nothing to evaluate on");
+    if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)
+        return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2 or 3",
+                    "--reduce micro-step is only useful with --zero 2 or 3, not with --zero %d", o->zero);
     if (o->keep == 1)
         return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: a single checkpoint may be damaged");
     if (!*o->train && options_train(o))

@@ -126,13 +126,6 @@ void row_reset(const OptionTable *t, int id) {
     t->given[id] = 0;
 }
 
-// A later file replaces what earlier ones say about the row's group: `steps` there, `train-tokens` here.
-static void overrule_group(const OptionTable *t, int id) {
-    for (int other = 0; other < t->count && t->rows[id].group && !row_is_zero(t, id); other++)
-        if (other != id && t->rows[other].group == t->rows[id].group && t->given[other] == OPTION_GIVEN_CONFIG)
-            row_reset(t, other);
-}
-
 int row_set(const OptionTable *t, int id, const char *said, const char *text, int place, Error *e) {
     const OptionRow *row = &t->rows[id];
     _Alignas(double) char overruled[OPTION_TEXT];
@@ -142,21 +135,15 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
     bool wins = place & OPTION_GIVEN_COMMAND_LINE || !(t->given[id] & OPTION_GIVEN_COMMAND_LINE);
     TRY(value_parse(row, said, text, wins ? row_field(t, id) : overruled, e));
     t->given[id] |= (uint8_t)place;
-    if (wins && place & OPTION_GIVEN_THIS_FILE) overrule_group(t, id);
+    if (!wins || !(place & OPTION_GIVEN_THIS_FILE) || !row->group || row_is_zero(t, id)) return 0;
+    // What earlier files say about the row's group no longer counts: `steps` there, `train-tokens` here.
+    for (int other = 0; other < t->count; other++)
+        if (other != id && t->rows[other].group == row->group && t->given[other] == OPTION_GIVEN_CONFIG)
+            row_reset(t, other);
     return 0;
 }
 
 // ---- Values as text -------------------------------------------------------------------------------------------------
-
-// The fewest digits that read back as the same number.
-static void write_real(FILE *f, double x) {
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, x);
-        if (strtod(text, NULL) == x) break;
-    }
-    fputs(text, f);
-}
 
 static void write_choice(FILE *f, const char *names, int index) {
     while (index-- > 0) names += strcspn(names, "|") + 1;
@@ -164,9 +151,16 @@ static void write_choice(FILE *f, const char *names, int index) {
 }
 
 void row_write_json(FILE *f, OptionType type, const char *names, const void *field) {
+    char real[40];
     switch (type) {
     case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
-    case TYPE_REAL: write_real(f, *(const double *)field); break;
+    case TYPE_REAL: // the fewest digits that read back as the same number
+        for (int digits = 1; digits <= 17; digits++) {
+            snprintf(real, sizeof real, "%.*g", digits, *(const double *)field);
+            if (strtod(real, NULL) == *(const double *)field) break;
+        }
+        fputs(real, f);
+        break;
     case TYPE_TEXT: text_write_json(f, field); break;
     case TYPE_FLAG: fputs(*(const bool *)field ? "true" : "false", f); break;
     case TYPE_CHOICE:
@@ -209,43 +203,31 @@ static void print_word(FILE *f, int *column, const char *word, int width) {
 }
 
 static void print_words(FILE *f, int *column, const char *text) {
-    while (*text) {
-        int width = (int)strcspn(text, " ");
+    for (int width; *text; text += width + strspn(text + width, " ")) {
+        width = (int)strcspn(text, " ");
         print_word(f, column, text, width);
-        text += width + strspn(text + width, " ");
     }
 }
 
-// Writes "--micro-batch ROWS" and returns its width. The unit names the value, in capitals unless it has some (GB/s).
-static int print_flag(FILE *f, const OptionRow *row) {
+void row_print_help(FILE *f, const OptionRow *row) {
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
-    char flag[FLAG_BYTES], value[FLAG_BYTES];
+    static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
+    char flag[FLAG_BYTES], value[FLAG_BYTES], suffix[200];
+
+    // "--micro-batch ROWS". The unit names the value, in capitals unless it has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
     row_flag(flag, row);
-    return fprintf(f, "  %s%s%s", flag, *value ? " " : "", value);
-}
-
-// "[default 4; llm.c -b]", or nothing.
-static void default_and_alias(char *out, size_t bytes, const OptionRow *row) {
-    static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
-    char fallback[80] = "", alias[80] = "";
-    if (row->init) snprintf(fallback, sizeof fallback, "default %s", row->init);
-    if (row->alias) snprintf(alias, sizeof alias, "llm.c %s%s", row->alias, counts[row->alias_unit]);
-    *out = 0;
-    if (*fallback || *alias) snprintf(out, bytes, "[%s%s%s]", fallback, *fallback && *alias ? "; " : "", alias);
-}
-
-void row_print_help(FILE *f, const OptionRow *row) {
-    char suffix[200], names[200] = "";
-    if (row->names) snprintf(names, sizeof names, "%s:", row->names);
-    default_and_alias(suffix, sizeof suffix, row);
-    int column = HELP_COLUMN, width = print_flag(f, row);
+    int column = HELP_COLUMN, width = fprintf(f, "  %s%s%s", flag, *value ? " " : "", value);
     if (width >= HELP_COLUMN) width = 0, fputc('\n', f);
     fprintf(f, "%*s", HELP_COLUMN - width, "");
-    print_words(f, &column, names);
+
+    if (row->names) print_word(f, &column, suffix, snprintf(suffix, sizeof suffix, "%s:", row->names));
     print_words(f, &column, row->help);
-    if (*suffix) print_word(f, &column, suffix, (int)strlen(suffix));
+    snprintf(suffix, sizeof suffix, "[%s%s%s%s%s%s]", row->init ? "default " : "", row->init ? row->init : "",
+             row->init && row->alias ? "; " : "", row->alias ? "llm.c " : "", row->alias ? row->alias : "",
+             row->alias ? counts[row->alias_unit] : "");
+    if (row->init || row->alias) print_word(f, &column, suffix, (int)strlen(suffix));
     fputc('\n', f);
 }

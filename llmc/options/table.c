@@ -12,6 +12,7 @@ const OptionRow option_rows[OPTION_COUNT] = {
 };
 
 void option_flag(char out[FLAG_BYTES], OptionId id) { row_flag(out, &option_rows[id]); }
+void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
 
 OptionId option_find_alias(const char *alias) {
     int id = 0;
@@ -19,9 +20,7 @@ OptionId option_find_alias(const char *alias) {
     return (OptionId)id;
 }
 
-void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
-
-bool option_is_of_planning(OptionId id) {
+bool option_is_of_planning(int id) {
     int need = option_rows[id].needs[0];
     return id == OPTION_dry_run || id == OPTION_print_options || need == NEED_PLAN || need == NEED_PLANNED_RANKS;
 }
@@ -30,16 +29,6 @@ void options_defaults(Options *o) {
     memset(o, 0, sizeof *o);
     OptionTable t = options_table(o);
     for (int id = 0; id < OPTION_COUNT; id++) row_reset(&t, id);
-}
-
-bool option_is_zero(const Options *o, OptionId id) {
-    OptionTable t = options_table((Options *)o); // which only reads
-    return row_is_zero(&t, (int)id);
-}
-
-void option_reset(Options *o, OptionId id) {
-    OptionTable t = options_table(o);
-    row_reset(&t, (int)id);
 }
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e) {

@@ -17,20 +17,15 @@ typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup; 
 
 extern const OptionRow option_rows[OPTION_COUNT];
 
-bool option_is_zero(const Options *o, OptionId id); // true: its value is 0, the first of its names, "" or false
-
 OptionTable options_table(Options *o);
 void option_flag(char out[FLAG_BYTES], OptionId id);
+void *option_field(Options *o, OptionId id);
 OptionId option_find_alias(const char *alias); // of llm.c's flag; OPTION_COUNT: none
 
-void *option_field(Options *o, OptionId id);
-
 // True for --print-options, --dry-run and what goes with it alone: these are no part of a run.
-bool option_is_of_planning(OptionId id);
+bool option_is_of_planning(int id);
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
-
-void option_reset(Options *o, OptionId id); // to its default, not given
 
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
