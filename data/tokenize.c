@@ -7,7 +7,6 @@
 // alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
 #include "reader.h"
 #include "writer.h"
-#include "base/process.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "base/thread.h"

@@ -3,14 +3,16 @@
 #include "base/terminal.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// Limits of the system, which have one remedy wherever they are met.
+// Limits of the system. Each has one remedy, wherever the program reaches it.
 static const struct {
     int error;
     const char *remedy;
@@ -90,4 +92,18 @@ double clock_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void process_begin(void) {
+    static char printed[1 << 16]; // more than --help: a full disk then shows in process_end, which reports it
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // gets the lowest free number, fd
+    setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);
+}
+
+int process_end(Error *e) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout)) return 0;
+    return FAIL(e, ERR_WRITE, "send it to a disk with free space", "standard output: %s",
+                errno ? strerror(errno) : "a write failed");
 }

@@ -1,4 +1,4 @@
-// common: what every module uses. Errors as values, checked memory and the clock.
+// common: what every module uses. Errors as values, checked memory, the clock, a program's begin and end.
 //
 // A function that can fail returns int: 0, or the exit code, with the details in its last argument, an Error *. Callers
 // hand it up to program_main (program.h), which prints it and ends the program. Only the watchdog (watchdog.h) ends the
@@ -90,6 +90,13 @@ int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);
 void memory_free(void *p); // NULL is fine
 
 double clock_seconds(void); // monotonic
+
+// The first call of main. Opens standard streams that the parent process closed, read-only, so that no file opened
+// later gets their numbers.
+void process_begin(void);
+
+// Flushes standard output, at the end of main. ERR_WRITE if any of it could not be written.
+int process_end(Error *e);
 
 // A heartbeat: long work beats once per piece done (a chunk, a file, a token), so that a waiting rank sees progress.
 typedef struct {

@@ -33,11 +33,6 @@ static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? 
 
 // ---- Digests --------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    XXH3_state_t hash; // needs 64-byte alignment, which memory_alloc gives
-    uint64_t bytes;
-} Digester;
-
 static FileDigest digest_make(XXH128_hash_t hash, uint64_t bytes) {
     FileDigest digest = {.bytes = bytes};
     XXH128_canonical_t canonical;
@@ -50,20 +45,6 @@ FileDigest digest_of(const void *data, size_t bytes) { return digest_make(XXH3_1
 
 bool digest_equal(const FileDigest *a, const FileDigest *b) {
     return a->bytes == b->bytes && strcmp(a->hash, b->hash) == 0;
-}
-
-static void digester_begin(Digester *digester) {
-    XXH3_128bits_reset(&digester->hash);
-    digester->bytes = 0;
-}
-
-static void digester_add(Digester *digester, const void *data, size_t bytes) {
-    XXH3_128bits_update(&digester->hash, data, bytes);
-    digester->bytes += bytes;
-}
-
-static FileDigest digester_read(const Digester *digester) {
-    return digest_make(XXH3_128bits_digest(&digester->hash), digester->bytes);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -98,19 +79,19 @@ static bool direct_end(int fd) {
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-static int cannot_write(const char *path, Error *e) {
+static int fail_open_output(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "choose a place that you may write to", "%s: cannot write: %s", path, strerror(errno));
 }
 
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
     struct stat st;
     if (flags & O_TRUNC) {
-        if (unlinkat(at_directory(dir), at_name(dir, path), 0) != 0 && errno != ENOENT) return cannot_write(path, e);
+        if (unlinkat(at_directory(dir), at_name(dir, path), 0) != 0 && errno != ENOENT) return fail_open_output(path, e);
         flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
     }
     // O_NONBLOCK: a FIFO is refused, not waited for
     *fd = openat(at_directory(dir), at_name(dir, path), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    if (*fd < 0) return cannot_write(path, e);
+    if (*fd < 0) return fail_open_output(path, e);
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink <= 1) return 0;
     close(*fd);
     *fd = -1;
@@ -179,16 +160,10 @@ int file_replace(int dir, const char *path, const void *data, size_t bytes, Erro
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-// True for the small text that a clone without git-lfs holds in place of a large file.
-static bool is_lfs_pointer(int fd, uint64_t bytes) {
-    static const char begins[] = "version https://git-lfs.github.com/spec/";
-    char text[sizeof begins - 1];
-    return bytes < 1024 && pread(fd, text, sizeof text, 0) == (ssize_t)sizeof text &&
-           memcmp(text, begins, sizeof text) == 0;
-}
-
 int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e) {
-    struct stat st;
+    static const char lfs[] = "version https://git-lfs.github.com/spec/"; // a clone without git-lfs holds it for a large file
+    char text[sizeof lfs] = "";
+    struct stat st = {0};
     // O_NONBLOCK: does not wait for a FIFO's writer
     *fd = openat(at_directory(dir), at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
@@ -196,17 +171,14 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
         e->unreadable = !file_missing_in(dir, path);
         return e->code;
     }
-    if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        *bytes = (uint64_t)st.st_size;
-        if (!is_lfs_pointer(*fd, *bytes)) return 0;
-        close(*fd);
-        *fd = -1;
-        return FAIL(e, ERR_INPUT, "fetch the file",
-                    "%s: a Git LFS pointer in place of the file, which git lfs pull fetches", path);
-    }
+    bool regular = fstat(*fd, &st) == 0 && S_ISREG(st.st_mode);
+    *bytes = (uint64_t)st.st_size;
+    if (regular && !(*bytes < 1024 && pread(*fd, text, sizeof lfs - 1, 0) > 0 && strcmp(text, lfs) == 0)) return 0;
     close(*fd);
     *fd = -1;
-    return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+    if (!regular) return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
+    return FAIL(e, ERR_INPUT, "fetch the file", "%s: a Git LFS pointer in place of the file, which git lfs pull fetches",
+                path);
 }
 
 // Reads at least `bytes` and at most `room` bytes.
@@ -259,56 +231,57 @@ enum {
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
 
+// A hash and a buffer for a stage of a file; memory_alloc gives the hash the alignment that it needs.
+typedef struct {
+    XXH3_state_t hash;
+    unsigned char buffer[BLOCK_BYTES + STAGE_BYTES];
+} Digester;
+
 // Adds bytes of the file to a digest, a stage at a time. O_DIRECT needs whole blocks.
-static int hash_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, Digester *digester,
-                      Error *e) {
-    unsigned char *buffer = block_align(digester + 1);
+static int digest_range(Digester *digester, int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse,
+                        Error *e) {
+    unsigned char *buffer = block_align(digester->buffer);
     for (uint64_t at = offset, end = offset + bytes; at < end;) {
-        size_t lead = at % BLOCK_BYTES;
-        size_t n = (size_t)(end - at < STAGE_BYTES - lead ? end - at : STAGE_BYTES - lead);
+        size_t lead = at % BLOCK_BYTES, n = size_min(end - at, STAGE_BYTES - lead);
         TRY(read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e));
-        digester_add(digester, buffer + lead, n);
+        XXH3_128bits_update(&digester->hash, buffer + lead, n);
         pulse_beat(pulse);
         at += n;
     }
     return 0;
 }
 
-static int hash_buffer(Digester **out, Error *e) {
-    TRY(memory_alloc((void **)out, sizeof **out + BLOCK_BYTES + STAGE_BYTES, "a file buffer", e));
-    digester_begin(*out);
-    return 0;
+// Hashes bytes [offset, offset + bytes), or with `samples` above 0 as many blocks of them, at even distances.
+static int digest_file(int fd, const char *path, uint64_t offset, uint64_t bytes, uint64_t samples, const Pulse *pulse,
+                       FileDigest *digest, Error *e) {
+    Digester *digester;
+    int code = 0;
+    TRY(memory_alloc((void **)&digester, sizeof *digester, "a file buffer", e));
+    XXH3_128bits_reset(&digester->hash);
+    if (!samples) code = digest_range(digester, fd, path, offset, bytes, pulse, e);
+    uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
+    for (uint64_t i = 0; i < samples && !code; i++) {
+        uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (samples - 1));
+        code = digest_range(digester, fd, path, at, size_min(bytes - at, SAMPLE_BYTES), pulse, e);
+    }
+    *digest = digest_make(XXH3_128bits_digest(&digester->hash), bytes);
+    memory_free(digester);
+    return code;
 }
 
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
                       Error *e) {
-    Digester *digester;
-    TRY(hash_buffer(&digester, e));
-    int code = hash_range(fd, path, offset, bytes, pulse, digester, e);
-    if (!code) *digest = digester_read(digester);
-    memory_free(digester);
-    return code;
+    return digest_file(fd, path, offset, bytes, 0, pulse, digest, e);
 }
 
 void file_read_past_cache(int fd) { direct_begin(fd); }
 
 int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e) {
-    Digester *digester;
-    int fd, code = 0;
-    uint64_t bytes, at = 0;
+    int fd;
+    uint64_t bytes;
     TRY(file_open_input(path, &fd, &bytes, e));
-    TRY_GOTO(hash_buffer(&digester, e));
     bool sampled = how == DIGEST_SAMPLE && bytes > SAMPLE_ABOVE_BYTES;
-    if (!sampled) code = hash_range(fd, path, 0, bytes, NULL, digester, e);
-    uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
-    for (uint64_t i = 0; sampled && i < SAMPLE_BLOCKS && !code; i++) {
-        at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
-        code = hash_range(fd, path, at, bytes - at < SAMPLE_BYTES ? bytes - at : SAMPLE_BYTES, NULL, digester, e);
-    }
-    *digest = digester_read(digester);
-    digest->bytes = bytes;
-    memory_free(digester);
-done:
+    int code = digest_file(fd, path, 0, bytes, sampled ? SAMPLE_BLOCKS : 0, NULL, digest, e);
     close(fd);
     return code;
 }
@@ -341,14 +314,6 @@ bool directory_exists(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static int directory_sync(const char *path, Error *e) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
-    if (fd < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
-    int code = descriptor_sync(fd, path, e);
-    close(fd);
-    return code;
-}
-
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e) {
     int n = snprintf(out, out_bytes, "%s/%s", directory, name);
     return n < 0 || (size_t)n >= out_bytes ? too_long(directory, e) : 0;
@@ -374,7 +339,10 @@ void path_parent(const char *path, char *out, size_t bytes) {
 void parent_sync(const char *path) {
     char directory[PATH_MAX];
     path_parent(path, directory, sizeof directory);
-    directory_sync(directory, &(Error){0});
+    int fd = open(directory, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
+    if (fd < 0) return;
+    descriptor_sync(fd, directory, &(Error){0});
+    close(fd);
 }
 
 int directory_create(const char *path, Error *e) {

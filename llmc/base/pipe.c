@@ -27,51 +27,41 @@ bool pipe_is(const char *path) {
     return !failed && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
 }
 
-int pipe_open(const char *path, int *fd, Error *e) {
-    struct stat st;
-    *fd = STDIN_FILENO;
-    if (strcmp(path, "-") == 0) return 0;
-    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-    if (*fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-    if (fstat(*fd, &st) == 0 && !S_ISDIR(st.st_mode) && !S_ISBLK(st.st_mode)) return 0;
-    close(*fd);
-    return FAIL(e, ERR_INPUT, "name a file or a pipe", "%s: neither a file nor a pipe", path);
-}
-
-static int read_all(int fd, const char *name, size_t max_bytes, FILE *out, Error *e) {
-    enum { POLL_MS = 100 };
-    Wait wait = {clock_seconds(), false};
-    struct pollfd ready = {fd, POLLIN, 0};
-    char piece[1 << 12];
-    for (size_t have = 0;;) {
-        ssize_t n = -1;
-        if (signals_requested())
-            return FAIL(e, ERR_STOPPED, "start the same command again", "%s: %s", name, signals_requested());
-        wait_note(&wait, fd, name, have);
-        if (poll(&ready, 1, POLL_MS) <= 0) continue;
-        n = read(fd, piece, sizeof piece);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (n < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot read: %s", name, strerror(errno));
-        if (n == 0) return 0;
-        have += (size_t)n;
-        if (have > max_bytes)
-            return FAIL(e, ERR_INPUT, "is this the right file?", "%s: more than the %zu bytes it may have", name,
-                        max_bytes);
-        fwrite(piece, 1, (size_t)n, out);
-    }
-}
-
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
-    int fd;
+    enum { POLL_MS = 100 };
+    const char *name = pipe_name(path);
+    Wait wait = {clock_seconds(), false};
+    char piece[1 << 12];
+    int fd = STDIN_FILENO;
+    struct stat st;
     Text text;
     *out = NULL;
-    TRY(pipe_open(path, &fd, e));
-    int code = text_begin(&text, e);
-    if (!code) code = read_all(fd, pipe_name(path), max_bytes, text.f, e);
-    if (fd != STDIN_FILENO) close(fd);
+    *out_bytes = 0;
+    if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); // waits for no FIFO's writer
+    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    bool readable = fd == STDIN_FILENO || (fstat(fd, &st) == 0 && !S_ISDIR(st.st_mode) && !S_ISBLK(st.st_mode));
+    int code = readable ? text_begin(&text, e)
+                        : FAIL(e, ERR_INPUT, "name a file or a pipe", "%s: neither a file nor a pipe", path);
+    if (code) goto done;
+
+    for (ssize_t n = 1; n != 0 && !code;) {
+        struct pollfd ready = {fd, POLLIN, 0};
+        if (signals_requested())
+            code = FAIL(e, ERR_STOPPED, "start the same command again", "%s: %s", name, signals_requested());
+        wait_note(&wait, fd, name, *out_bytes);
+        if (code || poll(&ready, 1, POLL_MS) <= 0) continue;
+        n = read(fd, piece, sizeof piece);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n < 0) code = FAIL(e, ERR_INPUT, "check the path", "%s: cannot read: %s", name, strerror(errno));
+        else *out_bytes += fwrite(piece, 1, (size_t)n, text.f);
+        if (*out_bytes > max_bytes)
+            code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: more than the %zu bytes it may have", name,
+                        max_bytes);
+    }
     if (!code) code = text_end(&text, e);
-    if (code) return text_free(&text), code;
-    *out = text.text;
-    *out_bytes = text.bytes;
-    return 0;
+    if (code) text_free(&text);
+    else *out = text.text;
+done:
+    if (fd != STDIN_FILENO) close(fd);
+    return code;
 }

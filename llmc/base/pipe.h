@@ -3,7 +3,7 @@
 
 #include "base/common.h"
 
-// Prints a note once, 2 s after `since` (clock_seconds): the program waits for `name`. have: bytes read so far.
+// Prints one note, 2 s after `since` (clock_seconds), that the program waits for `name`. have: bytes read so far.
 typedef struct {
     double since;
     bool said;
@@ -14,9 +14,6 @@ const char *pipe_name(const char *path); // for messages: "-" becomes "standard 
 
 // True if the path is neither a regular file nor a directory.
 bool pipe_is(const char *path);
-
-// Opens a file, a pipe, a terminal or a character device, without waiting for a FIFO's writer.
-int pipe_open(const char *path, int *fd, Error *e);
 
 // Reads all of it, at most max_bytes, and adds a NUL; *out from memory_alloc. Calls wait_note while it waits.
 // ERR_STOPPED once signals_requested.

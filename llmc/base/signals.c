@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <string.h>
 
 static const struct {
     int signal;
@@ -27,21 +26,14 @@ static void on_signal(int signal_number) {
     requested = signal_number;
 }
 
-static bool is_ignored(int signal_number) {
-    struct sigaction before;
-    return sigaction(signal_number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
-}
-
 void signals_install(void) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_RESTART;
-    sigemptyset(&action.sa_mask);
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigset_t all;
+    sigemptyset(&action.sa_mask);
     sigemptyset(&all);
     for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++) {
-        if (stopping[i].signal == SIGHUP && is_ignored(SIGHUP)) continue; // nohup
+        sigaction(stopping[i].signal, NULL, &before);
+        if (stopping[i].signal == SIGHUP && before.sa_handler == SIG_IGN) continue; // nohup
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }

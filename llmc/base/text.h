@@ -14,7 +14,7 @@ typedef struct {
 
 int text_begin(Text *text, Error *e);
 int text_end(Text *text, Error *e); // ERR_MEMORY where something did not fit; the text is freed then
-void text_free(Text *text);         // at any time after text_begin; also of {0}
+void text_free(Text *text);         // at any time after text_begin; an empty one is fine
 
 // Bytes of the UTF-8 character (RFC 3629) at the beginning of `bytes` bytes; 0 where there is none.
 static inline size_t utf8_character(const void *at, size_t bytes) {

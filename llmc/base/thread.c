@@ -93,17 +93,9 @@ static int read_numbers(const char *dir, const char *name, double *a, double *b)
     return count;
 }
 
-static double quota_of(const char *cgroup) {
-    double quota, period, none;
-    if (read_numbers(cgroup, "cpu.max", &quota, &period) == 2) return quota / period; // version 2
-    bool first_version = read_numbers(cgroup, "cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0 &&
-                         read_numbers(cgroup, "cpu.cfs_period_us", &period, &none) == 1;
-    return first_version ? quota / period : INFINITY;
-}
-
 int thread_quota(const char *root) {
     char path[5000], line[4096];
-    double least = INFINITY;
+    double least = INFINITY, quota, period, none;
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f)) { // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1
@@ -115,7 +107,10 @@ int thread_quota(const char *root) {
         for (; end; end = strrchr(cgroup, '/')) { // its own quota, and that of each cgroup above it
             *end = 0;
             snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", cgroup);
-            least = fmin(least, quota_of(path));
+            bool limited = second ? read_numbers(path, "cpu.max", &quota, &period) == 2
+                                  : read_numbers(path, "cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0 &&
+                                        read_numbers(path, "cpu.cfs_period_us", &period, &none) == 1;
+            if (limited) least = fmin(least, quota / period);
         }
     }
     if (f) fclose(f);

@@ -1,5 +1,5 @@
 // main of the CPU trainer: the engine and the transport that the program runs on.
-#include "base/process.h"
+#include "base/common.h"
 #include "run/program.h"
 
 int main(int argc, char **argv) {

@@ -1,7 +1,6 @@
 #include "run/program.h"
 
 #include "base/hash.h"
-#include "base/process.h"
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "base/text.h"

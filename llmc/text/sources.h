@@ -25,4 +25,4 @@ typedef struct {
 
 // ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if only some words have one.
 int sources_find(Sources *out, const char *value, Error *e);
-void sources_free(Sources *sources); // {0} is fine
+void sources_free(Sources *sources); // an empty one is fine
