@@ -15,29 +15,29 @@ typedef struct {
     uint16_t *rows; // (max_rows, T + 1)
     int code;       // of reading them
     Error error;
-} Request;
+} RowsRequest;
 
 struct Loader {
     const Dataset *data;
     int max_rows;
-    Request request[2];
+    RowsRequest request[2];
     int ahead;
     bool busy, quit, has_thread;
     pthread_t thread;
     sem_t start, done;
 };
 
-static void wait_for(sem_t *semaphore) {
+static void await_post(sem_t *semaphore) {
     while (sem_wait(semaphore) != 0) continue; // a signal came
 }
 
-static void request_read(const Loader *loader, Request *r) {
+static void request_read(const Loader *loader, RowsRequest *r) {
     r->code = dataset_rows(loader->data, r->first, r->n, r->rows, &r->error);
 }
 
 static void *read_ahead(void *argument) {
     Loader *loader = argument;
-    for (wait_for(&loader->start); !loader->quit; wait_for(&loader->start)) {
+    for (await_post(&loader->start); !loader->quit; await_post(&loader->start)) {
         request_read(loader, &loader->request[loader->ahead]);
         sem_post(&loader->done);
     }
@@ -45,7 +45,7 @@ static void *read_ahead(void *argument) {
 }
 
 static void wait_idle(Loader *loader) {
-    if (loader->busy) wait_for(&loader->done);
+    if (loader->busy) await_post(&loader->done);
     loader->busy = false;
 }
 
@@ -84,7 +84,7 @@ void loader_destroy(Loader *loader) {
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e) {
     assert(n > 0 && n <= loader->max_rows);
     wait_idle(loader);
-    Request *r = &loader->request[loader->ahead];
+    RowsRequest *r = &loader->request[loader->ahead];
     if (r->first != first || r->n < n || r->code) { // more rows than n are fine: the last step of a run is cut short
         r->first = first;
         r->n = n;

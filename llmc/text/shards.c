@@ -50,7 +50,7 @@ struct Dataset {
 
 // ---- A shard --------------------------------------------------------------------------------------------------------
 
-// Reads tokens [at, at + count). A read rather than a memory map: a file that shrinks is an error, not a SIGBUS.
+// Reads tokens [at, at + count). With a memory map a file that shrinks would be a SIGBUS; here it is an error.
 static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
     int fd = shard->fd;
     uint64_t bytes;
@@ -144,7 +144,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-// Opens a source's shards, which follow those of the source before it; shard: the first of them.
+// Opens a source's shards after those of the source before it. shard: the first of them.
 static int source_open(Dataset *data, int number, Shard *shard, double total_weight, Error *e) {
     const Source *files = &data->files.source[number];
     DatasetSource *source = &data->sources[number];
@@ -238,8 +238,8 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
-// n(e) of example e, which is of this source: how many examples before e are (math/mixture.h). Calls come in nearly
-// ascending order, so older examples are counted once (Counts), and only the RECENT last ones in every call.
+// n(e) of example e of this source: how many examples before e are of it (math/mixture.h). Calls come in nearly ascending
+// order: older examples are counted once (Counts), only the RECENT last ones in every call.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     Counts *c = data->counts;
@@ -254,52 +254,46 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
 }
 
 typedef struct {
-    uint64_t window, shift;
-} Place;
+    uint64_t number, shift; // of the windows in all shards; tokens to move it up
+} Window;
 
-static Place place_of(const Dataset *data, uint64_t example) {
+static Window window_of(const Dataset *data, uint64_t example) {
     int s = data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = data->sources[s].windows;
     uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
-    return (Place){data->sources[s].first_window + permutation_at(N, key, n % N),
-                   data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0};
+    return (Window){data->sources[s].first_window + permutation_at(N, key, n % N),
+                    data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0};
 }
 
-uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return place_of(data, example).window; }
+uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return window_of(data, example).number; }
 
-// The last shard with first_window <= window. A shard without windows is never the answer: its first_window is the next
-// shard's, or N.
-static const Shard *shard_of_window(const Dataset *data, uint64_t window) {
+static int window_read(const Dataset *data, Window window, uint16_t *out /* (T+1) */, Error *e) {
+    // The last shard with first_window <= number. It is never one without windows, whose first_window is the next shard's,
+    // or N.
     int low = 0, high = data->info.shards - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
-        if (data->shards[middle].first_window <= window) low = middle;
+        if (data->shards[middle].first_window <= window.number) low = middle;
         else high = middle - 1;
     }
-    return &data->shards[low];
-}
-
-static int window_read(const Dataset *data, Place place, uint16_t *out /* (T+1) */, Error *e) {
-    const Shard *shard = shard_of_window(data, place.window);
+    const Shard *shard = &data->shards[low];
     size_t count = (size_t)data->seq_len + 1;
-    uint64_t at = (place.window - shard->first_window) * (uint64_t)data->seq_len + place.shift;
+    uint64_t at = (window.number - shard->first_window) * (uint64_t)data->seq_len + window.shift;
     at = size_min(at, shard->tokens - count);
     TRY(shard_read(shard, at, count, out, e));
     return tokens_check(shard, at, count, out, data->vocab_size, e);
 }
 
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
-    for (int i = 0; i < count; i++)
-        TRY(window_read(data, place_of(data, first_example + (uint64_t)i),
-                        out + (size_t)i * ((size_t)data->seq_len + 1), e));
+    for (int i = 0; i < count; i++, out += data->seq_len + 1)
+        TRY(window_read(data, window_of(data, first_example + (uint64_t)i), out, e));
     return 0;
 }
 
 int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
     assert(count >= 0 && first_window + (uint64_t)count <= data->info.windows);
-    for (int i = 0; i < count; i++)
-        TRY(window_read(data, (Place){first_window + (uint64_t)i, 0}, out + (size_t)i * ((size_t)data->seq_len + 1),
-                        e));
+    for (int i = 0; i < count; i++, out += data->seq_len + 1)
+        TRY(window_read(data, (Window){first_window + (uint64_t)i, 0}, out, e));
     return 0;
 }
 

@@ -11,7 +11,7 @@
 
 // ---- Words ----------------------------------------------------------------------------------------------------------
 
-static int copy_text(char **out, const char *text, Error *e) {
+static int copy_string(char **out, const char *text, Error *e) {
     TRY(memory_alloc((void **)out, strlen(text) + 1, "the names of shards", e));
     strcpy(*out, text);
     return 0;
@@ -51,7 +51,7 @@ static int add_path(Source *s, const char *path, Error *e) {
     char **grown = realloc(s->path, ((size_t)s->count + 1) * sizeof *grown);
     if (!grown) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the names of shards");
     s->path = grown;
-    TRY(copy_text(&s->path[s->count], path, e));
+    TRY(copy_string(&s->path[s->count], path, e));
     s->count++;
     return 0;
 }
@@ -75,16 +75,6 @@ static int add_matches(Source *s, const char *pattern, Error *e) {
 
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-// Sorts the paths and removes duplicates.
-static void sort_unique(Source *s) {
-    int kept = 0;
-    qsort(s->path, (size_t)s->count, sizeof *s->path, compare_paths);
-    for (int i = 0; i < s->count; i++)
-        if (kept && strcmp(s->path[kept - 1], s->path[i]) == 0) memory_free(s->path[i]);
-        else s->path[kept++] = s->path[i];
-    s->count = kept;
-}
-
 // ---- The value ------------------------------------------------------------------------------------------------------
 
 static int add_word(Sources *out, char *word, Error *e) {
@@ -101,32 +91,30 @@ static int add_word(Sources *out, char *word, Error *e) {
     return add_matches(s, word, e);
 }
 
-static int add_words(Sources *out, Error *e) {
-    char *rest = out->words, *word;
-    while ((word = next_word(&rest)))
-        if (add_word(out, word, e))
-            return e->code == ERR_INPUT && strpbrk(out->value, BLANKS)
-                       ? error_hint(e, "check the path; a blank in a name is written '\\ '")
-                       : e->code;
-    return 0;
-}
-
 int sources_find(Sources *out, const char *value, Error *e) {
     int code = 0;
     double total = 0;
     *out = (Sources){0};
-    TRY_GOTO(copy_text(&out->value, value, e));
-    TRY_GOTO(copy_text(&out->words, value, e));
+    TRY_GOTO(copy_string(&out->value, value, e));
+    TRY_GOTO(copy_string(&out->words, value, e));
     TRY_GOTO(memory_alloc_zero((void **)&out->source, (strlen(value) / 2 + 1) * sizeof(Source), "sources", e));
     out->source->text = out->value;
     code = add_matches(out->source, value, e); // as it is written
     if (!code) out->count = 1;
-    else if (value[strspn(value, BLANKS)]) TRY_GOTO(add_words(out, e));
-    for (int i = 0; i < out->count; i++) {
-        total += out->source[i].weight;
-        sort_unique(&out->source[i]);
+    char *rest = out->words, *word = code ? next_word(&rest) : NULL;
+    for (code = word ? 0 : code; word && !code; word = next_word(&rest)) code = add_word(out, word, e);
+    if (code == ERR_INPUT && strpbrk(value, BLANKS)) error_hint(e, "check the path; a blank in a name is written '\\ '");
+    for (int i = 0; i < out->count && !code; i++) { // sorts the paths and removes duplicates
+        Source *s = &out->source[i];
+        int kept = 0;
+        total += s->weight;
+        qsort(s->path, (size_t)s->count, sizeof *s->path, compare_paths);
+        for (int k = 0; k < s->count; k++)
+            if (kept && strcmp(s->path[kept - 1], s->path[k]) == 0) memory_free(s->path[k]);
+            else s->path[kept++] = s->path[k];
+        s->count = kept;
     }
-    if (!isfinite(total))
+    if (!code && !isfinite(total))
         code = FAIL(e, ERR_USAGE, "use smaller ones", "%s: the sum of the weights is too large", value);
 done:
     if (code) sources_free(out);
