@@ -37,27 +37,22 @@ static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, cons
     return s;
 }
 
-// The end of white space: all of it at the end of the text, otherwise all but its last character.
-static const uint8_t *scan_space(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
-    const uint8_t *start = s, *last = s;
-    for (size_t length; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
-    return s == end || last == start ? s : last;
-}
-
-static inline size_t scan_contraction(const uint8_t *s, const uint8_t *end) { // s[0] is '
-    if (end - s < 2) return 0;
-    if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
-    if (end - s < 3) return 0;
-    return (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l') ? 3 : 0;
-}
-
 // The end of the word that begins at s < end.
 static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
-    size_t length;
-    if (*s == '\'' && (length = scan_contraction(s, end)) > 0) return s + length;
+    size_t length, left = (size_t)(end - s);
+    if (*s == '\'' && left > 1) { // 's|'t|'re|'ve|'m|'ll|'d
+        if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return s + 2;
+        bool two = left > 2 && ((s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l'));
+        if (two) return s + 3;
+    }
     const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space belongs to the word after it
     CharClass class = char_class(t, first, end, &length);
-    return class == CLASS_SPACE ? scan_space(t, s, end) : scan_run(t, first + length, end, class);
+    if (class != CLASS_SPACE) return scan_run(t, first + length, end, class);
+
+    // White space: all of it at the end of the text, otherwise all but its last character.
+    const uint8_t *start = s, *last = s;
+    for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
+    return s == end || last == start ? s : last;
 }
 
 size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
@@ -190,12 +185,6 @@ typedef struct {
     size_t count;
 } PairHeap;
 
-static void heap_push(PairHeap *h, uint64_t item) {
-    size_t i = h->count++;
-    for (; i > 0 && h->at[(i - 1) / 2] > item; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
-    h->at[i] = item;
-}
-
 static uint64_t heap_pop(PairHeap *h) {
     uint64_t top = h->at[0], item = h->at[--h->count];
     size_t i = 0;
@@ -213,11 +202,14 @@ typedef struct {
     uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
 } Link;
 
-static void heap_push_pair(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left,
-                           size_t end) {
-    if (links[left].next == end) return;
-    uint32_t found = pair_find(t, out[left], out[links[left].next]);
-    if (found != RANK_NONE) heap_push(h, (uint64_t)(found >> 16) << 32 | left);
+// Pushes the pair of position `left` and the position after it, if these merge.
+static void heap_push(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left, size_t end) {
+    uint32_t found = links[left].next == end ? RANK_NONE : pair_find(t, out[left], out[links[left].next]);
+    if (found == RANK_NONE) return;
+    uint64_t item = (uint64_t)(found >> 16) << 32 | left;
+    size_t i = h->count++;
+    for (; i > 0 && h->at[(i - 1) / 2] > item; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
+    h->at[i] = item;
 }
 
 static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
@@ -232,7 +224,7 @@ static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
         out[i] = t->byte_token[word[i]];
         links[i] = (Link){i - 1, i + 1};
     }
-    for (uint32_t i = 0; i < bytes; i++) heap_push_pair(t, &heap, links, out, i, bytes);
+    for (uint32_t i = 0; i < bytes; i++) heap_push(t, &heap, links, out, i, bytes);
     while (heap.count > 0) {
         uint64_t item = heap_pop(&heap);
         uint32_t left = (uint32_t)item, right = links[left].next;
@@ -243,8 +235,8 @@ static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uin
         links[left].next = links[right].next;
         links[right].next = 0;
         if (links[left].next < bytes) links[links[left].next].previous = left;
-        heap_push_pair(t, &heap, links, out, left, bytes);
-        if (left > 0) heap_push_pair(t, &heap, links, out, links[left].previous, bytes);
+        heap_push(t, &heap, links, out, left, bytes);
+        if (left > 0) heap_push(t, &heap, links, out, links[left].previous, bytes);
     }
     *count = 0;
     for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
@@ -282,22 +274,6 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
 
 void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
 
-// Fills the key. With 8 bytes to read, a short word needs no call of memcpy.
-static inline void word_key(const uint8_t *word, size_t bytes, const uint8_t *end, uint64_t key[4]) {
-    memset(key, 0, CACHE_KEY_BYTES);
-    if (bytes <= 8 && end - word >= 8) {
-        memcpy(key, word, 8);
-        key[0] &= UINT64_MAX >> (64 - 8 * bytes);
-    } else memcpy(key, word, bytes);
-}
-
-// Fibonacci hashing of each part of the key, with other odd multipliers.
-static inline size_t word_slot(const uint64_t key[4], size_t bytes) {
-    uint64_t sum = key[0] * HASH_GOLDEN;
-    if (bytes > 8) sum += key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u + key[3] * 0x94D049BB133111EBu;
-    return sum >> (64 - CACHE_BITS);
-}
-
 // Fails if a vocabulary of characters lacks one of the word's.
 static int check_known(const Tokenizer *t, const uint8_t *word, size_t bytes, Error *e) {
     for (const uint8_t *s = word; s < word + bytes; s++) {
@@ -320,9 +296,14 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
         *count = merge_short(t, word, bytes, out);
         return 0;
     }
-    uint64_t key[CACHE_KEY_BYTES / 8];
-    word_key(word, bytes, end, key);
-    WordLine *line = &encoder->cache[word_slot(key, bytes)];
+    uint64_t key[CACHE_KEY_BYTES / 8] = {0};
+    if (bytes <= 8 && end - word >= 8) { // no call of memcpy for a short word
+        memcpy(key, word, 8);
+        key[0] &= UINT64_MAX >> (64 - 8 * bytes);
+    } else memcpy(key, word, bytes);
+    uint64_t sum = key[0] * HASH_GOLDEN; // Fibonacci hashing of each part of the key, with other odd multipliers
+    if (bytes > 8) sum += key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u + key[3] * 0x94D049BB133111EBu;
+    WordLine *line = &encoder->cache[sum >> (64 - CACHE_BITS)];
     if (line->bytes == bytes && line->key[0] == key[0] && (bytes <= 8 || memcmp(line->key, key, sizeof key) == 0)) {
         *count = line->count;
         out[0] = line->tokens[0]; // most words are one token
@@ -338,30 +319,25 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     return 0;
 }
 
-static int encode_words(Encoder *encoder, const uint8_t *s, const uint8_t *end, uint16_t **out, Error *e) {
-    for (size_t bytes, tokens; s < end; s += bytes, *out += tokens) {
-        bytes = (size_t)(scan_word(encoder->t, s, end) - s);
-        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
-    }
-    return 0;
-}
-
-// Each pass takes its added tokens from left to right, the longest at each place, and hands the text between them to
-// the next pass; after the last pass the text is words (tokenizers' AddedVocabulary).
+// Each pass finds its added tokens from left to right, the longest at each place, and hands the text between them to the
+// next pass. After the last pass the text is words (tokenizers' AddedVocabulary).
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
-    if (pass == ADDED_PASSES) return encode_words(encoder, s, end, out, e);
     const uint8_t *text = s;
+    for (size_t bytes, tokens; pass == ADDED_PASSES && s < end; s += bytes, *out += tokens) {
+        bytes = (size_t)(scan_word(t, s, end) - s);
+        TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
+    }
+    if (pass == ADDED_PASSES) return 0;
     while (s < end) {
         size_t length;
         int added = t->added_longest[pass][*s] ? added_here(t, pass, s, end, &length) : -1;
-        if (added < 0) {
-            s++;
-            continue;
+        if (added < 0) s++;
+        else {
+            TRY(encode_text(encoder, text, s, pass + 1, out, e));
+            *(*out)++ = (uint16_t)added;
+            text = s += length;
         }
-        TRY(encode_text(encoder, text, s, pass + 1, out, e));
-        *(*out)++ = (uint16_t)added;
-        text = s += length;
     }
     return encode_text(encoder, text, end, pass + 1, out, e);
 }
@@ -369,12 +345,9 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e) {
     const uint8_t *s = (const uint8_t *)text;
     uint16_t *next = out;
-    if (encoder->t->is_bytes) {
-        for (size_t i = 0; i < bytes; i++) out[i] = s[i];
-        *count = bytes;
-        return 0;
-    }
-    TRY(encode_text(encoder, s, s + bytes, encoder->t->added_count ? 0 : ADDED_PASSES, &next, e));
+    for (size_t i = 0; encoder->t->is_bytes && i < bytes; i++) *next++ = s[i];
+    if (!encoder->t->is_bytes)
+        TRY(encode_text(encoder, s, s + bytes, encoder->t->added_count ? 0 : ADDED_PASSES, &next, e));
     *count = (size_t)(next - out);
     return 0;
 }

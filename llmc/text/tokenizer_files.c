@@ -30,12 +30,6 @@ static int alphabet_char(int byte) {
     return byte == 0xAD ? 0x143 : byte;
 }
 
-static int alphabet_byte(int c) { // -1: none
-    if (c < 0x100) return alphabet_char(c) == c ? c : -1;
-    if (c <= 0x120) return c - 0x100;
-    return c <= 0x142 ? c - 0x121 + 0x7F : c == 0x143 ? 0xAD : -1;
-}
-
 // Decodes a name into `out` (at most as long) and returns its bytes; -1 if a character is not in the alphabet.
 static int alphabet_decode(const char *name, size_t length, char *out) {
     const unsigned char *s = (const unsigned char *)name, *end = s + length;
@@ -46,8 +40,8 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
             if (c > 0xC5 || c < 0xC2 || s == end || (*s & 0xC0) != 0x80) return -1;
             c = (c & 0x1F) << 6 | (*s++ & 0x3F);
         }
-        int byte = alphabet_byte(c);
-        if (byte < 0) return -1;
+        int byte = c < 0x100 ? c : c <= 0x120 ? c - 0x100 : c <= 0x142 ? c - 0x121 + 0x7F : 0xAD;
+        if (alphabet_char(byte) != c) return -1;
         out[bytes++] = (char)byte;
     }
     return bytes;
@@ -83,7 +77,7 @@ typedef struct {
     size_t longest; // bytes of the longest name
     char *scratch;  // (2, longest)
     Entry entries[VOCAB_MAX];
-} Reader;
+} VocabReader;
 
 static bool is_text(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
@@ -96,7 +90,7 @@ static int open_json(JsonFile *file, const char *directory, const char *name, Er
     return cJSON_IsObject(file->json.root) ? 0 : FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
 }
 
-static int open_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+static int open_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     static const char *const names[ADDED_FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
     bool one_file = form[0] == form[1];
     for (int i = 0; i < ADDED_FILES; i++) TRY(open_json(&r->files[i], directory, names[i], e));
@@ -108,13 +102,8 @@ static int open_files(Reader *r, const char *directory, const char *const form[2
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-static double number_of_key(const char *key) {
-    size_t digits = strspn(key, "0123456789");
-    return digits > 0 && !key[digits] ? strtod(key, NULL) : -1;
-}
-
 // The entry of token `number`; NULL on failure. A new highest number adds entries, for whose errors `path` is named.
-static Entry *entry_of_number(Reader *r, const char *path, const char *name, double number, Error *e) {
+static Entry *entry_of_number(VocabReader *r, const char *path, const char *name, double number, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
     if (number >= VOCAB_MAX)
@@ -139,28 +128,26 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// The only element of a Sequence, or a sequence that is none.
+// The only element of a Sequence; any other part itself.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
 }
 
-// True for Split by GPT-2's pattern, in one of its spellings.
-static bool splits_as_gpt2(const cJSON *split) {
+// True for what splits text into words as GPT-2 does: ByteLevel, after Split by GPT-2's pattern (in one of its spellings)
+// if it does not split itself.
+static bool splits_as_gpt2(const cJSON *words) {
 #define REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-    const cJSON *regex = json_get(json_get(split, "pattern"), "Regex");
-    return (is_text(regex, "'s|'t|'re|'ve|'m|'ll|'d" REST) || is_text(regex, "'(?:[sdmt]|ll|ve|re)" REST)) &&
-           is_text(json_get(split, "type"), "Split") && is_text(json_get(split, "behavior"), "Isolated") &&
-           !member_on(split, " type pattern behavior ");
-}
-
-// True for what splits text into words as GPT-2 does: ByteLevel, after Split if it does not split itself.
-static bool words_as_gpt2(const cJSON *words) {
     words = only_part(words, "pretokenizers");
     const cJSON *parts = is_text(json_get(words, "type"), "Sequence") ? json_get(words, "pretokenizers") : NULL;
-    bool two = parts && cJSON_GetArraySize(parts) == 2 && splits_as_gpt2(parts->child);
-    const cJSON *bytes = two ? parts->child->next : words;
-    return is_text(json_get(bytes, "type"), "ByteLevel") && cJSON_IsFalse(json_get(bytes, "use_regex")) == two &&
+    const cJSON *split = parts && cJSON_GetArraySize(parts) == 2 ? parts->child : NULL;
+    const cJSON *bytes = split ? split->next : words, *regex = json_get(json_get(split, "pattern"), "Regex");
+    bool by_pattern = is_text(regex, "'s|'t|'re|'ve|'m|'ll|'d" REST) || is_text(regex, "'(?:[sdmt]|ll|ve|re)" REST);
+    if (split && !(by_pattern && is_text(json_get(split, "type"), "Split") &&
+                   is_text(json_get(split, "behavior"), "Isolated") && !member_on(split, " type pattern behavior ")))
+        return false;
+    return is_text(json_get(bytes, "type"), "ByteLevel") &&
+           cJSON_IsFalse(json_get(bytes, "use_regex")) == (split != NULL) &&
            !member_on(bytes, " type trim_offsets use_regex ");
 }
 
@@ -168,23 +155,23 @@ static bool words_as_gpt2(const cJSON *words) {
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
     const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
-    bool none = cJSON_IsNull(normalizer) || (is_text(json_get(normalizer, "type"), "Sequence") &&
-                                             cJSON_GetArraySize(json_get(normalizer, "normalizers")) == 0);
-    const char *why = type && !is_text(type, "BPE") ? "its model is not BPE"
-                      : normalizer && !none         ? "it has a normalizer"
-                      : words_as_gpt2(json_get(root, "pre_tokenizer"))
-                          ? NULL
-                          : "its pre_tokenizer does not split text as GPT-2's ByteLevel does";
-    const char *field = member_on(model, " type vocab merges unk_token fuse_unk ");
+    bool none = !normalizer || cJSON_IsNull(normalizer) ||
+                (is_text(json_get(normalizer, "type"), "Sequence") &&
+                 cJSON_GetArraySize(json_get(normalizer, "normalizers")) == 0);
+    const char *why = NULL, *field = member_on(model, " type vocab merges unk_token fuse_unk ");
     if (!field)
         field = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model "
                                 "normalizer ");
+    if (type && !is_text(type, "BPE")) why = "its model is not BPE";
+    else if (!none) why = "it has a normalizer";
+    else if (!splits_as_gpt2(json_get(root, "pre_tokenizer")))
+        why = "its pre_tokenizer does not split text as GPT-2's ByteLevel does";
     if (!why && !field) return 0;
     return FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s%s", path, why ? why : "it has ",
                 why ? "" : field);
 }
 
-static int read_vocab(Reader *r, Error *e) {
+static int read_vocab(VocabReader *r, Error *e) {
     const cJSON *vocab = r->vocab->json.root, *item;
     const char *path = r->vocab->path;
     if (!r->merges_text) {
@@ -203,7 +190,7 @@ static int read_vocab(Reader *r, Error *e) {
 }
 
 // An added token may be new or in the vocabulary. The first file that lists it decides `normalized` and `special`.
-static int add_added(Reader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
+static int add_added(VocabReader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
     static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
     Entry *entry = entry_of_number(r, path, name, number, e);
     if (!entry) return e->code;
@@ -226,7 +213,7 @@ static int add_added(Reader *r, const char *path, const char *name, double numbe
 
 // tokenizer.json has an array {id, content}, tokenizer_config.json an object of them by number, added_tokens.json the
 // numbers by name.
-static int read_added(Reader *r, int file, Error *e) {
+static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
@@ -238,16 +225,16 @@ static int read_added(Reader *r, int file, Error *e) {
         const cJSON *content = json_get(item, "content");
         const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(content);
         if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
-        double number = array                      ? number_of(json_get(item, "id"))
-                        : file == TOKENIZER_CONFIG ? number_of_key(item->string)
-                                                   : number_of(item);
+        double number = array ? number_of(json_get(item, "id")) : number_of(item);
+        const char *key = file == TOKENIZER_CONFIG ? item->string : "";
+        if (*key) number = key[strspn(key, "0123456789")] ? -1 : strtod(key, NULL);
         TRY(add_added(r, path, name, number, item, e));
     }
     return 0;
 }
 
 // The token that ends documents: the one that tokenizer_config.json declares, else <|endoftext|>. -1: neither exists.
-static int find_eot(const Reader *r) {
+static int find_eot(const VocabReader *r) {
     const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].json.root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
     const char *const names[] = {declared ? declared : EOT_NAME, EOT_NAME};
@@ -258,7 +245,7 @@ static int find_eot(const Reader *r) {
 }
 
 // Fills text, start, literal and added from the entries.
-static int spell_tokens(Reader *r, Error *e) {
+static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;
     TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
@@ -285,13 +272,13 @@ static int spell_tokens(Reader *r, Error *e) {
     return 0;
 }
 
-static uint32_t *name_slot(const Reader *r, const char *name, size_t bytes) {
+static uint32_t *name_slot(const VocabReader *r, const char *name, size_t bytes) {
     return tokenizer_slot(r->t, hash_bytes(HASH_START, name, bytes), name, bytes);
 }
 
-static int find_token(const Reader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
+static int find_token(const VocabReader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
 
-static int index_names(Reader *r, Error *e) {
+static int index_names(VocabReader *r, Error *e) {
     for (int token = 0; token < r->t->vocab_size; token++) {
         size_t bytes;
         const char *text = tokenizer_decode(r->t, token, &bytes);
@@ -310,18 +297,18 @@ static int index_names(Reader *r, Error *e) {
 }
 
 // `number` counts from 1: lines of merges.txt, or elements of model.merges.
-static int fail_merge(const Reader *r, int number, const char *what, const char *name, size_t length, Error *e) {
+static int fail_merge(const VocabReader *r, int number, const char *what, const char *name, size_t length, Error *e) {
     return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->merges_text ? "line" : "merge",
                 number, (int)size_min(length, 100), name, what);
 }
 
 // The token of a part of a merge, or -1. A part longer than all tokens' names is none.
-static int find_part(Reader *r, const char *name, size_t length) {
+static int find_part(VocabReader *r, const char *name, size_t length) {
     int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
     return bytes > 0 ? find_token(r, r->scratch, (size_t)bytes) : -1;
 }
 
-static int add_merge(Reader *r, int number, const char *left, size_t left_length, const char *right,
+static int add_merge(VocabReader *r, int number, const char *left, size_t left_length, const char *right,
                      size_t right_length, Error *e) {
     int a = find_part(r, left, left_length), b = find_part(r, right, right_length);
     if (a < 0) return fail_merge(r, number, "is not in the vocabulary", left, left_length, e);
@@ -337,7 +324,7 @@ static int add_merge(Reader *r, int number, const char *left, size_t left_length
     return 0;
 }
 
-static int add_merge_line(Reader *r, int number, const char *line, size_t length, Error *e) { // "left right"
+static int add_merge_line(VocabReader *r, int number, const char *line, size_t length, Error *e) { // "left right"
     const char *space = memchr(line, ' ', length);
     size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
     if (!space || memchr(space + 1, ' ', right))
@@ -345,7 +332,7 @@ static int add_merge_line(Reader *r, int number, const char *line, size_t length
     return add_merge(r, number, line, left, space + 1, right, e);
 }
 
-static int read_merges_text(Reader *r, Error *e) {
+static int read_merges_text(VocabReader *r, Error *e) {
     const char *line = r->merges_text, *end = line + r->merges_bytes;
     line += utf8_mark(line, r->merges_bytes);
     for (int number = 1; line < end; number++) {
@@ -359,7 +346,7 @@ static int read_merges_text(Reader *r, Error *e) {
     return 0;
 }
 
-static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", "right"]
+static int read_merges_json(VocabReader *r, Error *e) { // "left right", or ["left", "right"]
     const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
     int number = 1;
     if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
@@ -376,7 +363,7 @@ static int read_merges_json(Reader *r, Error *e) { // "left right", or ["left", 
 }
 
 // Only a vocabulary of characters, which has no merges, may lack bytes.
-static int read_merges(Reader *r, Error *e) {
+static int read_merges(VocabReader *r, Error *e) {
     int code = r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e);
     for (int b = 0; b < BYTE_VALUES; b++) {
         if (!r->t->lacks[b]) continue;
@@ -388,7 +375,7 @@ static int read_merges(Reader *r, Error *e) {
     return code;
 }
 
-static int read_files(Reader *r, const char *directory, const char *const form[2], Error *e) {
+static int read_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     TRY(tokenizer_new(&r->t, e));
     Tokenizer *t = r->t;
     TRY(open_files(r, directory, form, e));
@@ -427,7 +414,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
                     "say bytes, or name a directory with vocab.json + merges.txt, encoder.json + vocab.bpe "
                     "or tokenizer.json",
                     "%s: no tokenizer there", path);
-    Reader *r;
+    VocabReader *r;
     TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
     int code = read_files(r, path, form, e);
     for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
