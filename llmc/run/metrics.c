@@ -166,9 +166,9 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
     if (!file_exists_in(m->dir, samples)) return 0;
-    TRY(bytes_until(m, samples, step, INT64_MAX, &keep, e));
-    TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run of which samples cannot be written ends now
-    int code = step > 0 && ftruncate(fd, keep) != 0 ? cannot_write(samples, e) : 0; // a new run keeps older samples
+    TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run whose samples cannot be written ends now
+    int code = bytes_until(m, samples, step, INT64_MAX, &keep, e);
+    if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
     return code;
 }

@@ -365,7 +365,7 @@ a_fifo_for_samples() { # is not waited for at a resume
     cp -r j sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl || return 1
     # shellcheck disable=SC2086
     GLOBIGNORE='*' timeout -k 1 20 "$train" $small --out sampled --steps 7 --threads 1 > fifo.log 2>&1
-    [ $? = 65 ] && grep -q '^error: sampled/samples.jsonl: not a regular file' fifo.log || { cat fifo.log; return 1; }
+    [ $? = 74 ] && grep -q '^error: sampled/samples.jsonl: cannot write: not a regular file' fifo.log || { cat fifo.log; return 1; }
 }
 a_hole_in_the_log() { # is not read as a line, into memory
     cp -r j hole && truncate -s 16G hole/metrics.jsonl || return 1
