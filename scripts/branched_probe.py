@@ -31,13 +31,10 @@ def step_of(name):
 
 
 def newest_checkpoint(path):
-    try:
-        names = [name for name in os.listdir(path) if step_of(name) is not None
-                 and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
-    except OSError as error:
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run, or its step_NNNNNNNN") from None
+    names = [name for name in (os.listdir(path) if os.path.isdir(path) else []) if step_of(name) is not None
+             and os.path.exists(os.path.join(path, name, "MANIFEST.json"))]
     if not names:
-        raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it")
+        raise Fault(EXIT_INPUT, f"{path}: no checkpoint (step_NNNNNNNN) in it; name a run, or its step_NNNNNNNN")
     return os.path.join(os.path.abspath(path), max(names, key=step_of))
 
 
@@ -53,11 +50,11 @@ class Origin:
             state = os.path.join(self.checkpoint, "state.json")
         state = read_json(state, {"step!": COUNT, "tokens!": COUNT})
         self.step, self.tokens = state["step"], state["tokens"]
-        self.options = read_json(os.path.join(self.run.path, "run.json"), {"options!": {"seq_len!": COUNT}})["options"]
+        self.options = read_json(self.run.info_path, {"options!": {"seq_len!": COUNT}})["options"]
         self.seq_len = self.options["seq_len"]
         rows = [row for row in self.run.rows if row["step"] <= self.step]
         if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
-            raise Fault(EXIT_INPUT, f"{self.run.path}/metrics.jsonl: does not reach step {self.step} of the checkpoint, or has "
+            raise Fault(EXIT_INPUT, f"{self.run.metrics_path}: does not reach step {self.step} of the checkpoint, or has "
                         "a step without its batch and lr")
         # The horizon may cut a run's last step short: then the batch is that of the step before.
         row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
@@ -68,13 +65,14 @@ class Origin:
 
 
 class Branch:
-    """One batch: its directory, its options and, once it has run, its loss."""
+    """One batch: its directory, its options and, once it has run, its loss (infinite: diverged)."""
 
     def __init__(self, origin, batch, tokens, out):
-        self.batch, self.factor, self.loss = batch, batch / origin.batch, math.nan  # an infinite loss: diverged
+        self.batch, self.factor = batch, batch / origin.batch
         self.lr = origin.lr * math.sqrt(self.factor)
         self.steps = tokens // (batch * origin.seq_len)
         self.out = os.path.join(out, f"batch_{batch}")
+        self.done = os.path.join(self.out, "done")
         self.horizon = origin.tokens + tokens
         kept = {name: origin.options.get(name) for name in KEPT}
         own = {"out": os.path.abspath(self.out), "batch_tokens": self.batch * origin.seq_len,
@@ -87,63 +85,47 @@ class Branch:
 
     def is_done(self):
         """True where an earlier call has trained it. Another branch in its directory is an error."""
-        path = os.path.join(self.out, "run.json")
-        if not os.path.exists(path):
-            return False
-        there = read_json(path, {"options!": {}})["options"]
+        there = os.path.join(self.out, "run.json")
+        there = read_json(there, {"options!": {}})["options"] if os.path.exists(there) else self.options
         for name, value in self.options.items():
             if name != "out" and there.get(name) != value:
                 raise Fault(EXIT_USAGE, f"{self.out}: holds a branch with another --{name.replace('_', '-')}; "
                             "choose another --out, or remove it")
-        return os.path.exists(os.path.join(self.out, "done"))
+        return os.path.exists(self.done)
 
-    def prepare(self, origin):
-        """The checkpoint under the branch's own directory: links where the file system has them, else copies."""
-        def link(source, target):
-            try:
-                os.link(source, target)
-            except OSError:
-                shutil.copyfile(source, target)
-        place = os.path.join(self.out, os.path.basename(origin.checkpoint))
+    def train(self, origin, program, directory):
+        """From a copy of the checkpoint in the branch's own directory. Afterwards only the numbers stay."""
+        place, log = os.path.join(self.out, os.path.basename(origin.checkpoint)), os.path.join(self.out, "log")
         try:
-            if not os.path.exists(place):
-                shutil.rmtree(place + ".partial", ignore_errors=True)
-                shutil.copytree(origin.checkpoint, place + ".partial", copy_function=link)
-                os.rename(place + ".partial", place)
-        except (OSError, shutil.Error) as error:
-            raise Fault(EXIT_WRITE, f"{self.out}: cannot copy {origin.checkpoint}: {error}") from None
-
-    def train(self, program, directory):
-        log = os.path.join(self.out, "log")
-        words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
-        try:
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(origin.checkpoint, place)
             with open(log, "ab") as file:
-                code = subprocess.run([*program, *words], cwd=directory, stdout=file, stderr=file,
-                                      stdin=subprocess.DEVNULL).returncode
-        except OSError as error:
+                code = subprocess.run([*program, *(f"--{name.replace('_', '-')}={value}" for name, value in self.options.items())],
+                                      cwd=directory, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
+        except FileNotFoundError as error:
             raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None
+        except (OSError, shutil.Error) as error:
+            raise Fault(EXIT_WRITE, f"{self.out}: cannot write: {error}") from None
         if code not in (0, EXIT_NONFINITE):
             with open(log, encoding="utf-8", errors="replace") as file:
-                last = (file.read().strip().splitlines() or ["it said nothing"])[-1]
+                last = [*file, "it said nothing\n"][-2:][0].strip()
             raise Fault(code if code > 0 else 70, f"{program[0]} ended with {code}: {last} (see {log})")
-        write_whole(os.path.join(self.out, "done"), "diverged\n" if code else "trained\n")
-        for name in os.listdir(self.out):  # keep the numbers, remove the weights
-            if step_of(name) is not None and not os.path.islink(os.path.join(self.out, name)):
+        write_whole(self.done, "diverged\n" if code else "trained\n")
+        for name in os.listdir(self.out):
+            if step_of(name) is not None:
                 shutil.rmtree(os.path.join(self.out, name))
 
     def read_loss(self, origin):
-        with open(os.path.join(self.out, "done"), encoding="utf-8") as file:
+        with open(self.done, encoding="utf-8") as file:
             if file.read() == "diverged\n":
-                self.loss = math.inf
-                return
+                return math.inf
         run = Run(self.out, begin=origin.tokens)
         if run.val_rows:
-            self.loss = run.val_column("val_loss")[-1]
-            return
+            return run.val_column("val_loss")[-1]
         # The same examples in every branch: the mean over the last eighth of them.
         begin = self.horizon - (self.horizon - origin.tokens) / POINTS
         last = [(loss, batch) for at, loss, batch in zip(*map(run.column, ("tokens", "loss", "batch"))) if at > begin]
-        self.loss = sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
+        return sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
 
 
 def critical_batch(batches, losses, tolerance):
@@ -204,14 +186,11 @@ def probe(args):
     print(f"from {origin.checkpoint}: {origin.tokens:,} tokens done, batch {origin.batch} rows, lr {origin.lr:.4g}")
     print(f"{len(branches)} branches of {tokens:,} tokens each, in {out}")
     for branch in branches:
-        if branch.is_done():
-            print(f"batch {branch.batch}: already trained")
-            continue
-        branch.prepare(origin)
-        print(f"batch {branch.batch}: {branch.steps} steps", flush=True)
-        branch.train(program, directory if os.path.isdir(directory) else ".")
-    for branch in branches:
-        branch.read_loss(origin)
+        done = branch.is_done()
+        print(f"batch {branch.batch}: " + ("already trained" if done else f"{branch.steps} steps"), flush=True)
+        if not done:
+            branch.train(origin, program, directory if os.path.isdir(directory) else ".")
+        branch.loss = branch.read_loss(origin)
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
     kind = "val" if origin.options.get("val") else "train"

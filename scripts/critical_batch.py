@@ -24,10 +24,10 @@ from branched_probe import probe
 
 def constant_batch(run, step):
     """The batch in rows up to `step`, without the run's last step, which the horizon may cut short."""
-    batches = [row.get("batch") for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)]
-    if None in batches or len(set(batches)) != 1 or batches[0] <= 0:
+    batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
+    if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
-    return batches[0]
+    return batches.pop()
 
 
 def fit_minima(batch, steps):
@@ -40,12 +40,9 @@ def fit_minima(batch, steps):
     start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
     start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
     # Solved for S with E = B S: S = S_min + E_min / B.
-    fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start,
-                        xtol=1e-14, ftol=1e-14)
-    freedom = len(steps) - 2
-    if freedom == 0:
-        return np.exp(fit.x), np.full((2, 2), np.nan), fit.fun
-    return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * (fit.fun @ fit.fun) / freedom, fit.fun
+    fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start, xtol=1e-14, ftol=1e-14)
+    variance = (fit.fun @ fit.fun) / (len(steps) - 2) if len(steps) > 2 else math.nan
+    return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * variance, fit.fun
 
 
 def fit(args):
@@ -75,81 +72,61 @@ def fit(args):
             ("E_min ", e_min, cov[1, 1], "examples: no batch, however small, needs fewer"),
             ("B_crit", e_min / s_min, cov[0, 0] + cov[1, 1] - 2 * cov[0, 1],
              "examples: this batch needs twice S_min steps and twice E_min examples")):
-        error = f" +- {100 * math.sqrt(variance):.2g}%" if math.isfinite(variance) else ""
-        print(f"{name} = {value:.6g}{error} {words}")
+        print(f"{name} = {value:.6g}{f' +- {100 * math.sqrt(variance):.2g}%' if math.isfinite(variance) else ''} {words}")
     if len(runs) == 2:
         print("Two runs determine the two unknowns and leave no residual: add a third batch size to judge the fit.")
     if not batch.min() <= e_min / s_min <= batch.max():
         print("B_crit lies outside these batches: an extrapolation; add a run on its other side.")
     for run in runs:
-        if (schedule := run.info.get("options", {}).get("lr_schedule")) in ("linear", "cosine"):
-            print(f"warning: {run.path}: --lr-schedule {schedule}: the runs reach the loss at different points of their "
-                  "decay, which moves S and E. Use constant or wsd, and a loss that is reached before the decay.")
-        elif schedule == "wsd":
-            print(f"note: {run.path}: --lr-schedule wsd: loss curves of different batches may cross (arXiv 2601.05034): "
-                  "compare at several --target.")
+        if (schedule := run.info.get("options", {}).get("lr_schedule")) not in (None, "constant"):
+            print(f"warning: {run.path}: --lr-schedule {schedule}: the runs reach the loss at different points of their decay, "
+                  "and curves of different batches may cross (arXiv 2601.05034). Use constant, or several --target before it.")
     print("Each run should use the learning rate that suits its batch.")
     if args.plot:
         import report_plots
         write_whole(args.plot, lambda: report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
 
 
-def noise_scales(run, bins):
-    """(B_n, B, steps) of every bin, and how many bins are left out; noise scale and batch in rows. S and G2 are averaged
-    before they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
-    import numpy as np
-
-    # The LayerNorms' scale times its ratio to the whole model's. A run writes 1 until it knows the ratio: taken for
-    # one, that would make a constant noise scale grow. Those steps get the first ratio that is known.
-    written = run.column("gns_ratio")
-    ratio, ratios = next((x for x in written if math.isfinite(x) and x > 0 and x != 1), 1.0), []
-    for value in written:
-        ratio = value if math.isfinite(value) and value > 0 and value != 1 else ratio
-        ratios.append(ratio)
-    table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratios], 1)
-    table = table[np.isfinite(table).all(1) & (table[:, 2] > 0)]
-    if len(table) < bins:
-        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), not {bins}")
-    parts = np.array_split(table, bins)
-    s, g2, batch, ratio = np.array([part.mean(0) for part in parts]).T
-    steps = np.array([len(part) for part in parts], dtype=float)
-    good = (g2 > 0) & (s > 0)
-    return ratio[good] * s[good] / g2[good], batch[good], steps[good], bins - int(good.sum())
-
-
-def gamma_of(noise, batch, steps):
-    """gamma (McCandlish et al. 2018, appendix D). s counts progress in steps of an infinite batch: a step at batch B
-    makes 1 / (1 + B_n / B) of one (eq. 2.6)."""
-    import numpy as np
-
-    ds = steps / (1 + noise / batch)
-    return (np.sqrt(noise) @ ds) ** 2 / (ds.sum() * (noise @ ds)), ds
-
-
 GAIN_BINS = 16  # enough for the noise scale's shape, few enough for its noise to average out
 
 
-def gain(args):
-    run = Run(args.run)
-    noise, batch, steps, left_out = noise_scales(run, GAIN_BINS)
-    if len(noise) < GAIN_BINS // 2:
-        raise Fault(EXIT_INPUT, f"{run.path}: G2 is not above 0 in half of the run; the noise scale is not known")
-    gamma, ds = gamma_of(noise, batch, steps)
-    others = [gamma_of(*noise_scales(run, bins)[:3])[0] for bins in (GAIN_BINS // 2, GAIN_BINS * 2)
-              if bins <= len(run.rows)]
-    spread = " to ".join(f"{x:.4f}" for x in sorted([gamma, *others])[:: max(1, len(others))])
+def noise_scales(run):
+    """(B_n, B, steps) of every bin whose noise scale is known; noise scale and batch in rows. S and G2 are averaged before
+    they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
+    import numpy as np
 
-    print(f"The noise scale B_n over the run, in examples (rows), at {len(noise)} points, and the batch of the run:")
+    # The LayerNorms' scale times c, its ratio to the whole model's. A run writes 1 until it knows c: used as a value, that
+    # would make a constant noise scale grow. Those steps use the first c that is known.
+    c = np.array(run.column("gns_ratio"))
+    at = np.flatnonzero(np.isfinite(c) & (c > 0) & (c != 1))
+    ratio = c[at[np.maximum(0, np.searchsorted(at, range(len(c)), "right") - 1)]] if len(at) else np.ones(len(c))
+    table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratio], 1)
+    table = table[np.isfinite(table).all(1) & (table[:, 2] > 0)]
+    if len(table) < GAIN_BINS:
+        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), not {GAIN_BINS}")
+    parts = np.array_split(table, GAIN_BINS)
+    s, g2, batch, ratio = np.array([part.mean(0) for part in parts]).T
+    good = (g2 > 0) & (s > 0)
+    if good.sum() < GAIN_BINS // 2:
+        raise Fault(EXIT_INPUT, f"{run.path}: G2 is not above 0 in half of the run; the noise scale is not known")
+    return (ratio * s / np.where(good, g2, 1))[good], batch[good], np.array([len(part) for part in parts], float)[good]
+
+
+def gain(args):
+    """gamma (McCandlish et al. 2018, appendix D). s counts progress in steps of an infinite batch: a step at batch B makes
+    1 / (1 + B_n / B) of one (eq. 2.6)."""
+    import numpy as np
+
+    noise, batch, steps = noise_scales(Run(args.run))
+    ds = steps / (1 + noise / batch)
+    gamma = (np.sqrt(noise) @ ds) ** 2 / (ds.sum() * (noise @ ds))
+    print(f"The noise scale B_n over the run, in examples (rows), at {len(noise)} of {GAIN_BINS} points, and the batch of the run:")
     for name, i in (("first", 0), ("middle", len(noise) // 2), ("last", -1)):
         print(f"  {name:7} B_n = {noise[i]:10.4g}   batch = {batch[i]:.4g}")
-    if left_out:
-        print(f"  {left_out} of {GAIN_BINS} points left out: G2 not above 0 there, the noise scale unknown and large")
-    print(f"gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}")
-    both, one = 50 * (1 - math.sqrt(gamma)), 50 * (1 - gamma)
-    print(f"""  over half and twice as many points: {spread}; s = {ds.sum():.1f} steps of an infinite batch
+    print(f"""gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}
 A batch that follows B = sqrt(r B_n), with a constant r, has (S/S_min - 1)(E/E_min - 1) = gamma, where a constant one has 1:
-1 where B_n never moves, towards 0 the more it moves. Against the constant batch B_crit such a batch saves {both:.1f}% of the
-steps and of the examples together, or {one:.1f}% of either at as many of the other. This is what the model of plain SGD
+1 where B_n never moves, towards 0 the more it moves. Against the constant batch B_crit such a batch saves {50 * (1 - math.sqrt(gamma)):.1f}% of the
+steps and of the examples together, or {50 * (1 - gamma):.1f}% of either at as many of the other. This is what the model of plain SGD
 with the best learning rate at each step promises: no measured result.""")
 
 

@@ -66,15 +66,13 @@ def read_characters(path, vocab):
         with open(path, "rb") as file:
             itos = PlainUnpickler(file).load()["itos"]
         characters = [itos[token] for token in range(len(itos))]
-        if not all(isinstance(c, str) and len(c) == 1 for c in characters) or len(set(characters)) < len(characters):
-            raise ValueError("itos is not a character a token")
+        if len({c for c in characters if isinstance(c, str) and len(c) == 1}) != vocab or len(characters) != vocab:
+            raise ValueError(f"itos is not {vocab} characters, one per token of the model: another data set's?")
+        return characters
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}") from None
     except Exception as error:  # a damaged pickle raises almost anything
-        raise Fault(EXIT_INPUT, f"{path}: no meta.pkl of nanoGPT's data ({type(error).__name__}: {error})") from None
-    if len(characters) != vocab:
-        raise Fault(EXIT_INPUT, f"{path}: {len(characters)} characters, and the model has {vocab} tokens: another data set's?")
-    return characters
+        raise Fault(EXIT_INPUT, f"{path}: no meta.pkl of the model's data ({type(error).__name__}: {error})") from None
 
 
 def tokenizer_files(characters):
@@ -96,12 +94,11 @@ def write_model(directory, model, config, tokenizer={}):
     try:
         os.makedirs(directory, exist_ok=True)
         save_file(model, os.path.join(directory, "model.safetensors"), {"format": "pt"})
-        for name, text in tokenizer.items():
-            write_whole(os.path.join(directory, name), text)
-        # Last: without it the directory is no model.
-        write_whole(os.path.join(directory, "config.json"), json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error}") from None
+    # config.json last: without it the directory is no model.
+    for name, text in (*tokenizer.items(), ("config.json", json.dumps(config, indent=2) + "\n")):
+        write_whole(os.path.join(directory, name), text)
 
 
 def read_checkpoint(path):
@@ -120,7 +117,7 @@ def read_checkpoint(path):
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
     except Exception as error:  # torch's errors for other files share no base
-        reason = (str(error).splitlines() or [""])[0].strip(". ") or type(error).__name__
+        reason = (str(error).splitlines() or [""])[0].strip(". ")
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint of nanoGPT's train.py ({type(error).__name__}: {reason})") from None
 
 
@@ -137,8 +134,6 @@ def main():
     held = ("config.json", "model.safetensors", "MANIFEST.json", "run.json", "metrics.jsonl")
     if any(os.path.lexists(os.path.join(options.directory, name)) for name in held):
         raise Fault(EXIT_USAGE, f"{options.directory}: holds a model or a run. Name another directory")
-    if os.path.exists(options.checkpoint) and not os.path.isfile(options.checkpoint):
-        raise Fault(EXIT_INPUT, f"{options.checkpoint}: not a regular file")
     args, state, meta = read_checkpoint(options.checkpoint)
     vocab = options.vocab_size or (GPT2_VOCAB if args["vocab_size"] == GPT2_PADDED else args["vocab_size"])
     model = convert(state, vocab)

@@ -14,7 +14,7 @@ import sys
 
 sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
-                     finite_number, loss_curve, printable, reach, run_main, smooth_column, time_unit, write_whole)
+                     finite_number, loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # one colour each
 
@@ -35,8 +35,8 @@ pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em
 def table(head, rows, marked=()):
     """The first column is text, the others are numbers; rows whose first cell is in `marked` are highlighted."""
     def cells(tag, row):
-        return "".join(f'<{tag}{"" if i == 0 else " class=n"}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
-    body = "".join(f'<tr{" class=differs" if row[0] in marked else ""}>{cells("td", row)}</tr>\n' for row in rows)
+        return "".join(f'<{tag}{" class=n" * (i > 0)}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
+    body = "".join(f'<tr{" class=differs" * (row[0] in marked)}>{cells("td", row)}</tr>\n' for row in rows)
     return f'<div class="wide"><table><tr>{cells("th", head)}</tr>\n{body}</table></div>\n'
 
 
@@ -49,38 +49,31 @@ def show_time(seconds):
     return f"{seconds / length:.1f} {unit}" if math.isfinite(seconds) else "-"
 
 
-def show_saved(before, now):
-    """In per cent of the first run's; negative where this run took more."""
-    known = math.isfinite(before) and math.isfinite(now) and before > 0
-    return f"{100 * (1 - now / before):+.1f}%" if known else "-"
-
-
 def totals_table(runs):
+    tested = any(run.test_rows for run in runs)
     rows = []
     for run in runs:
-        last, vals = run.rows[-1], finite(run.val_column("val_loss"))
+        last, vals = run.rows[-1], finite(run.val_column("val_loss")) or [math.nan]
+        right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
         rows.append([run.label, f"{last['tokens']:,}", f"{last['step']:,}", show_time(last["seconds"]),
-                     show(smooth_column(run, "loss")[-1]),
-                     show(vals[-1] if vals else None), show(min(vals) if vals else None)])
-        if any(run.test_rows for run in runs):
-            right = run.test_rows[-1].get("hellaswag_norm") if run.test_rows else None
-            rows[-1].append("-" if right is None else f"{100 * right:.1f}%")
+                     show(smooth_column(run, "loss")[-1]), show(vals[-1]), show(min(vals)),
+                     *(["-" if right is None else f"{100 * right:.1f}%"] if tested else [])])
     head = ["run", "tokens", "steps", "time", "train loss", "val loss", "best val loss"]
-    return table(head + ["HellaSwag"] * any(run.test_rows for run in runs), rows)
+    return table(head + ["HellaSwag"] * tested, rows)
 
 
 def savings_section(runs, kind, target):
     found = [reach(loss_curve(run, kind), target) for run in runs]
-    first, rows = found[0], []
+    rows = []
     for run, at in zip(runs, found):
         if at is None:
             above = all(loss > target for loss in finite(loss_curve(run, kind)[1]))
             rows.append([run.label, "not reached" if above else "below it from its first line on"] + ["-"] * 5)
             continue
-        saved = ["" if run is runs[0] else show_saved(first[x], at[x]) if first else "-"
-                 for x in ("tokens", "step", "seconds")]
-        rows.append([run.label, f"{at['tokens']:,.0f}", saved[0], f"{at['step']:,.0f}", saved[1],
-                     show_time(at["seconds"]), saved[2]])
+        saved = {x: "" if run is runs[0] else f"{100 * (1 - at[x] / found[0][x]):+.1f}%"
+                 if found[0] and found[0][x] > 0 and math.isfinite(at[x]) else "-" for x in at}
+        rows.append([run.label, f"{at['tokens']:,.0f}", saved["tokens"], f"{at['step']:,.0f}", saved["step"],
+                     show_time(at["seconds"]), saved["seconds"]])
     words = "validation loss" if kind == "val" else "smoothed training loss"
     return (f"<h2>Saved to equal loss</h2>\n<p class=note>To a {words} of {target:.4f}; saved against the first run "
             f"({html.escape(runs[0].label)}), negative where a run took more.</p>\n"
@@ -93,43 +86,37 @@ MOST_SAMPLES = 8  # of a run
 def show_sample(sample):
     prompt, text = sample.get("prompt") or "", sample["text"]
     said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
-    text = html.escape(text[len(prompt):] if said else text)
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
     if prompt.startswith("@"):
         at += f", after {html.escape(prompt)}"  # a file, which the text does not repeat
-    return f"<p class=note>{at}</p><pre>{said}{text}</pre>\n"
+    return f"<p class=note>{at}</p><pre>{said}{html.escape(text[len(prompt):] if said else text)}</pre>\n"
 
 
 def samples_section(runs):
-    """Of each run evenly over its length, with the first and the last."""
-    if not any(run.samples for run in runs):
-        return ""
-    out = "<h2>Samples along the way</h2>\n"
-    if any(sample.get("prompt") for run in runs for sample in run.samples):
-        out += "<p class=note>Coloured: the prompt.</p>\n"
+    """Samples of each run, evenly over its length, with the first and the last."""
+    out = ""
     for run in runs:
-        n = len(run.samples)
-        chosen = run.samples if n <= MOST_SAMPLES else [run.samples[i * (n - 1) // (MOST_SAMPLES - 1)] for i in range(MOST_SAMPLES)]
+        n, last = min(len(run.samples), MOST_SAMPLES), len(run.samples) - 1
+        chosen = [run.samples[i * last // max(1, n - 1)] for i in range(n)]
         out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n) + "".join(map(show_sample, chosen))
-    return out
+    return out and f"<h2>Samples along the way</h2>\n<p class=note>Coloured: the prompt.</p>\n{out}"
 
 
 def commands_section(runs):
-    """Every part of every run: where, when, how and with which options it was started. A later part's options are those
-    that it changed."""
-    out = "<h2>Commands</h2>\n" if any(run.parts for run in runs) else ""
+    """Where, when, how and with which options every part of a run was started. A later part shows the options that it
+    changed."""
+    out = ""
     for run in runs:
         ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]
-        out += f"<h3>{html.escape(run.label)}</h3>\n" if run.parts else ""
+        out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(run.parts)
         for part, end in zip(run.parts, ends):
-            about = ", ".join((
-                f"steps {part.get('first_step', 1):,} to {end:,}", f"started {part.get('started', 'at some time')}",
-                f"on {part.get('host', 'some machine')}", f"{part.get('ranks', 1)} rank{'s' * (part.get('ranks', 1) != 1)}",
-                f"program {part.get('program_xxh3_128', 'unknown')[:12]}"))
+            about = (f"steps {part.get('first_step', 1):,} to {end:,}, started {part.get('started', 'at some time')}, "
+                     f"on {part.get('host', 'some machine')}, {part.get('ranks', 1)} rank{'s' * (part.get('ranks', 1) != 1)}, "
+                     f"program {part.get('program_xxh3_128', 'unknown')[:12]}")
             words = ", ".join(f"{name} = {value}" for name, value in flatten(part.get("options", {})).items())
             out += f"<p class=note>{html.escape(about)}</p><pre>{html.escape(command_text(part))}</pre>\n"
             out += f"<p class=note>{'With' if part is run.parts[0] else 'Changed:'} {html.escape(words)}.</p>\n" if words else ""
-    return out
+    return out and f"<h2>Commands</h2>\n{out}"
 
 
 def flatten(info, prefix=""):
@@ -149,40 +136,33 @@ def options_section(runs):
     rows = [[name] + [options.get(name, "") for options in flat] for name in dict.fromkeys(itertools.chain(*flat))]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     head = ["option"] + [run.label for run in runs]
-    out = "<h2>Options</h2>\n"
-    if any(len(run.parts) > 1 for run in runs):
-        out += "<p class=note>Of a run's last part; the commands above have what a part changed.</p>\n"
-    if differ:
-        out += "<p class=note>Where the runs differ:</p>\n" + table(head, differ)
-    return out + (f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
-                  f"{table(head, rows, {row[0] for row in differ})}</details>\n")
+    return ("<h2>Options</h2>\n<p class=note>As of a run's last part; the commands above show what a part changed.</p>\n"
+            + (f"<p class=note>Where the runs differ:</p>\n{table(head, differ)}" if differ else "")
+            + f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
+            f"{table(head, rows, {row[0] for row in differ})}</details>\n")
 
 
 def headline(run):
     """The model, the data and the machine in one line."""
-    model, data = run.info.get("model", {}), run.info.get("train_data", {})
+    model, data, options = (run.info.get(name, {}) for name in ("model", "train_data", "options"))
     parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
              f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",
-             f"T = {run.info.get('options', {}).get('seq_len')}" if "seq_len" in run.info.get("options", {}) else "",
+             f"T = {options.get('seq_len')}" if "seq_len" in options else "",
              f"{data['tokens']:,} training tokens" if "tokens" in data else "",
-             str(run.info.get("engine", "")), str(run.info.get("program", ""))]
+             run.info.get("engine", ""), run.info.get("program", "")]
     return " &middot; ".join(html.escape(part) for part in parts if part)
 
 
 def page(runs, target, plots):
     names = [run.label for run in runs[:2]] + ([f"{len(runs) - 2} more"] if len(runs) > 2 else [])
-    title = ("Run " if len(runs) == 1 else "") + " and ".join(names)
-    lines = list(dict.fromkeys(headline(run) for run in runs))
-    sections = [f"<h1>{html.escape(title)}</h1>\n"]
-    sections += [f"<p class=note>{line}</p>\n" for line in lines if len(lines) == 1]
+    title = html.escape(("Run " if len(runs) == 1 else "") + " and ".join(names))
+    lines = {headline(run) for run in runs}
+    sections = [f"<h1>{title}</h1>\n"] + [f"<p class=note>{line}</p>\n" for line in lines if len(lines) == 1]
     sections.append(totals_table(runs))
     numbers = itertools.count(1)
 
-    def figure(name, note, drawn, head="<h2>{}</h2>\n"):
-        if drawn is None:
-            return
-        sections.append(head.format(name))
-        sections.append(f"<figure>{plots.svg_of(drawn, name)}\n"
+    def figure(name, note, drawn):
+        sections.append(f"<h2>{name}</h2>\n<figure>{plots.svg_of(drawn, name)}\n"
                         f"<figcaption>Figure {next(numbers)}. {note}</figcaption></figure>\n")
 
     kind = common_kind(runs)
@@ -192,31 +172,22 @@ def page(runs, target, plots):
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
         sections.append(savings_section(runs, kind, target))
-        figure("Saved to equal loss", "Against the first run, at every loss that both cross; below 0 where a run took more.",
-               plots.draw_savings(runs, kind), "")
     if any(run.test_rows for run in runs):
-        figure("HellaSwag", "Four endings a question: 25% is chance.", plots.draw_tests(runs))
+        figure("HellaSwag", "Four endings per question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):
         figure("Gradient noise scale and batch", "The noise scale is the batch at which noise and signal are equal, in "
                "rows (examples of one context each), as the run averaged it. Gaps: the squared mean gradient is not "
-               "above 0, so that only the lower bound is known; where that is higher than the plot, or infinite, "
-               "it runs along the top.", plots.draw_gns(runs))
+               "above 0, and only the lower bound is known; a bound above the plot, or infinite, runs along the top.",
+               plots.draw_gns(runs))
     if any(plots.sampled(run) for run in runs):
         figure("Noise scale by layer and by type", "From the steps that measured the gradient of every tensor.",
                plots.draw_layers(runs))
-    figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens a second: "
-           "smoothed over single steps.", plots.draw_rates(runs))
+    if plots.known(runs, plots.RATES):
+        figure("Learning rate, batch, gradient norm and throughput", "Gradient norm before clipping, and tokens per second: "
+               "smoothed over single steps.", plots.draw_rates(runs))
     sections += [samples_section(runs), commands_section(runs), options_section(runs)]
-    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+    return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
-
-
-def label(runs):
-    """Sets each run's label (the directory's name, or the path where two have the same) and number (its colour)."""
-    names = [run.name for run in runs]
-    for number, run in enumerate(runs):
-        run.label = run.name if names.count(run.name) == 1 else printable(run.path)
-        run.number = number
 
 
 def main():
@@ -228,10 +199,11 @@ def main():
     runs = [Run(path) for path in args.runs]
     if len(runs) > MOST_RUNS:
         raise Fault(EXIT_USAGE, f"{len(runs)} runs; at most {MOST_RUNS} have colours")
+    names = [run.name for run in runs]
     for run in runs:
         if not finite(run.column("loss")):
-            raise Fault(EXIT_INPUT, f"{os.path.join(run.path, 'metrics.jsonl')}: no loss in it")
-    label(runs)
+            raise Fault(EXIT_INPUT, f"{run.metrics_path}: no loss in it")
+        run.label = run.name if names.count(run.name) == 1 else os.fsencode(run.path).decode(errors="replace")
 
     def draw():
         import report_plots

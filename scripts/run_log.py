@@ -1,10 +1,9 @@
-"""The one reader of a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for
-each step, validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
+"""Reads a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for each step,
+validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
 
 llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
-1e308 there and inf here. What a file holds is checked once, here: a wrong type, a number out of range or half a line is a
-Fault, one line with the file and exit code 65. Also here: how scripts fail, how they follow a run, and the curves that
-several of them compute from one.
+1e308 there and inf here. The reader checks every file once: a wrong type, a number out of range or half a line is a
+Fault, one line with the file and exit code 65. Also here: how scripts fail and follow a run, and loss curves.
 """
 
 import argparse
@@ -14,13 +13,13 @@ import json
 import math
 import os
 import shlex
-import stat
 import sys
 import time
 import zlib
 
-EXIT_USAGE, EXIT_INPUT, EXIT_MEMORY, EXIT_WRITE = 64, 65, 71, 74
+EXIT_USAGE, EXIT_INPUT, EXIT_WRITE = 64, 65, 74
 UNBOUNDED, LARGEST = 1e308, 1e100
+
 
 class Fault(Exception):
     """Ends a script: one line for the user, and the exit code."""
@@ -36,9 +35,6 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **more):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
-    def _print_message(self, message, file=None):  # argparse's own ignores a full disk
-        (file or sys.stderr).write(message or "")
-
     def error(self, message):
         raise Fault(EXIT_USAGE, f"{message} (--help shows the use)")
 
@@ -53,10 +49,9 @@ def finite_number(text):
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: what is written fails, as on a full disk
-            setattr(sys, name, open("/dev/full" if name == "stdout" else os.devnull, "w", encoding="utf-8"))
-    sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    sys.stdout = sys.stdout or open("/dev/full", "w", encoding="utf-8")  # closed: what is written fails
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         try:
             main()
@@ -64,16 +59,12 @@ def run_main(main, packages=""):
             sys.stdout.flush()
     except (Fault, ImportError) as error:
         fault = error if isinstance(error, Fault) else missing_packages(packages, error)
-        print(f"error: {fault}", file=sys.stderr)
-        sys.exit(fault.code)
+        sys.exit(print(f"error: {fault}", file=sys.stderr) or fault.code)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # its reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
         sys.exit(EXIT_WRITE)
-    except (MemoryError, RecursionError):
-        print("error: out of memory: is a file of the run far too large, or nested too deeply?", file=sys.stderr)
-        sys.exit(EXIT_MEMORY)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -84,23 +75,15 @@ def missing_packages(packages, error):
     python = os.path.join(venv, "bin", "python")
     if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
         os.environ["GNS_IN_VENV"] = "1"  # once
-        sys.stdout.flush()
         os.execv(python, [python] + sys.argv)
-    venv = venv if os.path.relpath(venv).startswith(os.pardir) else os.path.relpath(venv)
-    pip = os.path.join(venv, "bin", "pip")
-    create = "" if os.path.exists(pip) else f"python3 -m venv {shlex.quote(venv)} && "
-    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): {create}{shlex.quote(pip)} install {packages}")
-
-
-def printable(path):
-    """The name of a file, which may be any bytes, as text."""
-    return os.fsencode(path).decode(errors="replace")
+    return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): "
+                 f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}")
 
 
 def write_whole(path, text):
     """Writes the whole file, or none of it. text: a string, or a function, called once the file can be written."""
     partial = f"{path}.{os.getpid()}.tmp"
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
@@ -115,6 +98,8 @@ def write_whole(path, text):
         raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
+# ---- Reading and checking -------------------------------------------------------------------------------------------
+
 def has_log(path):
     return os.path.exists(path) or os.path.exists(path + ".gz")
 
@@ -123,37 +108,22 @@ def read_bytes(path, begin=0):
     """A file from byte `begin` on; unpacked, where there is only a file with .gz after the name."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a FIFO would wait for its writer
+        raise Fault(EXIT_INPUT, f"{path}: not a regular file; name another")
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a FIFO would wait for its writer
-            raise Fault(EXIT_INPUT, f"{path}: not a regular file; name another")
         with (gzip.open if packed else open)(path, "rb") as file:
             file.seek(begin)
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short; copy it again") from None
     except OSError as error:
-        remedy = "; name a run's directory" if os.path.basename(path).startswith(("run.json", "metrics.jsonl")) else ""
-        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}{remedy}") from None
-
-
-def short_integer(text):
-    if len(text) > 20 or text.lstrip("-")[0] in "NI":  # NaN, Infinity
-        raise ValueError(f"{text[:20]} is no number that a run writes")
-    return int(text)
+        raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run's directory") from None
 
 
 def parse(where, data):
-    """The JSON in some bytes of a file. where: names them in the error. Half a surrogate pair, which no text may hold,
-    becomes U+FFFD."""
-    read = json.JSONDecoder(parse_int=short_integer, parse_constant=short_integer).decode
+    """The JSON in some bytes of a file. where: names them in the error."""
     try:
-        value = read(data.decode(errors="surrogatepass"))
-        if b"\xed" in data or b"\\ud" in data.lower():
-            text = json.dumps(value, ensure_ascii=False)
-            value = read(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        return value
-    except UnicodeDecodeError:
-        raise Fault(EXIT_INPUT, f"{where}: not UTF-8 text") from None
+        return json.loads(data.decode(errors="replace"))
     except (ValueError, RecursionError) as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
 
@@ -161,7 +131,7 @@ def parse(where, data):
 NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
 RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER},
-       "engine": TEXT, "program": TEXT, "tuning": TEXT,
+       "engine": TEXT, "program": TEXT,
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}
 SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(None))}
@@ -172,8 +142,8 @@ def check(where, value, shape, name=""):
     """A Fault where a file's value has not its shape: a type, [the elements'], or {field: its shape}; a field that must be
     there ends with an exclamation mark. Returns the value."""
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
-    if not isinstance(value, kind) or isinstance(value, bool) and kind in (NUMBER, COUNT) or (
-            kind == COUNT and not 0 <= value < 1 << 53 or kind == NUMBER and abs(value) > LARGEST):
+    if not isinstance(value, kind) or kind in (NUMBER, COUNT) and (isinstance(value, bool) or not abs(value) <= LARGEST) or (
+            kind == COUNT and value < 0):
         what = NAMES.get(kind, "text or null")
         raise Fault(EXIT_INPUT, f'{where}: "{name}" is not {what}' if name else f"{where}: not {what}")
     for element in value if isinstance(shape, list) else ():
@@ -217,6 +187,8 @@ class Tail:
                 yield where, check(where, parse(where, line), shape)
 
 
+# ---- Runs -----------------------------------------------------------------------------------------------------------
+
 def command_text(part, between="\n"):
     """A part's command as a shell reads it."""
     return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
@@ -230,8 +202,9 @@ class Live:
 
     def __init__(self, path, begin=0):
         self.path, self.begin = path, begin
-        base, parent = os.path.basename(os.path.abspath(path)), os.path.dirname(os.path.abspath(path))
-        self.name = printable(base if base != "run" else os.path.basename(parent) or base)
+        parent, base = os.path.split(os.path.abspath(path))
+        name = base if base != "run" else os.path.basename(parent) or base
+        self.name = os.fsencode(name).decode(errors="replace")
         self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
                                                                 ("run.json", "metrics.jsonl", "samples.jsonl"))
         self.rewind()
@@ -240,9 +213,6 @@ class Live:
         self.info, self.parts, self.seconds = {}, [], {}
         self.time, self.tokens, self.rate = 0.0, self.begin, math.nan
         self.tails = Tail(self.metrics_path), Tail(self.samples_path)
-
-    def has_begun(self):
-        return has_log(self.info_path) and has_log(self.metrics_path)
 
     def new(self, whole=False):
         """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut if lines that were
@@ -262,7 +232,7 @@ class Live:
             for x in value if isinstance(value, list) else [value]:
                 if x == UNBOUNDED and name.endswith(("_lower", "ramp_aim")):
                     row[name] = math.inf
-                elif x is not None and abs(x) > LARGEST:
+                elif x is not None and not abs(x) <= LARGEST:
                     raise Fault(EXIT_INPUT, f'{where}: "{name}" is no number that a run writes')
         if row["tokens"] < self.tokens:
             raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
@@ -278,6 +248,13 @@ class Live:
         return self.seconds.get(step, self.time)
 
 
+def numbers_of(row):
+    """{name: number} of a row for a viewer: a list by element, without the step and unknown numbers."""
+    out = {name: x for name, x in row.items() if not isinstance(x, list)}
+    out |= {f"{name}/{i:02d}": x for name, values in row.items() if isinstance(values, list) for i, x in enumerate(values)}
+    return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
+
+
 def add_follow_options(parser):
     parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
     parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
@@ -290,7 +267,7 @@ def follow(sinks, args):
     try:
         while True:
             for sink in sinks:
-                if args.follow and not sink.live.has_begun():
+                if args.follow and not (has_log(sink.live.info_path) and has_log(sink.live.metrics_path)):
                     continue
                 try:
                     sink.add(*sink.live.new())
@@ -329,18 +306,19 @@ class Run(Live):
 
     def column(self, name):
         """loss: without label smoothing, as validation is."""
-        if name == "loss" and "loss_nll" in self.rows[0]:
-            name = "loss_nll"
-        return column(self.rows, name)
+        return column(self.rows, "loss_nll" if name == "loss" and "loss_nll" in self.rows[0] else name)
 
     def val_column(self, name):
         return column(self.val_rows, name)
 
 
-def smooth(tokens, values, span):
-    """Exponential average whose weights halve every `span` tokens, bias-corrected; NaN is left out."""
+# ---- Curves ---------------------------------------------------------------------------------------------------------
+
+def smooth_column(run, name):
+    """A field over the steps: exponential average, bias-corrected, with a half-life of 1% of the run's tokens."""
+    span = max(1.0, 0.01 * run.rows[-1]["tokens"])
     out, total, weight, before = [], 0.0, 0.0, 0
-    for at, value in zip(tokens, values):
+    for at, value in zip(run.column("tokens"), run.column(name)):
         decay = 2.0 ** (-(at - before) / span)
         if math.isfinite(value) and decay < 1:
             total = decay * total + (1 - decay) * value
@@ -348,11 +326,6 @@ def smooth(tokens, values, span):
             before = at
         out.append(total / weight if weight > 0 else math.nan)
     return out
-
-
-def smooth_column(run, name):
-    """A field over the steps, smoothed with a half-life of 1% of the run's tokens."""
-    return smooth(run.column("tokens"), run.column(name), max(1.0, 0.01 * run.rows[-1]["tokens"]))
 
 
 def time_unit(seconds):
@@ -371,8 +344,9 @@ def loss_curve(run, kind):
 def common_target(runs, kind):
     """The lowest loss that every run has."""
     best = [min(finite(loss_curve(run, kind)[1]), default=math.nan) for run in runs]
-    if math.isnan(sum(best)):
-        raise Fault(EXIT_INPUT, f"{runs[list(map(math.isnan, best)).index(True)].path}: no {kind} loss that is a number")
+    for run, loss in zip(runs, best):
+        if math.isnan(loss):
+            raise Fault(EXIT_INPUT, f"{run.path}: no {kind} loss that is a number")
     return max(best)
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Live, Parser, add_follow_options, command_text, follow, run_main
+from run_log import EXIT_INPUT, Fault, Live, Parser, add_follow_options, command_text, follow, numbers_of, run_main
 
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
@@ -20,22 +20,15 @@ SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 def config_of(live):
     """The options, the other fields of run.json, and the commands as a shell reads them."""
     rest = {name: value for name, value in live.info.items() if name not in ("options", "parts")}
-    commands = [command_text(part, " && ") for part in live.parts]
-    return {**live.info.get("options", {}), "run": rest, "commands": commands}
+    return {**live.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in live.parts]}
 
 
 def history_of(rows):
-    """[(step, {name: number})], ascending: one entry for all lines of a step; finite numbers only, lists by element."""
+    """[(step, {name: finite number})], ascending: one entry for all lines of a step."""
     history = {}
     for row in rows:
-        numbers = history.setdefault(int(row["step"]), {})
-        for name, value in row.items():
-            if isinstance(value, list):
-                numbers.update({f"{name}/{i:02d}": x for i, x in enumerate(value) if x is not None})
-            elif value is not None and math.isfinite(value):
-                numbers[name] = value
-    for numbers in history.values():
-        del numbers["step"]  # wandb's own
+        numbers = history.setdefault(row["step"], {})
+        numbers |= {name: x for name, x in numbers_of(row).items() if math.isfinite(x)}
     return sorted(history.items())
 
 
