@@ -10,6 +10,7 @@
 
 #include "base/common.h"
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +52,18 @@ static struct {
         printf("  skipped: %s\n", why);                                                                                \
         return;                                                                                                        \
     } while (0)
+
+// A path, or another short text, in one of 64 buffers in turn.
+__attribute__((format(printf, 1, 2))) static inline const char *path_of(const char *format, ...) {
+    static char buffers[64][4096];
+    static int next;
+    char *path = buffers[next++ % 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(path, sizeof buffers[0], format, args);
+    va_end(args);
+    return path;
+}
 
 // Whether a message names a place in a file: "byte 12", "bytes 0 to 8".
 static inline bool test_says_byte(const char *message) {

@@ -156,17 +156,6 @@ static inline char *read_text(const char *path, size_t *bytes) {
     return NULL;
 }
 
-__attribute__((format(printf, 1, 2))) static inline const char *path_of(const char *format, ...) {
-    static char buffers[64][PATH_MAX];
-    static int next;
-    char *path = buffers[next++ % 64];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(path, PATH_MAX, format, args);
-    va_end(args);
-    return path;
-}
-
 static inline bool file_mentions(const char *path, const char *text) {
     size_t bytes;
     char *content = read_text(path, &bytes);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "options/options.h"
-#include "../test.h"
+#include "../scratch.h"
 
 // A command line: the program's name, then words split at blanks.
 typedef struct {

@@ -2,8 +2,6 @@
 // test_options.c checks single options.
 #include "options_test.h"
 
-#include <unistd.h>
-
 static void test_horizon_and_batch(void) {
     Options o;
     Error e;
@@ -79,8 +77,7 @@ static void test_epochs(void) {
     CHECK(strstr(o.notes, "--epochs has no effect without --train"), "%s", o.notes);
     static const char *const bad[] = {"0", "-1", "nan", "inf", "1e7", "x"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        char words[64];
-        snprintf(words, sizeof words, "--train a --epochs %s", bad[i]);
+        const char *words = path_of("--train a --epochs %s", bad[i]);
         CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, "--epochs");
     }
 }
@@ -119,6 +116,8 @@ static void test_contradictions(void) {
         {"--eval-only --model dir --val b --check c", "--eval-only and --check"},
         {"--train a --steps 5 --hellaswag q", "--hellaswag-every"},
         {"--train a --steps 5 --hellaswag-every 5 --hellaswag=", "--hellaswag is empty"},
+        {"--train a --steps 5 --check=", "--check is empty"}, // "$UNSET" trained
+        {"--check dir --sample-only --model dir", "--sample-only and --check"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
@@ -128,42 +127,111 @@ static void test_contradictions(void) {
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
 }
 
-// A typed option without effect is an error that names the option and what it needs.
-static void test_no_effect(void) {
-    Options o;
+// What becomes of options without effect: refused, naming the option and what it needs; noted, where llm.c's scripts give
+// them, the value of another option decides, or nothing is trained; or they have an effect and nothing is said.
+typedef enum { REFUSED, NOTED, SILENT } Effect;
+#define TRAIN "--train a --train-tokens 1e6 "
+// clang-format off
+static const struct {
+    Effect effect;
+    const char *base, *words, *says[2];
+} effects[] = {
+    {REFUSED, TRAIN, "--val-every 5", {"--val-every", "--val"}},
+    {REFUSED, TRAIN, "--val-tokens 512", {"--val-tokens", "--val"}},
+    {REFUSED, TRAIN, "--val b --patience 3", {"--patience", "--keep-best"}},
+    {REFUSED, TRAIN, "--prompt x", {"--prompt", "--sample-every"}},
+    {REFUSED, TRAIN, "--temperature 0", {"--temperature", "--sample-every"}},
+    {REFUSED, TRAIN, "--top-k 5", {"--top-k", "--sample-every"}},
+    {REFUSED, TRAIN, "--top-p 0.5", {"--top-p", "--sample-every"}},
+    {REFUSED, TRAIN, "--sample-tokens 5", {"--sample-tokens", "--sample-every"}},
+    {REFUSED, TRAIN, "--sample-tokens 5 --sample-every 0", {"--sample-tokens", "--sample-every"}},
+    {REFUSED, TRAIN, "--hellaswag q", {"--hellaswag", "--hellaswag-every"}},
+    {REFUSED, TRAIN, "--batch-min 3", {"--batch-min", "--ramp"}},
+    {REFUSED, TRAIN, "--batch-max 3", {"--batch-max", "--ramp"}},
+    {REFUSED, TRAIN, "--ramp-lr-power 0", {"--ramp-lr-power", "--ramp"}},
+    {REFUSED, TRAIN, "--ramp-kappa 1", {"--ramp-kappa", "--ramp gns"}},
+    {REFUSED, TRAIN, "--gns-ratio 2", {"--gns-ratio", "--ramp gns"}},
+    {REFUSED, TRAIN, "--gns off --gns-half-life 500", {"--gns-half-life", "--gns ln"}},
+    {REFUSED, TRAIN, "--gns off --gns-exact-every 5", {"--gns-exact-every", "--gns ln"}},
+    {REFUSED, TRAIN, "--lr-schedule constant --final-lr-frac 0", {"--final-lr-frac", "--lr-schedule"}},
+    {REFUSED, TRAIN, "--lr-schedule inverse-sqrt --final-lr-frac 0.5", {"--final-lr-frac", "--lr-schedule"}},
+    {REFUSED, TRAIN, "--price 3", {"--price", "--dry-run"}},
+    {REFUSED, TRAIN, "--device H200", {"--device", "--dry-run"}},
+    {REFUSED, TRAIN, "--link 50", {"--link", "--dry-run"}},
+    {REFUSED, TRAIN, "--ranks 8", {"--ranks", "--dry-run"}},
+    {NOTED, TRAIN, "-v 250", {"--val-every", ""}},
+    {NOTED, TRAIN, "-m 3", {"--val-tokens", ""}},
+    {NOTED, TRAIN, "-g 144", {"--sample-tokens", ""}},
+    {NOTED, TRAIN, "-s 0 -g 144", {"--sample-tokens", ""}},
+    {NOTED, TRAIN, "-k constant -q 0.0", {"--final-lr-frac", ""}},
+    {NOTED, TRAIN, "--val b --val-every 0 --val-tokens 512", {"--val-tokens", ""}},
+    {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-k 5", {"--top-k", ""}},
+    {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-p 0.5", {"--top-p", ""}},
+    {NOTED, TRAIN, "--ramp replay:x --batch-max 5", {"--batch-max", ""}},
+    {NOTED, TRAIN, "--ramp replay:x --batch-min 5 --batch-tokens 4096", {"--batch-min", ""}},
+    {NOTED, TRAIN, "--eval-only --model dir --val b", {"--train", ""}},
+    {NOTED, TRAIN, "--eval-only --model dir --val b -l 1e-4", {"--lr", ""}},
+    {NOTED, TRAIN, "--sample-only --model dir", {"--train-tokens", ""}},
+    {NOTED, TRAIN, "--check dir", {"--train", ""}},
+    {NOTED, "", "--check dir --val-every 5", {"--val-every", "--check ignores --val-every\n"}},
+    {NOTED, "", "--check dir --gns-ratio 2 --prompt x", {"--prompt", "--check ignores --prompt, --gns-ratio\n"}},
+    {NOTED, "", "--sample-only --model dir --hellaswag x", {"--hellaswag", "--sample-only ignores --hellaswag\n"}},
+    {NOTED, "", "--sample-only --model dir --lr-schedule constant --final-lr-frac 0", {"--final-lr-frac", "ignores"}},
+    {NOTED, "", "--eval-only --model dir --val b --gns-ratio 2", {"--gns-ratio", "--eval-only ignores --gns-ratio\n"}},
+    {NOTED, "", "--eval-only --model dir --hellaswag q --val-tokens 512", {"--val-tokens", "no effect without --val: ignored\n"}},
+    {NOTED, "", "--dry-run --val-every 250 --train a --steps 5", {"--val-every", "no effect without --val: the run would be refused\n"}},
+    {NOTED, "", "--dry-run --batch-max 4 --train a --steps 5", {"--batch-max", "no effect without a --ramp: the run would be refused\n"}},
+    {NOTED, "", "--dry-run -v 250 --train a --steps 5", {"--val-every", "no effect without --val: ignored\n"}},
+    {NOTED, "", "--dry-run --val b --val-every 0 --val-tokens 512", {"--val-tokens", "--val-every above 0: ignored\n"}},
+    {REFUSED, "", "--check dir --price 3", {"has no effect without --dry-run", ""}},
+    {REFUSED, "", "--sample-only --model dir --ranks 8", {"has no effect without --dry-run", ""}},
+    {REFUSED, "", "--eval-only --model dir --val b --device H200", {"has no effect without --dry-run", ""}},
+    {REFUSED, "", "--train a --steps 5 --interactive", {"--interactive has no effect without --sample-only", ""}},
+    {SILENT, TRAIN, "--val b --val-every 5 --val-tokens 512", {0}},
+    {SILENT, TRAIN, "--val b --keep-best --patience 3", {0}},
+    {SILENT, TRAIN, "--patience 0 --val-every 0", {0}},
+    {SILENT, TRAIN, "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5", {0}},
+    {SILENT, TRAIN, "--prompt= --top-k 0", {0}},
+    {SILENT, TRAIN, "--hellaswag-every 9 --hellaswag q", {0}},
+    {SILENT, TRAIN, "--ramp gns --batch-min 2 --batch-max 4 --ramp-kappa 2 --ramp-lr-power 0 --gns-ratio 2 --gns-half-life 500", {0}},
+    {SILENT, TRAIN, "--ramp linear --batch-min 2 --batch-max 4 --ramp-lr-power 1 --gns off", {0}},
+    {SILENT, TRAIN, "--ramp replay:x --batch-min 5 --ramp-lr-power 1", {0}},
+    {SILENT, TRAIN, "--gns-half-life 500 --gns-exact-every 5", {0}},
+    {SILENT, TRAIN, "--gns off --gns-half-life 0 --gns-exact-every 0 --gns-ratio 0", {0}},
+    {SILENT, TRAIN, "--lr-schedule wsd --final-lr-frac 0", {0}},
+    {SILENT, TRAIN, "--lr-schedule constant --final-lr-frac 1", {0}},
+    {SILENT, TRAIN, "--zero 2 --reduce micro-step", {0}},
+    {SILENT, TRAIN, "--reduce step", {0}},
+    {SILENT, TRAIN, "--dry-run --price 3 --device H200 --ranks 8 --link 50", {0}},
+    {SILENT, "", "--sample-only --model dir --interactive", {0}},
+    {SILENT, "", "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --top-p 0.9 --sample-tokens 5 --seed 3 --tokenizer t "
+                 "--seq-len 64 --threads 1", {0}},
+    {SILENT, "", "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1", {0}},
+    {SILENT, "", "--eval-only --model dir --hellaswag q --deadline 5", {0}},
+    {SILENT, "", "--check dir", {0}},
+    {SILENT, "", "--dry-run --model d4 --layers 2", {0}},
+};
+// clang-format on
+
+static bool one_note(const Options *o) {
+    return strncmp(o->notes, "note: ", 6) == 0 && strchr(o->notes, '\n') == o->notes + strlen(o->notes) - 1;
+}
+
+static void test_effects(void) {
+    static Options o;
     Error e;
-    static const struct {
-        const char *words, *option, *needs;
-    } cases[] = {
-        {"--val-every 5", "--val-every", "--val"},
-        {"--val-tokens 512", "--val-tokens", "--val"},
-        {"--val b --patience 3", "--patience", "--keep-best"},
-        {"--prompt x", "--prompt", "--sample-every"},
-        {"--temperature 0", "--temperature", "--sample-every"},
-        {"--top-k 5", "--top-k", "--sample-every"},
-        {"--top-p 0.5", "--top-p", "--sample-every"},
-        {"--sample-tokens 5", "--sample-tokens", "--sample-every"},
-        {"--sample-tokens 5 --sample-every 0", "--sample-tokens", "--sample-every"},
-        {"--hellaswag q", "--hellaswag", "--hellaswag-every"},
-        {"--batch-min 3", "--batch-min", "--ramp"},
-        {"--batch-max 3", "--batch-max", "--ramp"},
-        {"--ramp-lr-power 0", "--ramp-lr-power", "--ramp"},
-        {"--ramp-kappa 1", "--ramp-kappa", "--ramp gns"},
-        {"--gns-ratio 2", "--gns-ratio", "--ramp gns"},
-        {"--gns off --gns-half-life 500", "--gns-half-life", "--gns ln"},
-        {"--gns off --gns-exact-every 5", "--gns-exact-every", "--gns ln"},
-        {"--lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "--lr-schedule"},
-        {"--lr-schedule inverse-sqrt --final-lr-frac 0.5", "--final-lr-frac", "--lr-schedule"},
-        {"--price 3", "--price", "--dry-run"},
-        {"--device H200", "--device", "--dry-run"},
-        {"--link 50", "--link", "--dry-run"},
-        {"--ranks 8", "--ranks", "--dry-run"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[256], config[256], *c = config;
-        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
-        CHECK_ERROR(resolve(&o, words, &e), &e, ERR_USAGE, cases[i].option);
-        CHECK(strstr(e.what, cases[i].needs) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
+    for (size_t i = 0; i < sizeof effects / sizeof *effects; i++) {
+        char words[300], config[300], *c = config;
+        const char *const *says = effects[i].says;
+        snprintf(words, sizeof words, "%s%s", effects[i].base, effects[i].words);
+        int code = resolve(&o, words, &e);
+        CHECK(code == (effects[i].effect == REFUSED ? ERR_USAGE : 0), "%s: %d", words, code);
+        if (effects[i].effect == SILENT) CHECK(!*o.notes, "%s: %s", words, o.notes);
+        if (effects[i].effect == NOTED)
+            CHECK(one_note(&o) && strstr(o.notes, says[0]) && strstr(o.notes, says[1]), "%s: '%s'", words, o.notes);
+        if (effects[i].effect != REFUSED) continue;
+        CHECK(strstr(e.what, says[0]) && strstr(e.what, says[1]) && e.hint[0], "%s: %s (%s)", words, e.what, e.hint);
+        if (!*effects[i].base) continue;
         // A file may be shared by runs: an option without effect there is only noted.
         for (const char *w = words; *w; w++) {
             if (strncmp(w, " --", 3) == 0) *c++ = '\n', w += 2;
@@ -173,140 +241,20 @@ static void test_no_effect(void) {
         *c = 0;
         CHECK_OK(parse_config(&o, config, &e), &e);
         CHECK_OK(options_resolve(&o, &e), &e);
-        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
-                  strstr(o.notes, cases[i].needs) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
-              "%s: '%s'", config, o.notes);
+        CHECK(one_note(&o) && strstr(o.notes, says[0]) && strstr(o.notes, says[1]), "%s: '%s'", config, o.notes);
     }
-}
-
-// llm.c's flags, as its scripts give them, are at most noted; so are options that depend on the value of another.
-static void test_no_effect_is_noted(void) {
-    Options o;
-    Error e;
-    static const struct {
-        const char *words, *option;
-    } cases[] = {
-        {"-v 250", "--val-every"},
-        {"-m 3", "--val-tokens"},
-        {"-g 144", "--sample-tokens"},
-        {"-s 0 -g 144", "--sample-tokens"},
-        {"-k constant -q 0.0", "--final-lr-frac"},
-        {"--val b --val-every 0 --val-tokens 512", "--val-tokens"},
-        {"--sample-every 5 --temperature 0 --top-k 5", "--top-k"},
-        {"--sample-every 5 --temperature 0 --top-p 0.5", "--top-p"},
-        {"--ramp replay:x --batch-max 5", "--batch-max"},
-        {"--ramp replay:x --batch-min 5 --batch-tokens 4096", "--batch-min"},
-        {"--eval-only --model dir --val b", "--train"},
-        {"--eval-only --model dir --val b -l 1e-4", "--lr"},
-        {"--sample-only --model dir", "--train-tokens"},
-        {"--check dir", "--train"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[256];
-        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i].words);
-        CHECK_OK(resolve(&o, words, &e), &e);
-        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].option) &&
-                  strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
-              "%s: '%s'", words, o.notes);
-    }
-    char config[] = "train = a\nlr = 1\nmodel = dir\nsample-only = true\n"; // a training run's file
-    options_defaults(&o);
-    CHECK_OK(options_parse_config(&o, config, strlen(config), "run.cfg", &e), &e);
+    // a training run's file
+    CHECK_OK(parse_config(&o, "train = a\nlr = 1\nmodel = dir\nsample-only = true\n", &e), &e);
     CHECK_OK(options_resolve(&o, &e), &e);
     CHECK(!*o.notes, "%s", o.notes);
 }
 
-// Where nothing is trained, options that a training run would refuse are noted, once; options of planning are refused.
-static void test_no_effect_without_training(void) {
-    Options o;
-    Error e;
-    static const struct {
-        const char *words, *option, *says;
-    } cases[] = {
-        {"--check dir --val-every 5", "--val-every", "--check ignores --val-every\n"},
-        {"--check dir --gns-ratio 2 --prompt x", "--prompt", "--check ignores --prompt, --gns-ratio\n"},
-        {"--sample-only --model dir --hellaswag x", "--hellaswag", "--sample-only ignores --hellaswag\n"},
-        {"--sample-only --model dir --lr-schedule constant --final-lr-frac 0", "--final-lr-frac", "ignores"},
-        {"--eval-only --model dir --val b --gns-ratio 2", "--gns-ratio", "--eval-only ignores --gns-ratio\n"},
-        {"--eval-only --model dir --hellaswag q --val-tokens 512", "--val-tokens",
-         "no effect without --val: ignored\n"},
-        {"--dry-run --val-every 250 --train a --steps 5", "--val-every",
-         "no effect without --val: the run would be refused\n"},
-        {"--dry-run --batch-max 4 --train a --steps 5", "--batch-max",
-         "no effect without a --ramp: the run would be refused\n"},
-        {"--dry-run -v 250 --train a --steps 5", "--val-every", "no effect without --val: ignored\n"},
-        {"--dry-run --val b --val-every 0 --val-tokens 512", "--val-tokens", "--val-every above 0: ignored\n"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        CHECK_OK(resolve(&o, cases[i].words, &e), &e);
-        CHECK(strncmp(o.notes, "note: ", 6) == 0 && strstr(o.notes, cases[i].says) &&
-                  strstr(o.notes, cases[i].option) && strchr(o.notes, '\n') == o.notes + strlen(o.notes) - 1,
-              "%s: '%s'", cases[i].words, o.notes);
-    }
-    static const char *const planning[] = {"--check dir --price 3", "--sample-only --model dir --ranks 8",
-                                           "--eval-only --model dir --val b --device H200"};
-    for (size_t i = 0; i < sizeof planning / sizeof *planning; i++)
-        CHECK_ERROR(resolve(&o, planning[i], &e), &e, ERR_USAGE, "has no effect without --dry-run");
-}
-
-// Options that have an effect, or ask for nothing.
-static void test_effect(void) {
-    Options o;
-    Error e;
-    static const char *const cases[] = {
-        "--val b --val-every 5 --val-tokens 512",
-        "--val b --keep-best --patience 3",
-        "--patience 0",
-        "--val-every 0",
-        "--sample-every 9 --prompt x --temperature 0.5 --top-k 5 --sample-tokens 5",
-        "--prompt= --top-k 0",
-        "--hellaswag-every 9 --hellaswag q",
-        "--ramp gns --batch-min 2 --batch-max 4 --ramp-kappa 2 --ramp-lr-power 0 --gns-ratio 2 --gns-half-life 500",
-        "--ramp linear --batch-min 2 --batch-max 4 --ramp-lr-power 1 --gns off",
-        "--ramp replay:x --batch-min 5 --ramp-lr-power 1",
-        "--gns-half-life 500 --gns-exact-every 5",
-        "--gns off --gns-half-life 0 --gns-exact-every 0 --gns-ratio 0",
-        "--lr-schedule wsd --final-lr-frac 0",
-        "--lr-schedule constant --final-lr-frac 1",
-        "--zero 2 --reduce micro-step",
-        "--reduce step",
-        "--dry-run --price 3 --device H200 --ranks 8 --link 50",
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[256];
-        snprintf(words, sizeof words, "--train a --train-tokens 1e6 %s", cases[i]);
-        CHECK_OK(resolve(&o, words, &e), &e);
-        CHECK(!*o.notes, "%s: %s", words, o.notes);
-    }
-    static const char *const others[] = {
-        "--sample-only --model dir --interactive",
-        "--sample-only --model dir --prompt x --temperature 0.5 --top-k 5 --top-p 0.9 --sample-tokens 5 --seed 3 "
-        "--tokenizer t "
-        "--seq-len 64 --threads 1",
-        "--eval-only --model dir --val b --val-tokens 512 --tokenizer t --micro-batch 2 --seq-len 64 --threads 1",
-        "--eval-only --model dir --hellaswag q --deadline 5",
-        "--check dir",
-        "--dry-run --model d4 --layers 2",
-    };
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
-        CHECK_OK(resolve(&o, others[i], &e), &e);
-        CHECK(!*o.notes, "%s: %s", others[i], o.notes);
-    }
-    CHECK_ERROR(resolve(&o, "--train a --steps 5 --interactive", &e), &e, ERR_USAGE,
-                "--interactive has no effect without --sample-only");
-    CHECK_ERROR(resolve(&o, "--train a --steps 5 --check=", &e), &e, ERR_USAGE, "--check is empty"); // "$UNSET" trained
-    CHECK_ERROR(resolve(&o, "--check dir --sample-only --model dir", &e), &e, ERR_USAGE, "--sample-only and --check");
-}
-
 // With a --config file of these lines.
 static int resolve_with_file(Options *o, const char *lines, const char *words, Error *e) {
-    char path[] = "/tmp/gns_options_XXXXXX", all[1000];
-    int fd = mkstemp(path);
-    CHECK(fd >= 0 && write(fd, lines, strlen(lines)) == (ssize_t)strlen(lines) && close(fd) == 0, "%s", path);
-    snprintf(all, sizeof all, "--config %s %s", path, words);
-    int code = resolve(o, all, e);
-    unlink(path);
-    return code;
+    char all[1000];
+    write_text("file", lines);
+    snprintf(all, sizeof all, "--config file %s", words);
+    return resolve(o, all, e);
 }
 
 // Where the command line and the config file exclude each other, the command line wins.
@@ -369,8 +317,7 @@ static void test_gns_default(void) {
     Options o;
     Error e;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char words[200];
-        snprintf(words, sizeof words, "%s %s", ramp, cases[i].more);
+        const char *words = path_of("%s %s", ramp, cases[i].more);
         CHECK_OK(resolve(&o, words, &e), &e);
         CHECK(o.gns == GNS_LN && !o.given[OPTION_gns], "case %zu: mode %d", i, o.gns);
         CHECK_OK(options_resolve_gns(&o, cases[i].mode, &e), &e);
@@ -387,15 +334,13 @@ static void test_gns_default(void) {
 }
 
 int main(void) {
+    scratch_begin();
     RUN(test_gns_default);
     RUN(test_horizon_and_batch);
     RUN(test_lr_power);
     RUN(test_epochs);
     RUN(test_contradictions);
-    RUN(test_no_effect);
-    RUN(test_no_effect_is_noted);
-    RUN(test_no_effect_without_training);
-    RUN(test_effect);
+    RUN(test_effects);
     RUN(test_the_command_line_wins);
-    return test_summary();
+    return scratch_end();
 }
