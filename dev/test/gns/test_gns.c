@@ -86,67 +86,7 @@ static GnsTracker tracked(Source *source, int B, double half_life, double steps)
 
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
-typedef struct {
-    double mean_s, mean_g2, se_s, se_g2, ratio, se_ratio;
-} Moments;
-
-// Means over `draws` batches, and their standard errors from the plain sample covariance; the ratio's is that of
-// S - R G2 at the true R, which is exact however small G2 is.
-static Moments sample(Source *source, int B, int draws, double true_ratio) {
-    double s1 = 0, g1 = 0, ss = 0, gg = 0, rr = 0;
-    for (int i = 0; i < draws; i++) {
-        Norms r = source_norms(source, B);
-        double s = gns_s(B, r.n, r.q), g = gns_g2(B, r.n, r.q), rest = s - true_ratio * g;
-        s1 += s / draws, g1 += g / draws;
-        ss += s * s / draws, gg += g * g / draws, rr += rest * rest / draws;
-    }
-    double rest = s1 - true_ratio * g1;
-    ss -= s1 * s1, gg -= g1 * g1, rr -= rest * rest;
-    return (Moments){s1, g1, sqrt(ss / draws), sqrt(gg / draws), s1 / g1, sqrt(rr / draws) / fabs(g1)};
-}
-
-static void test_unbiased(void) {
-    static const struct {
-        int B;
-        double g2, trace;
-    } cases[] = {{2, 1, 1}, {2, 0.1, 10}, {8, 1, 30}, {16, 0.25, 50}, {16, 4, 1}, {32, 4, 2}};
-    int tight = 0; // ratios known to better than 0.25%
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int spiked = 0; spiked < 2; spiked++) {
-            Source source = source_make(cases[i].g2, cases[i].trace, spiked, 2 * i + (uint64_t)spiked);
-            double true_ratio = cases[i].trace / cases[i].g2;
-            Moments m = sample(&source, cases[i].B, 10000, true_ratio);
-            double z_s = (m.mean_s - cases[i].trace) / m.se_s, z_g2 = (m.mean_g2 - cases[i].g2) / m.se_g2;
-            CHECK(fabs(z_s) < 4, "case %zu spiked %d: S %g, z = %g", i, spiked, m.mean_s, z_s);
-            CHECK(fabs(z_g2) < 4, "case %zu spiked %d: G2 %g, z = %g", i, spiked, m.mean_g2, z_g2);
-            CHECK(fabs(m.ratio - true_ratio) < 4 * m.se_ratio, "case %zu spiked %d: ratio %g, want %g +- %g", i, spiked,
-                  m.ratio, true_ratio, m.se_ratio);
-            if (m.se_ratio > 0.0025 * true_ratio) continue;
-            tight++;
-            CHECK_CLOSE(m.ratio, true_ratio, 0.01, 0);
-        }
-    CHECK(tight >= 2, "only %d ratios known well enough to test for 1%%", tight);
-}
-
-// The same example B times over has no noise.
-static void test_duplicates(void) {
-    Source source = source_make(3, 5, false, 100);
-    for (int trial = 0; trial < 100; trial++) {
-        double g[MAX_B][D];
-        source_draw(&source, 1, g);
-        for (int b = 1; b < MAX_B; b++) memcpy(g[b], g[0], sizeof g[0]);
-        Norms r = norms_of(MAX_B, g);
-        CHECK(fabs(gns_s(MAX_B, r.n, r.q)) < 1e-13 * r.n, "S = %g of %g", gns_s(MAX_B, r.n, r.q), r.n);
-        CHECK_CLOSE(gns_g2(MAX_B, r.n, r.q), r.n, 1e-13, 0);
-        GnsTracker t;
-        gns_init(&t, 10);
-        for (int i = 0; i < 20; i++) gns_update(&t, MAX_B, r.n, r.q, 1);
-        GnsEstimate e = gns_estimate(&t);
-        CHECK(fabs(e.scale) < 1e-12 && e.lower < 1e-12 && e.significant, "scale %g above %g", e.scale, e.lower);
-    }
-}
-
-// What the two estimators are: S the trace of the sample covariance (with B - 1), G2 the mean product of two different
+// What the two estimators are, hence unbiased: S the trace of the sample covariance (with B - 1), G2 the mean product of two different
 // examples. And eight rows one by one, in float as an engine accumulates them, give the same as all at once.
 static void test_identities(void) {
     enum { B = 8 };
@@ -321,38 +261,6 @@ static void test_lower_is_useful(void) {
         }
 }
 
-// The delta method's error against the spread of the estimate over many runs.
-static void test_scale_error(void) {
-    for (int spiked = 0; spiked < 2; spiked++) {
-        Source source = source_make(1, 8, spiked, 400 + (uint64_t)spiked);
-        enum { RUNS = 400 };
-        double mean = 0, square = 0, claimed = 0;
-        for (int run = 0; run < RUNS; run++) {
-            GnsTracker t = tracked(&source, 8, 25, 125);
-            GnsEstimate e = gns_estimate(&t);
-            mean += e.scale / RUNS, square += e.scale * e.scale / RUNS, claimed += e.scale_se * e.scale_se / RUNS;
-        }
-        double spread = sqrt(square - mean * mean);
-        CHECK_CLOSE(sqrt(claimed), spread, 0.15, 0);
-        CHECK(fabs(mean - 8) < spread, "mean %g, want 8", mean);
-    }
-}
-
-// A mean that drifts is not noise: the error stays that of the noise, where a plain variance would see the drift.
-static void test_drift(void) {
-    GnsTracker still, drifting;
-    gns_init(&still, 50);
-    gns_init(&drifting, 50);
-    for (uint64_t i = 0; i < 500; i++) {
-        double g2 = 1 + 0.05 * rng_normal(12, 0, i), s = 10 + 0.1 * rng_normal(12, 1, i), up = 0.005 * (double)i;
-        // back to n and q for B = 4
-        gns_update(&still, 4, g2 + s, g2 + s / 4, 1);
-        gns_update(&drifting, 4, g2 + up + s, g2 + up + s / 4, 1);
-    }
-    CHECK_CLOSE(gns_estimate(&drifting).g2_se, gns_estimate(&still).g2_se, 0.05, 0);
-    CHECK_CLOSE(gns_estimate(&still).s, 10, 0.01, 0);
-}
-
 // ---- calibration ----------------------------------------------------------------------------------------------------
 
 static const double LATE = 1e9; // tokens done: the half-life has its full length
@@ -451,31 +359,6 @@ static void calibrate(Calibrated *m, double ln_scale, double ratio, double g2, d
 // Within a factor of 1.5.
 static bool about(double ratio, double want) { return fabs(log(ratio / want)) < log(1.5); }
 
-// A scale that is well known, and a c that is not: the bound of their product lies below the truth in 93% of runs.
-static void test_scaled_coverage(void) {
-    enum { RUNS = 200, B = 16 };
-    int covered = 0, known = 0;
-    for (int run = 0; run < RUNS; run++) {
-        Source total = source_make(1, 20, false, 2000 + 2 * (uint64_t)run),
-               ln = source_make(1, 8, false, 2001 + 2 * (uint64_t)run);
-        GnsCalibration c;
-        GnsTracker t;
-        gns_init(&t, 1e3);
-        gns_calibration_init(&c, 15 / GNS_CALIBRATION_HALF_LIVES);
-        for (int i = 0; i < 260; i++) {
-            Norms b = source_norms(&ln, B);
-            gns_update(&t, B, b.n, b.q, 1);
-            if (i < 200) continue;
-            Norms a = source_norms(&total, B);
-            gns_calibration_update(&c, B, a.n, a.q, b.n, b.q, 1, LATE);
-        }
-        known += c.ratio != 1;
-        covered += gns_scaled_lower(&t, (GnsFactor){c.ratio, c.var, c.sum_w2}, GNS_LOWER_SES, GNS_FEW_SES) <= 20;
-    }
-    CHECK(known >= 0.95 * RUNS, "%d of %d runs had a ratio", known, RUNS);
-    CHECK(covered >= 0.93 * RUNS, "covered in %d of %d runs", covered, RUNS);
-}
-
 // As a run begins: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then both
 // stay. Soon afterwards what is taken for the ratio must be the new one: not an early one that is held because the
 // error of the average remembers how large |G|^2 was (it does so for another 15 half-lives if all differences count
@@ -573,77 +456,36 @@ static void test_ratio(void) {
 
 // ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
 
-// One step: rank r draws rows[r] examples. |sum of its gradients|^2, summed over the ranks, and |sum over all|^2.
-typedef struct {
-    double rank_sq, batch_sq;
-} RankNorms;
-
-static RankNorms draw_ranks(Source *source, const int64_t *rows, int ranks) {
-    RankNorms norms = {0, 0};
-    double all[D] = {0};
-    for (int r = 0; r < ranks; r++) {
-        double g[MAX_B][D], sum[D] = {0};
-        source_draw(source, (int)rows[r], g);
-        for (int b = 0; b < rows[r]; b++)
-            for (int d = 0; d < D; d++) sum[d] += g[b][d];
-        for (int d = 0; d < D; d++) norms.rank_sq += sum[d] * sum[d], all[d] += sum[d];
-    }
-    for (int d = 0; d < D; d++) norms.batch_sq += all[d] * all[d];
-    return norms;
-}
-
 enum { MAX_RANKS = 8 };
-static const struct {
-    int ranks;
-    int64_t rows[MAX_RANKS];
-    double g2, trace;
-} rank_cases[] = {
-    {2, {4, 4}, 1, 10},
-    {4, {8, 8, 8, 8}, 0.5, 40},
-    {3, {3, 2, 2}, 2, 5},
-    {8, {2, 2, 2, 1, 1, 1, 1, 1}, 1, 20}, // B mod ranks != 0
-    {4, {1, 1, 1, 0}, 3, 3}               // the last, short step of a run
-};
 
-// Over many steps of the same distribution the averages are its |G|^2 and tr(Sigma), whatever the shares.
+// Rank r has rows[r] of B examples. E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and of all ranks together
+// B^2 |G|^2 + B tr(Sigma): from these expectations come |G|^2 and tr(Sigma), whatever the shares. As the estimates are
+// linear in both norms, they are unbiased. None where one rank has all rows.
 static void test_ranks_unbiased(void) {
-    for (size_t i = 0; i < sizeof rank_cases / sizeof *rank_cases; i++)
-        for (int spiked = 0; spiked < 2; spiked++) {
-            Source source = source_make(rank_cases[i].g2, rank_cases[i].trace, spiked, 500 + 2 * i + (uint64_t)spiked);
-            Noise noise = {0};
-            gns_init(&noise.ranks, 1e12); // nothing is forgotten
-            for (int step = 0; step < 10000; step++) {
-                RankNorms norms = draw_ranks(&source, rank_cases[i].rows, rank_cases[i].ranks);
-                noise_observe_ranks(&noise, rank_cases[i].rows, rank_cases[i].ranks, norms.rank_sq, norms.batch_sq, 1);
-            }
-            GnsEstimate e = gns_estimate(&noise.ranks);
-            double z_g2 = (e.g2 - rank_cases[i].g2) / e.g2_se, z_s = (e.s - rank_cases[i].trace) / e.s_se;
-            CHECK(fabs(z_g2) < 4, "case %zu spiked %d: G2 %g, want %g, z = %g", i, spiked, e.g2, rank_cases[i].g2,
-                  z_g2);
-            CHECK(fabs(z_s) < 4, "case %zu spiked %d: S %g, want %g, z = %g", i, spiked, e.s, rank_cases[i].trace, z_s);
-            CHECK(e.s_se < 0.05 * e.s, "case %zu: S is only known to %g of %g", i, e.s_se, e.s);
-        }
-}
-
-// Where every rank has one row it is the estimate from per-example norms; where one has all rows it is none.
-static void test_ranks_limits(void) {
-    static const int64_t one_each[MAX_RANKS] = {1, 1, 1, 1, 1, 1, 1, 1}, all_on_one[2] = {0, 9};
-    Source source = source_make(1, 4, false, 600);
-    Noise noise = {0};
-    GnsTracker examples;
-    gns_init(&noise.ranks, 7);
-    gns_init(&examples, 7);
-    for (int step = 0; step < 50; step++) {
-        RankNorms norms = draw_ranks(&source, one_each, MAX_RANKS);
-        noise_observe_ranks(&noise, one_each, MAX_RANKS, norms.rank_sq, norms.batch_sq, 1 + step % 3);
-        gns_update(&examples, MAX_RANKS, norms.rank_sq / MAX_RANKS, norms.batch_sq / MAX_RANKS / MAX_RANKS,
-                   1 + step % 3);
-        CHECK_CLOSE(gns_estimate(&noise.ranks).g2, gns_estimate(&examples).g2, 1e-9, 1);
-        CHECK_CLOSE(gns_estimate(&noise.ranks).s, gns_estimate(&examples).s, 1e-9, 1);
+    static const struct {
+        int ranks;
+        int64_t rows[MAX_RANKS];
+        double g2, trace;
+    } cases[] = {
+        {2, {4, 4}, 1, 10},      {4, {8, 8, 8, 8}, 0.5, 40},
+        {3, {3, 2, 2}, 2, 5},    {8, {2, 2, 2, 1, 1, 1, 1, 1}, 1, 20}, // B mod ranks != 0
+        {4, {1, 1, 1, 0}, 3, 3},                                       // the last, short step of a run
+        {2, {0, 9}, 1, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Noise noise = {0};
+        double B = 0, squares = 0;
+        for (int r = 0; r < cases[i].ranks; r++)
+            B += (double)cases[i].rows[r], squares += (double)(cases[i].rows[r] * cases[i].rows[r]);
+        gns_init(&noise.ranks, 7);
+        noise_observe_ranks(&noise, cases[i].rows, cases[i].ranks, squares * cases[i].g2 + B * cases[i].trace,
+                            B * B * cases[i].g2 + B * cases[i].trace, 1);
+        GnsEstimate e = gns_estimate(&noise.ranks);
+        CHECK(e.valid == (squares < B * B), "case %zu: an estimate of one rank", i);
+        if (!e.valid) continue;
+        CHECK_CLOSE(e.g2, cases[i].g2, 1e-12, 0);
+        CHECK_CLOSE(e.s, cases[i].trace, 1e-12, 0);
     }
-    GnsTracker before = noise.ranks;
-    noise_observe_ranks(&noise, all_on_one, 2, 3, 3, 1);
-    CHECK(memcmp(&before, &noise.ranks, sizeof before) == 0, "a step of one rank changed the estimate");
 }
 
 // ---- A model's groups -----------------------------------------------------------------------------------------------
@@ -743,26 +585,20 @@ static void test_groups(void) {
 }
 
 int main(void) {
-    RUN(test_unbiased);
-    RUN(test_duplicates);
     RUN(test_identities);
     RUN(test_tracker);
     RUN(test_lower_formula);
     RUN(test_coverage);
     RUN(test_lower_is_useful);
-    RUN(test_scale_error);
-    RUN(test_drift);
     RUN(test_calibration);
     RUN(test_calibration_error);
     RUN(test_scaled_lower);
-    RUN(test_scaled_coverage);
     RUN(test_calibration_is_timely);
     RUN(test_calibration_forgets_the_start);
     RUN(test_samples_are_spaced_in_tokens);
     RUN(test_calibration_is_wary);
     RUN(test_ratio);
     RUN(test_ranks_unbiased);
-    RUN(test_ranks_limits);
     RUN(test_groups);
     return test_summary();
 }
