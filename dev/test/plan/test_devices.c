@@ -3,58 +3,42 @@
 
 #include "../test.h"
 
-static void check_device(const char *said, const char *name) {
-    const DeviceSpec *spec = device_spec_find(said);
-    if (!name) CHECK(!spec, "%s taken for a %s", said, spec->name);
-    else CHECK(spec && strcmp(spec->name, name) == 0, "%s taken for %s", said, spec ? spec->name : "nothing");
-}
-
-static void test_device_names(void) {
-    check_device("NVIDIA H200", "H200");
-    check_device("h200", "H200");
-    check_device("NVIDIA H200 NVL", "H200 NVL");
-    check_device("NVIDIA GH200 480GB", "GH200");
-    check_device("NVIDIA GB200", "GB200");
-    check_device("NVIDIA B200", "B200");
-    check_device("NVIDIA H100 80GB HBM3", "H100");
-    check_device("NVIDIA H100 PCIe", "H100 PCIe");
-    check_device("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB");
-    check_device("NVIDIA A100-SXM4-40GB", "A100");
-    check_device("NVIDIA A100 80GB PCIe", "A100 80GB");
-    check_device("NVIDIA A10G", "A10G");
-    check_device("NVIDIA L40S", "L40S");
-    check_device("NVIDIA L4", "L4");
-    check_device("NVIDIA GeForce RTX 4090", "RTX 4090");
-    check_device("NVIDIA GeForce RTX 4090 Laptop GPU", NULL);
-    check_device("NVIDIA GeForce RTX 4080 SUPER", NULL);
-    check_device("NVIDIA RTX A4000", NULL);
-    check_device("Radeon", NULL);
-    check_device("", NULL);
-}
-
-// What a person says: the name as above, or the only name that contains it.
-static void check_choice(const char *said, const char *name, const char *several) {
-    char list[400];
-    const DeviceSpec *spec = device_spec_choose(said, list, sizeof list);
-    CHECK(spec ? name && strcmp(spec->name, name) == 0 : !name, "%s taken for %s", said, spec ? spec->name : "nothing");
-    CHECK(strcmp(list, several) == 0, "%s: %s", said, list);
-}
-
-static void test_device_choice(void) {
-    check_choice("4090", "RTX 4090", "");
-    check_choice("rtx4090", "RTX 4090", "");
-    check_choice("a100-80gb", "A100 80GB", "");
-    check_choice("a100", "A100", "");
-    check_choice("L4", "L4", "");
-    check_choice("NVIDIA A100-SXM4-40GB", "A100", ""); // as the driver says it
-    check_choice("a100sxm4", "A100-SXM4-80GB", "");
-    check_choice("h200", "H200", "");
-    check_choice("6000 ada", "RTX 6000 Ada", "");
-    check_choice("40", NULL, "A40, L40S, L40, RTX 4090, RTX 4080");
-    check_choice("rtx 30", NULL, "RTX 3090, RTX 3080");
-    check_choice("4080 SUPER", NULL, "");
-    check_choice("Voodoo", NULL, "");
-    check_choice("-", NULL, "");
+// The driver's names, and a person's: the name as in the table, or the only one that contains it.
+static void test_names(void) {
+    // clang-format off
+    static const struct {
+        const char *said, *name;
+    } drivers[] = {
+        {"NVIDIA H200", "H200"}, {"h200", "H200"}, {"NVIDIA H200 NVL", "H200 NVL"}, {"NVIDIA GH200 480GB", "GH200"},
+        {"NVIDIA GB200", "GB200"}, {"NVIDIA B200", "B200"}, {"NVIDIA H100 80GB HBM3", "H100"}, {"NVIDIA H100 PCIe", "H100 PCIe"},
+        {"NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"}, {"NVIDIA A100-SXM4-40GB", "A100"}, {"NVIDIA A100 80GB PCIe", "A100 80GB"},
+        {"NVIDIA A10G", "A10G"}, {"NVIDIA L40S", "L40S"}, {"NVIDIA L4", "L4"}, {"NVIDIA GeForce RTX 4090", "RTX 4090"},
+        {"NVIDIA GeForce RTX 4090 Laptop GPU", NULL}, {"NVIDIA GeForce RTX 4080 SUPER", NULL}, {"NVIDIA RTX A4000", NULL},
+        {"Radeon", NULL}, {"", NULL},
+    };
+    static const struct {
+        const char *said, *name, *several;
+    } people[] = {
+        {"4090", "RTX 4090", ""}, {"rtx4090", "RTX 4090", ""}, {"a100-80gb", "A100 80GB", ""}, {"a100", "A100", ""},
+        {"L4", "L4", ""}, {"NVIDIA A100-SXM4-40GB", "A100", ""}, {"a100sxm4", "A100-SXM4-80GB", ""}, {"h200", "H200", ""},
+        {"6000 ada", "RTX 6000 Ada", ""}, {"40", NULL, "A40, L40S, L40, RTX 4090, RTX 4080"},
+        {"rtx 30", NULL, "RTX 3090, RTX 3080"}, {"4080 SUPER", NULL, ""}, {"Voodoo", NULL, ""}, {"-", NULL, ""},
+    };
+    // clang-format on
+    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++) {
+        const DeviceSpec *spec = device_spec_find(drivers[i].said);
+        const char *want = drivers[i].name;
+        CHECK(spec ? want && strcmp(spec->name, want) == 0 : !want, "%s taken for %s", drivers[i].said,
+              spec ? spec->name : "");
+    }
+    for (size_t i = 0; i < sizeof people / sizeof *people; i++) {
+        char list[400];
+        const DeviceSpec *spec = device_spec_choose(people[i].said, list, sizeof list);
+        const char *want = people[i].name;
+        CHECK(spec ? want && strcmp(spec->name, want) == 0 : !want, "%s taken for %s", people[i].said,
+              spec ? spec->name : "");
+        CHECK(strcmp(list, people[i].several) == 0, "%s: %s", people[i].said, list);
+    }
 }
 
 // Peaks as the data sheets give them, read again.
@@ -111,8 +95,7 @@ static void test_device_figures_of_chips(void) {
 }
 
 int main(void) {
-    RUN(test_device_names);
-    RUN(test_device_choice);
+    RUN(test_names);
     RUN(test_device_figures);
     RUN(test_device_figures_of_chips);
     return test_summary();

@@ -252,49 +252,41 @@ static void test_measured_dropout(void) {
     CHECK_CLOSE(without / planned_speed(&p) - 1, 0.063, 0.08, 0); // +6.3% +- 0.5% of a step
 }
 
-// TFLOP/s of single products with N = 65536 rows, measured with cuBLASLt on the same kind of card.
-static void test_measured_products(void) {
-    static const struct {
-        const char *what;
-        double m, n, k, measured;
-        bool gradient; // the result is accumulated in fp32
-    } products[] = {
-        {"qkv", 65536, 2304, 768, 594, false},          {"proj", 65536, 768, 768, 529, false},
-        {"fc", 65536, 3072, 768, 638, false},           {"fcproj", 65536, 768, 3072, 682, false},
-        {"head", 65536, 50304, 768, 613, false},        {"head dinput", 65536, 768, 50304, 691, false},
-        {"head dweight", 50304, 768, 65536, 688, true}, {"fc dweight", 3072, 768, 65536, 629, true},
-        {"proj dweight", 768, 768, 65536, 586, true},   {"qkv dweight", 2304, 768, 65536, 702, true},
-    };
-    Plan p = plan_of("d12", "H200", 64);
-    for (size_t i = 0; i < sizeof products / sizeof *products; i++) {
-        double m = products[i].m, n = products[i].n, k = products[i].k, out = products[i].gradient ? 4 : 2;
-        Work w = {.kind = WORK_MATMUL, .flops = 2 * m * n * k, .written = out * m * n, .count = 1};
-        w.read = 2 * (m * k + k * n) + (products[i].gradient ? out * m * n : 0);
-        double rate = 1e-12 * w.flops / plan_kernel_seconds(&p.device, &w);
-        CHECK(fabs(rate / products[i].measured - 1) < 0.12, "%s: %.0f TFLOP/s, measured %.0f", products[i].what, rate,
-              products[i].measured);
-    }
-}
-
-// Times of kernels of d12 at micro-batch 64, microseconds.
+// Microseconds of d12's kernels at micro-batch 64, within a share. Products: of cuBLASLt on the same kind of card, by their
+// TFLOP/s; a gradient is accumulated in fp32.
 static void test_measured_kernels(void) {
-    Plan p = plan_of("d12", "H200", 64);
-    double n = 65536.0 * 768;
+    const double N = 65536, n = N * 768;
+#define PRODUCT(m, n, k, out, rate)                                                                                    \
+    {.kind = WORK_MATMUL,                                                                                              \
+     .flops = 2. * (m) * (n) * (k),                                                                                    \
+     .written = (out)*1. * (m) * (n),                                                                                  \
+     .read = 2. * (k) * ((m) + (n)) + ((out) == 4 ? 4. * (m) * (n) : 0),                                               \
+     .count = 1},                                                                                                      \
+        2e-6 * (m) * (n) * (k) / (rate), 0.12
+    // clang-format off
     const struct {
+        const char *what;
         Work work;
-        double measured;
+        double measured, within;
     } kernels[] = {
-        {{.kind = WORK_STREAM, .read = 4 * n, .written = 4 * n}, 102.1},                         // residual + LayerNorm
-        {{.kind = WORK_STREAM, .read = 6 * n, .written = 2 * n}, 109.4},                         // its backward
-        {{.kind = WORK_STREAM, .read = 8 * n, .written = 8 * n}, 198.0},                         // GELU
-        {{.kind = WORK_STREAM, .read = 2 * 8192 * 50304., .written = 2 * 8192 * 50304.}, 451.8}, // loss
-        {{.kind = WORK_STREAM, .read = 4.0 * 124.4e6}, 127.9},                                   // squared norms
-        {{.kind = WORK_ATTENTION_FORWARD, .flops = 2 * n * 1025}, 253},
-        {{.kind = WORK_ATTENTION_BACKWARD, .flops = 5 * n * 1025}, 811},
+        {"qkv", PRODUCT(N, 2304, 768, 2, 594)}, {"proj", PRODUCT(N, 768, 768, 2, 529)}, {"fc", PRODUCT(N, 3072, 768, 2, 638)},
+        {"fcproj", PRODUCT(N, 768, 3072, 2, 682)}, {"head", PRODUCT(N, 50304, 768, 2, 613)},
+        {"head dinput", PRODUCT(N, 768, 50304, 2, 691)}, {"head dweight", PRODUCT(50304, 768, N, 4, 688)},
+        {"fc dweight", PRODUCT(3072, 768, N, 4, 629)}, {"proj dweight", PRODUCT(768, 768, N, 4, 586)},
+        {"qkv dweight", PRODUCT(2304, 768, N, 4, 702)},
+        {"residual and LayerNorm", {.kind = WORK_STREAM, .read = 4 * n, .written = 4 * n}, 102.1, 0.15},
+        {"its backward", {.kind = WORK_STREAM, .read = 6 * n, .written = 2 * n}, 109.4, 0.15},
+        {"GELU", {.kind = WORK_STREAM, .read = 8 * n, .written = 8 * n}, 198.0, 0.15},
+        {"loss", {.kind = WORK_STREAM, .read = 2 * 8192 * 50304., .written = 2 * 8192 * 50304.}, 451.8, 0.15},
+        {"squared norms", {.kind = WORK_STREAM, .read = 4.0 * 124.4e6}, 127.9, 0.15},
+        {"attention", {.kind = WORK_ATTENTION_FORWARD, .flops = 2 * n * 1025}, 253, 0.15},
+        {"its backward", {.kind = WORK_ATTENTION_BACKWARD, .flops = 5 * n * 1025}, 811, 0.15},
     };
+    // clang-format on
+    Plan p = plan_of("d12", "H200", 64);
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
         double us = 1e6 * plan_kernel_seconds(&p.device, &kernels[i].work);
-        CHECK(fabs(us / kernels[i].measured - 1) < 0.15, "kernel %zu: %.1f us, measured %.1f", i, us,
+        CHECK(fabs(us / kernels[i].measured - 1) < kernels[i].within, "%s: %.1f us, measured %.1f", kernels[i].what, us,
               kernels[i].measured);
     }
 }
@@ -312,32 +304,6 @@ static void test_measured_cpu(void) {
 
 // ---- Memory ---------------------------------------------------------------------------------------------------------
 
-// MiB of the CUDA engine's own plan, which is exact; the estimate replaces it where that engine is missing.
-static void test_memory_estimate(void) {
-    static const struct {
-        const char *preset;
-        int micro_batch;
-        Recompute recompute;
-        GnsMode gns;
-        double mib;
-    } cases[] = {
-        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 22568.7}, {"d12", 64, RECOMPUTE_GELU, GNS_LN, 18344.7},
-        {"d12", 64, RECOMPUTE_BLOCK, GNS_LN, 6780.7}, {"d24", 32, RECOMPUTE_NONE, GNS_LN, 32591.6},
-        {"d48", 16, RECOMPUTE_NONE, GNS_LN, 67066.4}, {"d12", 64, RECOMPUTE_NONE, GNS_EXACT, 22899.6},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        MemoryPlan memory;
-        Plan p = plan_of(cases[i].preset, "H200", cases[i].micro_batch);
-        p.shape.recompute = cases[i].recompute, p.shape.gns = cases[i].gns;
-        p.device.fuses_exact = false; // the engine's figure is of the batched pass
-        plan_estimate_memory(&p.shape, &p.device, &memory);
-        double mib = (double)memory.total / (1 << 20), sum = 0;
-        CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, the engine %.0f", i, mib, cases[i].mib);
-        for (int k = 0; k < memory.count; k++) sum += (double)memory.item[k].bytes;
-        CHECK(sum == (double)memory.total, "the items make the sum");
-    }
-}
-
 static void shard(Parallel *parallel, Plan *p, ZeroStage zero) {
     Error e;
     Comm comm = {.ranks = p->ranks};
@@ -346,32 +312,50 @@ static void shard(Parallel *parallel, Plan *p, ZeroStage zero) {
     parallel_shard(parallel, &p->shape);
 }
 
-// Memory of running H200s by nvidia-smi (4 ranks: by the trainer's log, in GiB), with chunks of the head of 800 MiB.
-static void test_measured_memory(void) {
+// MiB of the CUDA engine's own plan, which is exact and which the estimate replaces where that engine is missing, with exact
+// norms batched (0 ranks); and of running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800
+// MiB.
+static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
         int micro_batch;
         Recompute recompute;
+        GnsMode gns;
         int ranks;
         ZeroStage zero;
         double mib;
-    } runs[] = {
-        {"d12", 64, RECOMPUTE_NONE, 1, ZERO_0, 22301},       {"d12", 64, RECOMPUTE_GELU, 1, ZERO_0, 18077},
-        {"d12", 64, RECOMPUTE_BLOCK, 1, ZERO_0, 6513},       {"d24", 32, RECOMPUTE_NONE, 1, ZERO_0, 32315},
-        {"d12", 64, RECOMPUTE_NONE, 4, ZERO_0, 22.6 * 1024}, {"d12", 64, RECOMPUTE_NONE, 4, ZERO_1, 21.4 * 1024},
+    } cases[] = {
+        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 0, ZERO_0, 22568.7},
+        {"d12", 64, RECOMPUTE_GELU, GNS_LN, 0, ZERO_0, 18344.7},
+        {"d12", 64, RECOMPUTE_BLOCK, GNS_LN, 0, ZERO_0, 6780.7},
+        {"d24", 32, RECOMPUTE_NONE, GNS_LN, 0, ZERO_0, 32591.6},
+        {"d48", 16, RECOMPUTE_NONE, GNS_LN, 0, ZERO_0, 67066.4},
+        {"d12", 64, RECOMPUTE_NONE, GNS_EXACT, 0, ZERO_0, 22899.6},
+        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 1, ZERO_0, 22301},
+        {"d12", 64, RECOMPUTE_GELU, GNS_LN, 1, ZERO_0, 18077},
+        {"d12", 64, RECOMPUTE_BLOCK, GNS_LN, 1, ZERO_0, 6513},
+        {"d24", 32, RECOMPUTE_NONE, GNS_LN, 1, ZERO_0, 32315},
+        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 4, ZERO_0, 22.6 * 1024},
+        {"d12", 64, RECOMPUTE_NONE, GNS_LN, 4, ZERO_1, 21.4 * 1024},
     };
-    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         MemoryPlan memory;
-        Parallel parallel;
-        Plan p = plan_of(runs[i].preset, "H200", runs[i].micro_batch);
-        p.shape.recompute = runs[i].recompute, p.ranks = runs[i].ranks, p.device.head_bytes = 800 << 20;
-        shard(&parallel, &p, runs[i].zero);
-        plan_memory(&p, runs[i].micro_batch, &memory);
-        double mib = (double)memory.total / (1 << 20);
-        CHECK(fabs(mib / runs[i].mib - 1) < 0.05, "run %zu: %.0f MiB, measured %.0f", i, mib, runs[i].mib);
-        printf("  %s, micro-batch %d, %d GPUs: %.0f MiB planned, %.0f measured (%+.1f%%)\n", runs[i].preset,
-               runs[i].micro_batch, runs[i].ranks, mib, runs[i].mib, 100 * (mib / runs[i].mib - 1));
-        parallel_destroy(&parallel);
+        Parallel parallel = {0};
+        Plan p = plan_of(cases[i].preset, "H200", cases[i].micro_batch);
+        p.shape.recompute = cases[i].recompute, p.shape.gns = cases[i].gns;
+        if (cases[i].ranks) {
+            p.ranks = cases[i].ranks, p.device.head_bytes = 800 << 20;
+            shard(&parallel, &p, cases[i].zero);
+            plan_memory(&p, cases[i].micro_batch, &memory);
+            parallel_destroy(&parallel);
+        } else {
+            p.device.fuses_exact = false;
+            plan_estimate_memory(&p.shape, &p.device, &memory);
+        }
+        double mib = (double)memory.total / (1 << 20), sum = 0;
+        CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, want %.0f", i, mib, cases[i].mib);
+        for (int k = 0; k < memory.count; k++) sum += (double)memory.item[k].bytes;
+        CHECK(sum == (double)memory.total, "the items make the sum");
     }
 }
 
@@ -477,25 +461,6 @@ static void test_critical_tokens(void) {
         CHECK(tokens > before, "%d ranks need %.0f tokens each, fewer %.0f", ranks, tokens, before);
         CHECK(plan_critical_tokens(&p, ZERO_1, ranks) < tokens, "weights in bf16 are fewer bytes");
         before = tokens;
-    }
-}
-
-// More ranks are faster until the ring's latency dominates, and K ranks are at most K times as fast.
-static void test_more_ranks(void) {
-    for (int zero = 0; zero < 2; zero++) {
-        Plan p = plan_of("d12", "H200", 64);
-        options.zero = zero;
-        double one = plan_step(&p, 2048).seconds, before = one, efficiency = 1;
-        for (int ranks = 2; ranks <= 128; ranks *= 2) {
-            p.ranks = ranks;
-            PlanStep s = plan_step(&p, 2048);
-            CHECK(s.seconds < before, "%d ranks: %g s, half as many %g", ranks, s.seconds, before);
-            CHECK(one / s.seconds / ranks < efficiency + 0.01, "%d ranks: efficiency %g", ranks,
-                  one / s.seconds / ranks);
-            CHECK(s.exposed > 0, "something is always exposed");
-            before = s.seconds, efficiency = one / s.seconds / ranks;
-        }
-        CHECK(efficiency < 0.92, "128 ranks with 16 rows each wait for the network: %g", efficiency);
     }
 }
 
@@ -789,17 +754,14 @@ int main(void) {
     RUN(test_measured_steps);
     RUN(test_exponentials);
     RUN(test_measured_dropout);
-    RUN(test_measured_products);
     RUN(test_measured_kernels);
     RUN(test_measured_cpu);
     RUN(test_memory_estimate);
-    RUN(test_measured_memory);
     RUN(test_library_memory);
     RUN(test_state_bytes);
     RUN(test_largest_micro_batch);
     RUN(test_ring);
     RUN(test_critical_tokens);
-    RUN(test_more_ranks);
     RUN(test_exposed);
     RUN(test_exposed_weights);
     RUN(test_fewest_ranks);

@@ -204,48 +204,33 @@ static void test_both_formats(void) {
     }
 }
 
-// By hand: with losses of 1 for each of " a" and 0.5 for each of " bbbb", the sums are 2 and 2.5, the means 1 and 0.5.
-static void test_sum_and_mean(void) {
+// By hand: scores by sum and by mean of two questions with endings " a" and " bbbb", of which 1 and 0 are right. Of equals
+// the first ending counts.
+static void test_scores(void) {
+    static const struct {
+        double sum[4];
+        int correct, correct_norm;
+    } cases[] = {{{2, 2.5, 2, 2.5}, 1, 1},
+                 {{3, 2.5, 2, 1.9}, 1, 1},
+                 {{3, 9, 0.1, 1.9}, 1, 1},
+                 {{3, 2, 2, 2}, 2, 1},
+                 {{3, 2, 2, 5}, 2, 2}};
     HellaSwag *h;
+    uint16_t row[65];
+    const char *text = "xyz bbbb";
     CHECK_OK(hellaswag_open(&h,
                             write_questions("{\"ctx\": \"xyz\", \"endings\": [\"a\", \"bbbb\"], \"label\": 1}\n"
                                             "{\"ctx\": \"x\", \"endings\": [\"a\", \"bbbb\"], \"label\": 0}"),
                             bytes_tokenizer, V, 128, &e),
              &e);
-    HellaSwagInfo info = hellaswag_describe(h);
-    CHECK(info.questions == 2 && info.rows == 4 && info.width == 64 && !info.cut && !info.left_out, "%d questions",
-          info.questions);
-    uint16_t row[65];
     memset(row, 0xff, sizeof row);
     hellaswag_rows(h, 1, 1, row);
-    const char *text = "xyz bbbb";
     for (int t = 0; t < 65; t++) CHECK(row[t] == (t < 8 ? text[t] : 0), "token %d is %d", t, row[t]);
-
-    float loss[4][64];
-    double sum[4];
-    for (int i = 0; i < 4; i++)
-        for (int t = 0; t < 64; t++) loss[i][t] = 1000; // outside the endings
-    for (int t = 2; t < 4; t++) loss[0][t] = 1;         // z predicts the space, the space a
-    for (int t = 2; t < 7; t++) loss[1][t] = 0.5f;
-    for (int t = 0; t < 2; t++) loss[2][t] = 1;
-    for (int t = 0; t < 5; t++) loss[3][t] = 0.5f;
-    hellaswag_sums(h, 0, 4, loss[0], sum);
-    CHECK(sum[0] == 2 && sum[1] == 2.5 && sum[2] == 2 && sum[3] == 2.5, "%g %g %g %g", sum[0], sum[1], sum[2], sum[3]);
-    HellaSwagScore score = hellaswag_score(h, sum);
-    CHECK(score.questions == 2 && score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct,
-          score.correct_norm);
-    sum[0] = 3, sum[3] = 1.9; // now ending 1 has the smaller sum in both questions
-    score = hellaswag_score(h, sum);
-    CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
-    sum[1] = 9, sum[2] = 0.1; // now the right ending has
-    score = hellaswag_score(h, sum);
-    CHECK(score.correct == 1 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
-    sum[0] = 3, sum[1] = 2, sum[2] = sum[3] = 2; // of equals the first: in the second question the right one
-    score = hellaswag_score(h, sum);
-    CHECK(score.correct == 2 && score.correct_norm == 1, "%d %d", score.correct, score.correct_norm);
-    sum[2] = 2, sum[3] = 5; // and of equal means
-    score = hellaswag_score(h, sum);
-    CHECK(score.correct == 2 && score.correct_norm == 2, "%d %d", score.correct, score.correct_norm);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        HellaSwagScore score = hellaswag_score(h, cases[i].sum);
+        CHECK(score.questions == 2 && score.correct == cases[i].correct && score.correct_norm == cases[i].correct_norm,
+              "case %zu: %d %d", i, score.correct, score.correct_norm);
+    }
     hellaswag_close(h);
     hellaswag_close(NULL);
 }
@@ -342,7 +327,7 @@ int main(void) {
     scratch_begin();
     if (tokenizer_create_bytes(&bytes_tokenizer, &e)) return ERR_INTERNAL;
     RUN(test_both_formats);
-    RUN(test_sum_and_mean);
+    RUN(test_scores);
     RUN(test_bad_jsonl);
     RUN(test_bad_bin);
     tokenizer_destroy(bytes_tokenizer);

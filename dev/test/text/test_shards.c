@@ -27,7 +27,6 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
     return __real_pread(fd, to, take(&fault.halve_read) ? bytes / 2 : bytes, at);
 }
 
-
 // A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
                       int extra) {
