@@ -1,7 +1,7 @@
 // test: the smallest harness that prints what it did. One program tests one module:
 //
 //     static void test_addition(void) { CHECK(1 + 1 == 2, "got %d", 1 + 1); }
-//     int main(void) { RUN(test_addition); return test_summary(); }
+//     int main(void) { RUN(test_addition, test_multiplication); return test_summary(); }
 //
 // It prints a line a test: "PASS program/test_addition 0.01s", "FAIL ...: file:line: why" or "SKIP ...: why";
 // dev/test/run.sh counts them over all programs. A test that checks nothing fails. GNS_ONLY="test_this test_that" runs
@@ -97,6 +97,14 @@ static void test_run(const char *file, const char *name, void (*f)(void)) {
     } else printf("%s %.*s/%s %.2fs\n", test_state.skipped ? "SKIP" : "PASS", width, program, name, seconds);
     fflush(stdout);
 }
-#define RUN(f) (test_wanted(#f) ? test_run(__FILE__, #f, f) : (void)0)
+
+// Runs tests: RUN(test_this, test_that).
+#define RUN(...)                                                                                                       \
+    do {                                                                                                               \
+        void (*const tests_[])(void) = {__VA_ARGS__};                                                                  \
+        char names_[] = #__VA_ARGS__, *rest_, *name_ = strtok_r(names_, ", ", &rest_);                                 \
+        for (size_t i_ = 0; i_ < sizeof tests_ / sizeof *tests_; i_++, name_ = strtok_r(NULL, ", ", &rest_))           \
+            if (test_wanted(name_)) test_run(__FILE__, name_, tests_[i_]);                                             \
+    } while (0)
 
 static inline int test_summary(void) { return test_state.total_failures ? 1 : 0; }

@@ -329,14 +329,8 @@ int main(void) {
     scratch_begin();
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
-    RUN(test_limits);
-    RUN(test_all_sizes);
-    RUN(test_past_the_page_cache);
-    RUN(test_refused);
-    RUN(test_calls_that_fail);
-    RUN(test_interrupted_and_short_calls);
-    RUN(test_replace);
-    RUN(test_parent);
+    RUN(test_limits, test_all_sizes, test_past_the_page_cache, test_refused, test_calls_that_fail,
+        test_interrupted_and_short_calls, test_replace, test_parent);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();

@@ -80,8 +80,6 @@ static void test_engine(void) {
 }
 
 int main(void) {
-    RUN(test_known_answers);
-    RUN(test_known_answers_of_bytes);
-    RUN(test_engine);
+    RUN(test_known_answers, test_known_answers_of_bytes, test_engine);
     return test_summary();
 }

@@ -98,9 +98,6 @@ static void test_log(void) {
 }
 
 int main(void) {
-    RUN(test_line_fit);
-    RUN(test_fold);
-    RUN(test_columns);
-    RUN(test_log);
+    RUN(test_line_fit, test_fold, test_columns, test_log);
     return test_summary();
 }

@@ -514,17 +514,9 @@ int main(void) {
     if (model_create(&model, &config, &e)) return 1;
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
-    RUN(test_one_file);
-    RUN(test_unknown_tensors);
-    RUN(test_beyond_a_chunk);
-    RUN(test_text_tokens);
-    RUN(test_other_models);
-    RUN(test_moments_that_are_wanted);
-    RUN(test_moments_of_another_kind);
-    RUN(test_several_files);
-    RUN(test_head);
-    RUN(test_llmc_bin);
-    RUN(test_bad_bin);
+    RUN(test_one_file, test_unknown_tensors, test_beyond_a_chunk, test_text_tokens, test_other_models,
+        test_moments_that_are_wanted, test_moments_of_another_kind, test_several_files, test_head, test_llmc_bin,
+        test_bad_bin);
     free(values);
     free(received);
     model_destroy(&model);

@@ -346,13 +346,7 @@ static void test_unusual_but_right(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_half_every_value);
-    RUN(test_half_rounding);
-    RUN(test_half_of_tests);
-    RUN(test_write_and_read);
-    RUN(test_no_tensors);
-    RUN(test_bad_headers);
-    RUN(test_bad_files);
-    RUN(test_unusual_but_right);
+    RUN(test_half_every_value, test_half_rounding, test_half_of_tests, test_write_and_read, test_no_tensors,
+        test_bad_headers, test_bad_files, test_unusual_but_right);
     return scratch_end();
 }

@@ -169,13 +169,9 @@ def test_threads_and_blocks():
     for i, d in enumerate(documents):
         want[is_val_document(0, i + 1, 0.2)].append(d.encode())
     for threads in (1, 2, 5):
-        for source in ("file", "pipe"):
+        for source in (["a.jsonl"], ["--format", "jsonl", "-"]):
             clean()
-            args = [*BYTES, "--val-fraction", 0.2, "--threads", threads]
-            if source == "file":
-                run(*args, "a.jsonl")
-            else:
-                run(*args, "--format", "jsonl", "-", stdin=open("a.jsonl", "rb").read())
+            run(*BYTES, "--val-fraction", 0.2, "--threads", threads, *source, stdin=open("a.jsonl", "rb").read())
             check(read_bytes("out", "train") == join(want[False]), f"train, {threads} threads, {source}")
             check(read_bytes("out", "val") == join(want[True]), f"val, {threads} threads, {source}")
 
@@ -298,16 +294,11 @@ def test_all_bad_files_at_once():
     write("texts/30.jsonl", '{"text": "good"}\n{"n": bad}\n{"n": worse}\n')
     for args in ((*BYTES,), (*BYTES, "--threads", 1)):
         error = run(*args, "texts", expect=65)
-        lines = [line for line in error.splitlines() if line.startswith("texts/")]
-        check(len(lines) == 10 and "and 2 more" in error, f"{len(lines)} lines named: {error}")
+        named = [line for line in error.splitlines() if line.startswith("texts/")]
+        check(len(named) == 10 and "and 2 more" in error, f"{len(named)} lines named: {error}")
         check(all(f"texts/{i:02d}.txt line 50001: byte 0xff at offset 250000 " in error for i in range(0, 30, 3)), error)
         check("error: 12 faults in 11 of 31 files; the first is texts/00.txt line 50001" in error.splitlines()[-1], error)
         check(not shards("out") and not leftovers(), "something is left")
-    for i in range(40):
-        write(f"texts/{i:02d}.txt", b"\xff")
-    error = run(*BYTES, "texts", expect=65)
-    lines = [line for line in error.splitlines() if line.startswith("texts/")]
-    check(len(lines) == 10 and "32 more" in error and "error: 42 faults in 41 of 41 files" in error, error)
     write("a.jsonl", '{"text": "good"}\n' + "".join(f'{{"text": {"null" if i % 2 else i}}}\n{{"text": "good"}}\n' for i in range(100000)))
     error = run(*BYTES, "a.jsonl", expect=65)
     named = [line for line in error.splitlines() if line.startswith("a.jsonl line ")]
@@ -674,24 +665,18 @@ def test_bad_input():
     for out in (".", "void", "void/", "new/", "./void/."):
         refuse(f"--out {out}: ", "--tokenizer", "bytes", "--out", out, "a.txt", code=64)
         check(not os.path.exists("new") and not [f for f in os.listdir(".") + os.listdir("void") if f.startswith(("._", "_"))], out)
-    for text, args in (("--tokenizer and --out are missing", ("a.txt",)), ("--tokenizer is missing", ("--out", "out", "a.txt")), ("--out is missing", ("--tokenizer", "bytes")),
-                       ("no INPUT", BYTES), ("unknown option --what", (*BYTES, "--what", "a.txt")),
-                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("--field has no value", (*BYTES, "a.txt", "--field")),
-                       ("--threads '0': ", (*BYTES, "--threads", "0", "a.txt")), ("--threads 'x': ", (*BYTES, "--threads", "x", "a.txt")),
-                       ("--max-bytes '-5': ", (*BYTES, "--max-bytes", "-5", "a.txt")),
-                       ("--shard-tokens '3000000000': ", (*BYTES, "--shard-tokens", "3000000000", "a.txt")),
-                       ("--val-fraction '1': ", (*BYTES, "--val-fraction", "1", "a.txt")),
-                       ("--val-fraction 'nan': ", (*BYTES, "--val-fraction", "nan", "a.txt")),
-                       ("--format 'xml': ", (*BYTES, "--format", "xml", "a.txt")),
-                       ("--split 'test': ", (*BYTES, "--split", "test", "a.txt")),
-                       ("contradict", (*BYTES, "--split", "val", "--val-fraction", "0.1", "a.txt")),
-                       ("--invalid 'maybe': ", (*BYTES, "--invalid", "maybe", "a.txt")),
-                       ("contradict", (*BYTES, "--val-fraction", "0.1", "--val-every-file", "3", "a.txt")),
-                       ("--separator", (*BYTES, "--separator", "x", "--format", "jsonl", "a.txt")),
-                       ("--separator is empty", (*BYTES, "--separator", "", "a.txt")),
-                       ("did you mean --val-fraction?", (*BYTES, "--val-fractoin=0.1", "a.txt")), ("unknown option -v", (*BYTES, "-v")),
-                       ("twice", (*BYTES, "-", "-")), ("is unknown", (*BYTES, "--val-fraction", "0.1", "-"))):
+    for text, args in (("--tokenizer and --out are missing", ("a.txt",)), ("--tokenizer is missing", ("--out", "out", "a.txt")),
+                       ("--out is missing", ("--tokenizer", "bytes")), ("no INPUT", BYTES), ("--field has no value", (*BYTES, "a.txt", "--field")),
+                       ("twice", (*BYTES, "--out", "out", "a.txt")), ("did you mean --val-fraction?", (*BYTES, "--val-fractoin=0.1", "a.txt")),
+                       ("unknown option -v", (*BYTES, "-v")), ("twice", (*BYTES, "-", "-")), ("is unknown", (*BYTES, "--val-fraction", "0.1", "-"))):
         refuse(text, *args, code=64, stdin=b"")
+    for text, words in (("unknown option --what", "--what"), ("--threads '0': ", "--threads 0"), ("--threads 'x': ", "--threads x"),
+                        ("--max-bytes '-5': ", "--max-bytes -5"), ("--shard-tokens '3000000000': ", "--shard-tokens 3000000000"),
+                        ("--val-fraction '1': ", "--val-fraction 1"), ("--val-fraction 'nan': ", "--val-fraction nan"),
+                        ("--format 'xml': ", "--format xml"), ("--split 'test': ", "--split test"), ("--invalid 'maybe': ", "--invalid maybe"),
+                        ("contradict", "--split val --val-fraction 0.1"), ("contradict", "--val-fraction 0.1 --val-every-file 3"),
+                        ("--separator", "--separator x --format jsonl"), ("--separator is empty", "--separator=")):
+        refuse(text, *BYTES, *words.split(), "a.txt", code=64)
 
 
 def test_existing_output():
@@ -744,19 +729,6 @@ def test_two_at_once():
         codes = [p.returncode for p in both]
         check(sorted(codes) == [0, 64], f"exit codes {codes}: {said}")
         check(read_bytes("out", "train") == texts[codes.index(0)] and not leftovers(), f"{codes}: other shards, {leftovers()}")
-
-
-def test_no_output_through_a_link():
-    """What a link or a FIFO of an output's name leads to stays as it is."""
-    write("a.txt", "a text")
-    write("victim", "precious")
-    for name in ("out_train_000000.bin.partial", "out.lock", "out_train_000000.bin"):
-        for put in (lambda: os.symlink("victim", name), lambda: os.mkfifo(name)):
-            clean()
-            put()
-            done = subprocess.run([TOKENIZE[0], *BYTES, "a.txt"], capture_output=True, timeout=60)
-            check(done.returncode in (0, 64, 74), f"{name}: exit code {done.returncode}: {done.stderr}")
-            check(open("victim").read() == "precious", f"{name}: written through a link")
 
 
 def contents(files):

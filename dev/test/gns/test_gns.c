@@ -585,20 +585,8 @@ static void test_groups(void) {
 }
 
 int main(void) {
-    RUN(test_identities);
-    RUN(test_tracker);
-    RUN(test_lower_formula);
-    RUN(test_coverage);
-    RUN(test_lower_is_useful);
-    RUN(test_calibration);
-    RUN(test_calibration_error);
-    RUN(test_scaled_lower);
-    RUN(test_calibration_is_timely);
-    RUN(test_calibration_forgets_the_start);
-    RUN(test_samples_are_spaced_in_tokens);
-    RUN(test_calibration_is_wary);
-    RUN(test_ratio);
-    RUN(test_ranks_unbiased);
-    RUN(test_groups);
+    RUN(test_identities, test_tracker, test_lower_formula, test_coverage, test_lower_is_useful, test_calibration,
+        test_calibration_error, test_scaled_lower, test_calibration_is_timely, test_calibration_forgets_the_start,
+        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
     return test_summary();
 }

@@ -241,13 +241,7 @@ static void test_loss_scale(void) {
 }
 
 int main(void) {
-    RUN(test_philox_known_answers);
-    RUN(test_known_draws);
-    RUN(test_known_masks);
-    RUN(test_adamw);
-    RUN(test_adamw_landmarks);
-    RUN(test_schedules);
-    RUN(test_schedule_landmarks);
-    RUN(test_loss_scale);
+    RUN(test_philox_known_answers, test_known_draws, test_known_masks, test_adamw, test_adamw_landmarks, test_schedules,
+        test_schedule_landmarks, test_loss_scale);
     return test_summary();
 }

@@ -108,9 +108,6 @@ static void test_huge(void) {
 }
 
 int main(void) {
-    RUN(test_known_order);
-    RUN(test_known_draws);
-    RUN(test_bijection);
-    RUN(test_huge);
+    RUN(test_known_order, test_known_draws, test_bijection, test_huge);
     return test_summary();
 }

@@ -88,7 +88,6 @@ static void test_turns(void) {
 int main(int argc, char **argv) {
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
     printf("test_arena: seed %llu\n", (unsigned long long)seed);
-    RUN(test_random_lives);
-    RUN(test_turns);
+    RUN(test_random_lives, test_turns);
     return test_summary();
 }

@@ -238,9 +238,6 @@ static void test_asked_for(void) {
 int main(void) {
     trainer_setup();
     trainer.engine.create = create_and_tell;
-    RUN(test_training_plan);
-    RUN(test_inference_plan);
-    RUN(test_taken_as_planned);
-    RUN(test_asked_for);
+    RUN(test_training_plan, test_inference_plan, test_taken_as_planned, test_asked_for);
     return trainer_end();
 }

@@ -111,8 +111,6 @@ static void test_initial_weights_in_pieces(void) {
 }
 
 int main(void) {
-    RUN(test_presets);
-    RUN(test_initial_weights);
-    RUN(test_initial_weights_in_pieces);
+    RUN(test_presets, test_initial_weights, test_initial_weights_in_pieces);
     return test_summary();
 }

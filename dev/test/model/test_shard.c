@@ -512,12 +512,7 @@ int main(int argc, char **argv) {
     if (code == ERR_UNAVAILABLE) return ERR_SKIPPED;
     engine_destroy(engine);
     model_destroy(&w.model);
-    RUN(test_owned_ranges);
-    RUN(test_sharded_gradients);
-    RUN(test_sharded_weights);
-    RUN(test_shares_that_recompute);
-    RUN(test_collected_micro_steps);
-    RUN(test_awaited_weights);
-    RUN(test_memory_plan);
+    RUN(test_owned_ranges, test_sharded_gradients, test_sharded_weights, test_shares_that_recompute,
+        test_collected_micro_steps, test_awaited_weights, test_memory_plan);
     return test_summary();
 }

@@ -489,19 +489,8 @@ static void test_json(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_table_is_sound);
-    RUN(test_defaults);
-    RUN(test_choices_match_enums);
-    RUN(test_limits_are_the_models);
-    RUN(test_numbers);
-    RUN(test_command_line_errors);
-    RUN(test_several_words);
-    RUN(test_aliases);
-    RUN(test_config_lines);
-    RUN(test_config_of_several_ranks);
-    RUN(test_config_precedence);
-    RUN(test_help_is_phrases);
-    RUN(test_help);
-    RUN(test_json);
+    RUN(test_table_is_sound, test_defaults, test_choices_match_enums, test_limits_are_the_models, test_numbers,
+        test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_of_several_ranks,
+        test_config_precedence, test_help_is_phrases, test_help, test_json);
     return scratch_end();
 }

@@ -335,12 +335,7 @@ static void test_gns_default(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_gns_default);
-    RUN(test_horizon_and_batch);
-    RUN(test_lr_power);
-    RUN(test_epochs);
-    RUN(test_contradictions);
-    RUN(test_effects);
-    RUN(test_the_command_line_wins);
+    RUN(test_gns_default, test_horizon_and_batch, test_lr_power, test_epochs, test_contradictions, test_effects,
+        test_the_command_line_wins);
     return scratch_end();
 }

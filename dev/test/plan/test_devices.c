@@ -95,8 +95,6 @@ static void test_device_figures_of_chips(void) {
 }
 
 int main(void) {
-    RUN(test_names);
-    RUN(test_device_figures);
-    RUN(test_device_figures_of_chips);
+    RUN(test_names, test_device_figures, test_device_figures_of_chips);
     return test_summary();
 }

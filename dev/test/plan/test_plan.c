@@ -746,31 +746,11 @@ static void test_cpu_is_measured(void) {
 }
 
 int main(void) {
-    RUN(test_kernel_seconds);
-    RUN(test_work_is_the_formula);
-    RUN(test_recomputing_and_exact_norms_cost);
-    RUN(test_fused_exact_norms);
-    RUN(test_fused_memory);
-    RUN(test_measured_steps);
-    RUN(test_exponentials);
-    RUN(test_measured_dropout);
-    RUN(test_measured_kernels);
-    RUN(test_measured_cpu);
-    RUN(test_memory_estimate);
-    RUN(test_library_memory);
-    RUN(test_state_bytes);
-    RUN(test_largest_micro_batch);
-    RUN(test_ring);
-    RUN(test_critical_tokens);
-    RUN(test_exposed);
-    RUN(test_exposed_weights);
-    RUN(test_fewest_ranks);
-    RUN(test_fullest_rank);
-    RUN(test_steps_are_cut);
-    RUN(test_runs);
-    RUN(test_seconds_of_a_run);
-    RUN(test_checkpoints_at_a_time);
-    RUN(test_devices_here_and_elsewhere);
-    RUN(test_cpu_is_measured);
+    RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
+        test_fused_memory, test_measured_steps, test_exponentials, test_measured_dropout, test_measured_kernels,
+        test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes, test_largest_micro_batch,
+        test_ring, test_critical_tokens, test_exposed, test_exposed_weights, test_fewest_ranks, test_fullest_rank,
+        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time,
+        test_devices_here_and_elsewhere, test_cpu_is_measured);
     return test_summary();
 }

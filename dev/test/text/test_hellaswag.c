@@ -326,10 +326,7 @@ static void test_bad_bin(void) {
 int main(void) {
     scratch_begin();
     if (tokenizer_create_bytes(&bytes_tokenizer, &e)) return ERR_INTERNAL;
-    RUN(test_both_formats);
-    RUN(test_scores);
-    RUN(test_bad_jsonl);
-    RUN(test_bad_bin);
+    RUN(test_both_formats, test_scores, test_bad_jsonl, test_bad_bin);
     tokenizer_destroy(bytes_tokenizer);
     return scratch_end();
 }

@@ -172,10 +172,6 @@ static void test_errors_reach_the_caller(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_order);
-    RUN(test_reads_ahead);
-    RUN(test_shares_of_ranks);
-    RUN(test_ends_while_reading);
-    RUN(test_errors_reach_the_caller);
+    RUN(test_order, test_reads_ahead, test_shares_of_ranks, test_ends_while_reading, test_errors_reach_the_caller);
     return scratch_end();
 }

@@ -438,17 +438,7 @@ static void test_large_shard(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_layout);
-    RUN(test_sequential);
-    RUN(test_epochs);
-    RUN(test_shifted_windows);
-    RUN(test_any_split);
-    RUN(test_words);
-    RUN(test_mixture);
-    RUN(test_many_shards);
-    RUN(test_interrupted_and_short_reads);
-    RUN(test_literal_name);
-    RUN(test_bad_shards);
-    RUN(test_large_shard);
+    RUN(test_layout, test_sequential, test_epochs, test_shifted_windows, test_any_split, test_words, test_mixture,
+        test_many_shards, test_interrupted_and_short_reads, test_literal_name, test_bad_shards, test_large_shard);
     return scratch_end();
 }

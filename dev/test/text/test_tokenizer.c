@@ -680,15 +680,7 @@ static void test_characters(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_merges);
-    RUN(test_cache);
-    RUN(test_bytes);
-    RUN(test_forms);
-    RUN(test_added);
-    RUN(test_bad_added);
-    RUN(test_characters);
-    RUN(test_long_entries);
-    RUN(test_bad_files);
-    RUN(test_gpt2);
+    RUN(test_merges, test_cache, test_bytes, test_forms, test_added, test_bad_added, test_characters, test_long_entries,
+        test_bad_files, test_gpt2);
     return scratch_end();
 }

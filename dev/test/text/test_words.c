@@ -150,8 +150,6 @@ static void test_words_of_random_texts(void) {
 
 int main(void) {
     random_begin();
-    RUN(test_utf8);
-    RUN(test_words_of_every_code_point);
-    RUN(test_words_of_random_texts);
+    RUN(test_utf8, test_words_of_every_code_point, test_words_of_random_texts);
     return test_summary();
 }
