@@ -109,15 +109,6 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       e);
 }
 
-// y = x W + b, gelu = GELU(y)
-static int linear_gelu(Engine *engine, real *y, real *gelu, const real *x, TensorKind w, int layer, int N, Error *e) {
-    Linear l = linear_of(engine, LINEAR_GELU, y, x, w, layer, N);
-    l.gelu = gelu;
-    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
-    TRY(linear_forward(engine, y, x, w, layer, N, e));
-    return gelu_forward(gelu, y, (size_t)N * l.out, engine->stream, e);
-}
-
 // True if the product at the end of a branch adds the residual. With dropout, which comes between, it cannot.
 static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
 
@@ -276,7 +267,11 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
-    return linear_gelu(engine, k->fc, k->gelu, k->ln2, FC_W, l, p->N, e);
+    Linear fc = linear_of(engine, LINEAR_GELU, k->fc, k->ln2, FC_W, l, p->N);
+    fc.gelu = k->gelu;
+    if (engine->fused_linear) return linear_sm90(fc, engine->stream, e);
+    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
+    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
 }
 
 // engine->tokens (B, T + 1) -> lnf (B, T, C).
@@ -344,12 +339,6 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// True if the exponentials of the logits are stored, not the logits, which saves a pass over them. fp16 lacks the range. Label
-// smoothing needs the logits.
-static bool head_is_exponentials(const Engine *engine, bool train) {
-    return REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
-}
-
 // Losses of rows from `first` on; in training the gradient of lnf there, into dy: then the product of logits and lnf, as they
 // are on return, is that of wte. scratch: numbers of a row, then sums of a tile's rows.
 static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
@@ -384,13 +373,15 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
 }
 
 // Loss of the pass; in training also, a chunk of examples at a time, the gradients of lnf (into dy) and of wte.
-static int head(Engine *engine, const Pass *p, bool train, Error *e) {
+static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     int chunk = engine_head_examples(&engine->config), C = p->C, Vp = (int)engine->config.model->vocab_padded;
+    // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
+    const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
     for (int b = 0; b < p->B; b += chunk) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
         const real *lnf = engine->lnf + first * C;
-        if (head_is_exponentials(engine, train)) TRY(head_exponentials(engine, first, rows, p->T, train, e));
+        if (exponentials) TRY(head_exponentials(engine, first, rows, p->T, train, e));
         else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
         if (!train) continue;
         if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
@@ -447,15 +438,6 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
                        engine->dwide, branch, w, k->fc, e));
     else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
-}
-
-// Recomputes what the forward did not keep of block l. The last block's activations are still there.
-static int block_recompute(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    const Recompute recompute = engine->config.recompute;
-    if (recompute == RECOMPUTE_NONE || l == engine->config.model->config.layers - 1) return 0;
-    if (recompute == RECOMPUTE_GELU) return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
-    TRY(block_ln1(engine, p, k, l, e));
-    return block_forward(engine, p, k, l, 0, e);
 }
 
 // dx: gradient of the block's output on entry, of its input on return.
@@ -526,9 +508,13 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
+        const Block *k = &engine->block[l];
+        const Recompute recompute = l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block's are there
         TRY(weights_await(engine, 1 + l, e));
-        TRY(block_recompute(engine, p, &engine->block[l], l, e));
-        TRY(block_backward(engine, p, &engine->block[l], l, e));
+        if (recompute == RECOMPUTE_GELU) TRY(gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
+        if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
+        if (recompute == RECOMPUTE_BLOCK) TRY(block_forward(engine, p, k, l, 0, e));
+        TRY(block_backward(engine, p, k, l, e));
         if (!final_comes_later(engine, l)) TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     TRY(embeddings_backward(engine, p, e));
@@ -548,12 +534,6 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-static void cuda_examples(Engine *engine, uint64_t first) { engine->example = first; }
-
-static void cuda_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
-
-static void cuda_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
-
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
@@ -561,7 +541,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
-    TRY(head(engine, &p, true, e));
+    TRY(head_pass(engine, &p, true, e));
     TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, p.N, engine->stream, e));
@@ -586,21 +566,18 @@ static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     return cuda_begin_step(engine, e);
 }
 
-// With shard_weights there are no blocks yet: the embeddings take their place, since products of zeros leave a GPU cool.
-static int tuning_weights(Engine *engine, Error *e) {
-    size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
-    if (!engine->config.shard_weights) return 0;
-    return CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
-                                     cudaMemcpyDeviceToDevice, engine->stream),
-                     e);
-}
-
 static int cuda_tune(Engine *engine, Error *e) {
     uint16_t *tokens;
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    int code = tuning_weights(engine, e);
+    // With shard_weights there are no blocks yet: the embeddings fill their place, since products of zeros leave a GPU cool.
+    const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
+    int code = 0;
+    if (engine->config.shard_weights)
+        code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
+                                         cudaMemcpyDeviceToDevice, engine->stream),
+                         e);
     if (!code) code = tuning_steps(engine, tokens, e);
     matmul_tune(engine->matmul, false);
     memory_free(tokens);
@@ -608,10 +585,6 @@ static int cuda_tune(Engine *engine, Error *e) {
 }
 
 static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what the matrix products chose");
-static const char *cuda_tuning(const Engine *engine) { return engine->matmul->choices; }
-static int cuda_set_tuning(Engine *engine, const char *tuning, Error *e) {
-    return matmul_choices_load(engine->matmul, tuning, e);
-}
 
 static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
@@ -638,7 +611,7 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
     TRY(forward(engine, &p, e));
-    TRY(head(engine, &p, false, e));
+    TRY(head_pass(engine, &p, false, e));
     TRY(copy_out(engine, loss, engine->loss, p.N * sizeof(float), e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
@@ -716,16 +689,17 @@ const EngineApi cuda_engine = {
     .memory_in_use = cuda_memory_in_use,
     .progress = NULL, // the host runs ahead of the device
     .tune = cuda_tune,
-    .tuning = cuda_tuning,
-    .set_tuning = cuda_set_tuning,
+    .tuning = [](const Engine *engine) -> const char * { return engine->matmul->choices; },
+    .set_tuning = [](Engine *engine, const char *tuning,
+                     Error *e) { return matmul_choices_load(engine->matmul, tuning, e); },
     .load = cuda_load,
     .store = cuda_store,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
     .hash = cuda_hash,
     .begin_step = cuda_begin_step,
-    .examples = cuda_examples,
-    .scale_loss = cuda_scale_loss,
+    .examples = [](Engine *engine, uint64_t first) { engine->example = first; },
+    .scale_loss = [](Engine *engine, double scale) { engine->loss_scale = (float)scale; },
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
     .trust = cuda_trust,
@@ -733,7 +707,7 @@ const EngineApi cuda_engine = {
     .result = cuda_result,
     .eval = cuda_eval,
     .logits = cuda_logits,
-    .watch = cuda_watch,
+    .watch = [](Engine *engine, const GradientWatch *watch) { engine->watch = *watch; },
     .watch_weights = cuda_watch_weights,
     .collect = cuda_collect,
     .own_weights = cuda_own_weights,

@@ -3,16 +3,14 @@
 #include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 
-static size_t rows_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
-
-static ColumnSplit split_of(AttentionShape s) {
+static ColumnSplit attention_split(AttentionShape s) {
     const int rows = s.B * s.T, blocks = rows / ATTENTION_SUM_ROWS;
     return {rows, s.T, ATTENTION_SUM_ROWS, blocks, blocks + s.B};
 }
 
-size_t attention_workspace_bytes(AttentionShape s) { return rows_bytes(s); }
+size_t attention_workspace_bytes(AttentionShape s) { return 2 * sizeof(float) * (size_t)s.heads() * s.padded_T(); }
 size_t attention_column_bytes(AttentionShape s) {
-    return attention_sums(s) ? column_bytes(split_of(s), 1, 3 * s.C()) : 0;
+    return attention_sums(s) ? column_bytes(attention_split(s), 1, 3 * s.C()) : 0;
 }
 
 bool attention_sums(AttentionShape s) {
@@ -46,7 +44,8 @@ int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, 
 int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
                        const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
                        const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    float *lse2 = (float *)workspace, *columns = bias.sum ? column_begin(jobs, &bias, 1, split_of(s), 3 * s.C()) : NULL;
+    float *lse2 = (float *)workspace,
+          *columns = bias.sum ? column_begin(jobs, &bias, 1, attention_split(s), 3 * s.C()) : NULL;
     Path path;
     TRY(path_choose(&path, s, e));
     return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), columns}, ticket, s,

@@ -136,4 +136,16 @@ __device__ static inline float row_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
+#else
+enum { LANES = 8 }; // that share a row
+
+__device__ static inline float row_max(float x) {
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+    return x;
+}
+
+__device__ static inline float row_sum(float x) {
+    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+    return x;
+}
 #endif

@@ -23,7 +23,7 @@ template <int D_> struct ForwardLayout {
         char q[Q_STAGES][GROUPS][Q_BYTES];
         char out[GROUPS][Q_BYTES]; // 16 rows a warp
         char k[STAGES][KV_BYTES], v[STAGES][KV_BYTES];
-        Work work[Q_STAGES];
+        HeadTile work[Q_STAGES];
         uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
         uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
     };
@@ -42,7 +42,7 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
     Ring<F::Q_STAGES> q_ring;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_draw(ticket, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
+        HeadTile work = work_draw(ticket, F::TEAMS * gridDim.x, gridDim.x, s.tiles(F::QUERIES), s);
         int row = work.tile * F::QUERIES;
         uint64_t *q_full = &shared.q_full[q_ring.stage];
         barrier_wait(&shared.q_empty[q_ring.stage], q_ring.parity ^ 1);
@@ -115,9 +115,9 @@ template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const Wa
 
 // One warpgroup's 64 queries against the keys they see, from the diagonal back to the first tile.
 template <class F, Masks M>
-__device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
-                       LeftShared q, int last_tile, int first_tile, int row, float scale2,
-                       const WarpMasks<M, false> &masks) {
+__device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
+                               LeftShared q, int last_tile, int first_tile, int row, float scale2,
+                               const WarpMasks<M, false> &masks) {
     float c[F::KEYS / 2], shrink[2];
     unsigned p[F::KEYS / 4];
     int v_stage = ring.stage;
@@ -125,7 +125,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
 
     barrier_wait(&shared.k_full[ring.stage], ring.parity);
     wgmma_fence();
-    multiply_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
+    issue_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
     wgmma_wait<0>();
     registers_settle(c);
     warp_arrive(&shared.k_empty[ring.stage]);
@@ -141,8 +141,8 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
         registers_settle(c);
         registers_settle(o);
         wgmma_fence();
-        multiply_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
-        multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
+        issue_abt<F::D, F::KEYS>(c, q, shared.k[ring.stage]);
+        issue_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
         wgmma_wait<1>();
         registers_settle(c);
         warp_arrive(&shared.k_empty[ring.stage]);
@@ -166,7 +166,7 @@ __device__ void attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&
 
     registers_settle(o);
     wgmma_fence();
-    multiply_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
+    issue_pb<F::D, F::KEYS>(o, p, shared.v[v_stage]);
     wgmma_wait<0>();
     registers_settle(o);
     warp_arrive(&shared.v_empty[v_stage]);
@@ -192,7 +192,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
     Ring<F::STAGES> ring;
     for (;;) {
         barrier_wait(&shared.q_full[q_ring.stage], q_ring.parity);
-        const Work &work = shared.work[q_ring.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[q_ring.stage]; // read again where needed, sparing registers
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;
@@ -210,8 +210,8 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         int warp_row = group_row + 16 * warp, row = warp_row + lane / 4;
         int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::KEYS;
         const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
-        attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row, scale * LOG2E,
-                     masks);
+        queries_attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row,
+                             scale * LOG2E, masks);
         if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before all of their documents
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
@@ -230,8 +230,8 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
 
 template <class F, Masks M>
 __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
-    forward_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
-                   unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
+    forward_sm90_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
+                        unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     if (threadIdx.x < F::TEAMS) {
@@ -264,13 +264,14 @@ __global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
 } // namespace
 
 template <class F, Masks M>
-static int launch(const CUtensorMap &qkv, const CUtensorMap &out, float *lse, unsigned *ticket, AttentionShape s,
-                  const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+static int forward_launch(const CUtensorMap &qkv, const CUtensorMap &out, float *lse, unsigned *ticket,
+                          AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     const size_t bytes = sizeof(typename F::Shared);
     int blocks;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(forward_kernel<F, M>, bytes, e));
-    forward_kernel<F, M><<<blocks, F::THREADS, bytes, stream>>>(qkv, out, lse, ticket, s, attention_scale(s), masks);
+    TRY(shared_memory_allow(forward_sm90_kernel<F, M>, bytes, e));
+    forward_sm90_kernel<F, M>
+        <<<blocks, F::THREADS, bytes, stream>>>(qkv, out, lse, ticket, s, attention_scale(s), masks);
     return CUDA_LAUNCHED(e);
 }
 
@@ -278,9 +279,9 @@ int attention_sm90_forward(real *out, float *lse, const real *qkv, unsigned *tic
                            const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     typedef ForwardLayout<64> Narrow;
     typedef ForwardLayout<128> Wide;
-    static constexpr decltype(&launch<Narrow, CAUSAL>) of_masks[2][3] = {
-        {launch<Narrow, CAUSAL>, launch<Narrow, DOCUMENTS>, launch<Narrow, DROPPED>},
-        {launch<Wide, CAUSAL>, launch<Wide, DOCUMENTS>, launch<Wide, DROPPED>}};
+    static constexpr decltype(&forward_launch<Narrow, CAUSAL>) of_masks[2][3] = {
+        {forward_launch<Narrow, CAUSAL>, forward_launch<Narrow, DOCUMENTS>, forward_launch<Narrow, DROPPED>},
+        {forward_launch<Wide, CAUSAL>, forward_launch<Wide, DOCUMENTS>, forward_launch<Wide, DROPPED>}};
     CUtensorMap qkv_map, out_map;
     TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
@@ -291,7 +292,7 @@ int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
     *yes = false;
     if (s.D != 64 && s.D != 128) return 0;
     cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_kernel<ForwardLayout<64>, CAUSAL>), e);
+    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_sm90_kernel<ForwardLayout<64>, CAUSAL>), e);
     *yes = attributes.maxThreadsPerBlock >= ForwardLayout<64>::THREADS;
     return 0;
 }

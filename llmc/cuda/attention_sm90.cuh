@@ -72,7 +72,7 @@ struct LeftRegisters {
 };
 
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group; b is a tile of N rows.
-template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N / 2], LeftShared a, const char *b) {
+template <int D, int N> __device__ static inline void issue_abt(float (&c)[N / 2], LeftShared a, const char *b) {
     uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // the step goes from panel to panel
     UNROLL_FOR (int k = 0; k < D / 16; k++)
         wgmma<true, true>(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
@@ -80,7 +80,7 @@ template <int D, int N> __device__ static inline void multiply_abt(float (&c)[N 
 }
 
 template <int D, int N>
-__device__ static inline void multiply_abt(float (&c)[N / 2], const LeftRegisters &a, const char *b) {
+__device__ static inline void issue_abt(float (&c)[N / 2], const LeftRegisters &a, const char *b) {
     static_assert(D == 64 && N == 64, "the one case in use");
     uint64_t b_operand = operand(b, 0);
     UNROLL_FOR (int k = 0; k < D / 16; k++) wgmma_abt(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
@@ -89,7 +89,7 @@ __device__ static inline void multiply_abt(float (&c)[N / 2], const LeftRegister
 
 // Issues c (64, D) += p (64, K) b (K, D) as one group; p packed by pack_rows, b a tile of K rows.
 template <int D, int K>
-__device__ static inline void multiply_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
+__device__ static inline void issue_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
     uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
     UNROLL_FOR (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
     wgmma_commit();
@@ -135,8 +135,8 @@ template <int HALF, int N> __device__ static inline void exchange(float (&v)[N],
 // Writes the column sums of what a warpgroup's warp_rows_out store, rows row.. of one head of 64 of example b, all below T
 // (attention_sums); columns: AttentionRows'. sums: a row for each warp. A lane's values are of 8 columns of 8 each, two
 // neighbours; half as many after each exchange.
-__device__ static inline void columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
-                                          int column, int row, int b, AttentionShape s, int barrier) {
+__device__ static inline void head_columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
+                                               int column, int row, int b, AttentionShape s, int barrier) {
     const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
     const int slot = (b * s.T + row) / ATTENTION_SUM_ROWS + b;
     float v[16];
@@ -158,7 +158,7 @@ __device__ static inline void columns_out(float *columns, float (&sums)[4][64], 
 }
 
 // One tile of rows of one head. tile < 0: no more work.
-struct Work {
+struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
@@ -170,7 +170,7 @@ struct Work {
 // Heads are taken in lots of at most `at_once`, one for each multiprocessor, so that a head's keys and values stay in
 // L2 until its tiles are done. Within a lot, tiles go from the last to the first: under the causal mask, from the longest
 // to the shortest for queries. Lots are of one size, so that the last one keeps all blocks busy too.
-__device__ static inline Work work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
+__device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);
     if (item >= s.heads() * tiles) return {-1, 0, 0, 0};
@@ -197,7 +197,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
     int warp_row;
     HeadDropout dropout;
 
-    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const Work &work, int warp_row_)
+    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const HeadTile &work, int warp_row_)
         : factor(M == DROPPED ? masks.constants.scale : 1.0f), warp_row(warp_row_),
           dropout(masks, uniform(work.b), uniform(work.head) % s.NH) {
         int row = warp_row + threadIdx.x % 32 / 4;

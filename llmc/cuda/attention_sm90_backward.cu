@@ -21,7 +21,7 @@ enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FE
 // The feeder's warpgroup is the last and gives most of its registers to the others; at launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
-struct Maps {
+struct BackwardMaps {
     CUtensorMap dqkv, qkv, dout, out; // dqkv in boxes of STORE_ROWS, the others of BOX_ROWS
 };
 
@@ -43,7 +43,7 @@ template <int D_, bool DQ_> struct BackwardLayout {
         float sums[GROUPS][4][64];        // of columns, D = 64 only
         char other[2][STAGES][TILE];
         float lse2[DQ ? 1 : STAGES][OTHERS], delta[DQ ? 1 : STAGES][OTHERS];
-        Work work[OWN_STAGES];
+        HeadTile work[OWN_STAGES];
         uint64_t own_full[OWN_STAGES], own_empty[OWN_STAGES], full[STAGES], empty[STAGES];
     };
 };
@@ -86,8 +86,8 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
 
 // Copies rows row.. of a head's queries (q, dout) or keys (k, v) to shared memory.
 template <bool QUERIES, int ROWS, int D>
-__device__ void pair_in(char *first, char *second, const Maps &maps, uint64_t *full, const Work &work, int row,
-                        AttentionShape s) {
+__device__ void pair_in(char *first, char *second, const BackwardMaps &maps, uint64_t *full, const HeadTile &work,
+                        int row, AttentionShape s) {
     tile_in<ROWS, D>(first, &maps.qkv, full, (QUERIES ? 0 : s.C()) + work.column, row, work.b);
     tile_in<ROWS, D>(second, QUERIES ? &maps.dout : &maps.qkv, full, (QUERIES ? 0 : 2 * s.C()) + work.column, row,
                      work.b);
@@ -100,13 +100,13 @@ __device__ void statistics_in(typename F::Shared &shared, int stage, AttentionRo
 }
 
 template <class F, Masks M>
-__device__ void feed(typename F::Shared &shared, const Maps &maps, AttentionRows rows, unsigned *ticket,
-                     AttentionShape s, const AttentionMasks &masks) {
+__device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &maps, AttentionRows rows,
+                              unsigned *ticket, AttentionShape s, const AttentionMasks &masks) {
     constexpr int own_bytes = F::OWN * GROUPS * F::OWN_BYTES, other_bytes = 2 * F::TILE + 2 * F::STATISTICS_BYTES;
     Ring<F::OWN_STAGES> own;
     Ring<F::STAGES> ring;
     for (;;) {
-        Work work = work_draw(ticket, gridDim.x, gridDim.x, s.tiles(ROWS), s);
+        HeadTile work = work_draw(ticket, gridDim.x, gridDim.x, s.tiles(ROWS), s);
         uint64_t *own_full = &shared.own_full[own.stage];
         barrier_wait(&shared.own_empty[own.stage], own.parity ^ 1);
         shared.work[own.stage] = work;
@@ -155,8 +155,8 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     unsigned packed[F::OTHERS / 4];
     float p[F::OTHERS / 2], dp[F::OTHERS / 2];
     wgmma_fence();
-    multiply_abt<F::D, F::OTHERS>(p, q, shared.other[0][stage]);
-    multiply_abt<F::D, F::OTHERS>(dp, dout, shared.other[1][stage]);
+    issue_abt<F::D, F::OTHERS>(p, q, shared.other[0][stage]);
+    issue_abt<F::D, F::OTHERS>(dp, dout, shared.other[1][stage]);
     wgmma_wait<1>();
     registers_settle(p);
     registers_settle(dq);
@@ -179,7 +179,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     pack_rows(packed, dp);
     registers_settle(dq);
     wgmma_fence();
-    multiply_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
+    issue_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
 // delta of a thread's rows lane / 4 and 8 below in its warp's 16 of two tiles (64, D); 4 lanes share a row.
@@ -220,7 +220,7 @@ __device__ void group_columns_out(typename F::Shared &shared, AttentionRows rows
                                   float factor, int column, int row, int b, AttentionShape s) {
     const int g = uniform(threadIdx.x / WARPGROUP);
     if constexpr (F::D == 64)
-        if (rows.columns) columns_out(rows.columns, shared.sums[g], c, factor, column, row, b, s, 1 + g);
+        if (rows.columns) head_columns_out(rows.columns, shared.sums[g], c, factor, column, row, b, s, 1 + g);
 }
 
 template <class F, Masks M>
@@ -231,7 +231,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const Work &work = shared.work[own.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[own.stage]; // read again where needed, sparing registers
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
@@ -287,8 +287,8 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     unsigned packed_p[F::OTHERS / 4];
     const float *lse2 = shared.lse2[stage] + threadIdx.x % 4 * 2, *delta = shared.delta[stage] + threadIdx.x % 4 * 2;
     wgmma_fence();
-    multiply_abt<F::D, F::OTHERS>(p, k, shared.other[0][stage]);
-    if (EARLY) multiply_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
+    issue_abt<F::D, F::OTHERS>(p, k, shared.other[0][stage]);
+    if (EARLY) issue_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
     wgmma_wait<EARLY ? 1 : 0>();
     registers_settle(p);
     registers_settle(dk);
@@ -308,9 +308,9 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     }
     registers_settle(dv);
     wgmma_fence();
-    if (!EARLY) multiply_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
-    if constexpr (M == DROPPED) multiply_pb<F::D, F::OTHERS>(dv, packed_kept, shared.other[1][stage]);
-    else multiply_pb<F::D, F::OTHERS>(dv, packed_p, shared.other[1][stage]);
+    if (!EARLY) issue_abt<F::D, F::OTHERS>(dp, v, shared.other[1][stage]);
+    if constexpr (M == DROPPED) issue_pb<F::D, F::OTHERS>(dv, packed_kept, shared.other[1][stage]);
+    else issue_pb<F::D, F::OTHERS>(dv, packed_p, shared.other[1][stage]);
     wgmma_wait<1>();
     registers_settle(dp);
     UNROLL_FOR (int n = 0; n < F::OTHERS / 8; n++) {
@@ -324,7 +324,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     pack_rows(packed, dp);
     registers_settle(dk);
     wgmma_fence();
-    multiply_pb<F::D, F::OTHERS>(dk, packed, shared.other[0][stage]);
+    issue_pb<F::D, F::OTHERS>(dk, packed, shared.other[0][stage]);
 }
 
 template <class F, Masks M>
@@ -335,7 +335,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const Work &work = shared.work[own.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[own.stage]; // read again where needed, sparing registers
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;
@@ -390,14 +390,15 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 
 template <class F, Masks M>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    backward_kernel(const __grid_constant__ Maps maps, AttentionRows rows, const float *lse, unsigned *ticket,
-                    AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
+    backward_sm90_kernel(const __grid_constant__ BackwardMaps maps, AttentionRows rows, const float *lse,
+                         unsigned *ticket, AttentionShape s, float scale,
+                         const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     typename F::Shared &shared = *(typename F::Shared *)shared_memory();
     barriers_init<F>(shared);
     if (threadIdx.x >= FEEDER) {
         registers_give<FEEDER_REGISTERS>();
-        if (threadIdx.x == FEEDER) feed<F, M>(shared, maps, rows, ticket, s, masks);
+        if (threadIdx.x == FEEDER) backward_feed<F, M>(shared, maps, rows, ticket, s, masks);
     } else {
         registers_take<WORKER_REGISTERS>();
         if constexpr (F::DQ) dq_work<F, M>(shared, &maps.dqkv, rows, lse, s, masks, scale);
@@ -409,19 +410,20 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 } // namespace
 
 template <class F, Masks M>
-static int launch_one(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
-                      const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+static int launch_one(const BackwardMaps &maps, AttentionRows rows, const float *lse, unsigned *ticket,
+                      AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     const size_t bytes = sizeof(typename F::Shared);
     int blocks;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(backward_kernel<F, M>, bytes, e));
-    backward_kernel<F, M><<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s), masks);
+    TRY(shared_memory_allow(backward_sm90_kernel<F, M>, bytes, e));
+    backward_sm90_kernel<F, M>
+        <<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s), masks);
     return CUDA_LAUNCHED(e);
 }
 
 template <int D, Masks M>
-static int launch(const Maps &maps, AttentionRows rows, const float *lse, unsigned *ticket, AttentionShape s,
-                  const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+static int backward_launch(const BackwardMaps &maps, AttentionRows rows, const float *lse, unsigned *ticket,
+                           AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
     TRY((launch_one<BackwardLayout<D, true>, M>(maps, rows, lse, ticket, s, masks, stream, e)));
     return launch_one<BackwardLayout<D, false>, M>(maps, rows, lse, ticket, s, masks, stream, e);
 }
@@ -429,10 +431,10 @@ static int launch(const Maps &maps, AttentionRows rows, const float *lse, unsign
 int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
                             AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
                             cudaStream_t stream, Error *e) {
-    static constexpr decltype(&launch<64, CAUSAL>) of_masks[2][3] = {
-        {launch<64, CAUSAL>, launch<64, DOCUMENTS>, launch<64, DROPPED>},
-        {launch<128, CAUSAL>, launch<128, DOCUMENTS>, launch<128, DROPPED>}};
-    Maps maps;
+    static constexpr decltype(&backward_launch<64, CAUSAL>) of_masks[2][3] = {
+        {backward_launch<64, CAUSAL>, backward_launch<64, DOCUMENTS>, backward_launch<64, DROPPED>},
+        {backward_launch<128, CAUSAL>, backward_launch<128, DOCUMENTS>, backward_launch<128, DROPPED>}};
+    BackwardMaps maps;
     TRY(attention_sm90_map(&maps.dqkv, dqkv, 3 * s.C(), STORE_ROWS, s, e));
     TRY(attention_sm90_map(&maps.qkv, qkv, 3 * s.C(), BOX_ROWS, s, e));
     TRY(attention_sm90_map(&maps.dout, dout, s.C(), BOX_ROWS, s, e));

@@ -111,7 +111,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 #else
 // ---- fp32: multiply-adds, no tensor cores. 8 lanes share two neighbouring rows. -------------------------------------
 
-enum { ROWS = 32, WARP_ROWS = 8, LANES = 8 };
+enum { ROWS = 32, WARP_ROWS = 8 };
 
 template <int DP> constexpr int OTHER_BACKWARD = 32;
 template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = 32;
@@ -134,16 +134,6 @@ template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const Hea
 }
 
 __device__ static void tile_wait() { __syncthreads(); }
-
-__device__ static float row_max(float x) {
-    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
-    return x;
-}
-
-__device__ static float row_sum(float x) {
-    UNROLL_FOR (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-    return x;
-}
 
 __device__ static void store_two(real *row, int d, float x, float y, int D) {
     if (d < D) row[d] = x;
@@ -223,13 +213,13 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
 }
 
 // What a block works on: tile `tile` of a head's rows, and its slices of qkv.
-struct Place {
+struct BlockRows {
     int head, row0;    // first row of the block
     int warp_row, row; // first row of the warp, within the block; first row of the lane
     Slice q, k, v;
 };
 
-__device__ static Place place_of(const real *qkv, AttentionShape s, bool backwards) {
+__device__ static BlockRows block_rows(const real *qkv, AttentionShape s, bool backwards) {
     int tiles = s.tiles(ROWS), head = blockIdx.x / tiles, tile = blockIdx.x % tiles;
     int row0 = (backwards ? tiles - 1 - tile : tile) * ROWS, warp_row = threadIdx.x / 32 * WARP_ROWS;
     Slice q = slice_of(qkv, s, head, 3, 0), k = slice_of(qkv, s, head, 3, 1), v = slice_of(qkv, s, head, 3, 2);
@@ -237,13 +227,13 @@ __device__ static Place place_of(const real *qkv, AttentionShape s, bool backwar
 }
 
 // With masks: what a warp leaves out. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
-template <bool TRANSPOSED> struct WarpMasks {
+template <bool TRANSPOSED> struct RowMasks {
     int limit[2]; // the first key of a query; the last query of a key
     HeadDropout dropout;
     const float &scale; // of what is kept
     int warp_row;
 
-    __device__ WarpMasks(const AttentionMasks &masks, AttentionShape s, const Place &at)
+    __device__ RowMasks(const AttentionMasks &masks, AttentionShape s, const BlockRows &at)
         : dropout(masks, at.head / s.NH, at.head % s.NH), scale(masks.constants.scale),
           warp_row(at.row0 + at.warp_row) {
         UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -272,8 +262,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
-    Place at = place_of(qkv, s, true); // the longest rows first
-    const WarpMasks<false> hidden(masks, s, at);
+    BlockRows at = block_rows(qkv, s, true); // the longest rows first
+    const RowMasks<false> hidden(masks, s, at);
     float scale2 = scale * LOG2E;
     int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
 
@@ -336,8 +326,8 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
 
 // rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring
 // blocks take neighbouring heads of the same rows, which lie side by side in memory.
-__global__ static void rows_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
-                                   AttentionShape s) {
+__global__ static void delta_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
+                                    AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
     int b = chunk / (padded_T / BLOCK_ROWS), row0 = chunk % (padded_T / BLOCK_ROWS) * BLOCK_ROWS;
     int lane = threadIdx.x % ROW_LANES, head = b * s.NH + h;
@@ -359,13 +349,6 @@ __global__ static void rows_kernel(AttentionRows rows, const float *lse, const r
     }
 }
 
-static int rows_fill(AttentionRows rows, const float *lse, const real *dout, const real *out, AttentionShape s,
-                     cudaStream_t stream, Error *e) {
-    const size_t count = (size_t)s.heads() * s.padded_T();
-    rows_kernel<<<(unsigned)(count / BLOCK_ROWS), ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
-    return CUDA_LAUNCHED(e);
-}
-
 // A block owns ROWS queries and walks over the keys they see.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -375,8 +358,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *do_tile = q_tile + ROWS * STRIDE<DP>, *k_tile = do_tile + ROWS * STRIDE<DP>;
     real *v_tile = k_tile + KEYS * STRIDE<DP>;
-    Place at = place_of(qkv, s, true);
-    const WarpMasks<false> hidden(masks, s, at);
+    BlockRows at = block_rows(qkv, s, true);
+    const RowMasks<false> hidden(masks, s, at);
     float scale2 = scale * LOG2E, lse2[2], delta[2];
     int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
     UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -417,8 +400,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     extern __shared__ __align__(16) real shared[];
     real *k_tile = shared, *v_tile = k_tile + ROWS * STRIDE<DP>, *q_tile = v_tile + ROWS * STRIDE<DP>;
     real *do_tile = q_tile + QUERIES * STRIDE<DP>;
-    Place at = place_of(qkv, s, false);
-    const WarpMasks<true> hidden(masks, s, at);
+    BlockRows at = block_rows(qkv, s, false);
+    const RowMasks<true> hidden(masks, s, at);
     const int end = MASKED ? last_query(masks, s, at.head / s.NH, at.row0 + ROWS - 1) + 1 : s.T;
     Slice dout_slice = slice_of(dout, s, at.head, 1, 0);
     const float *lse2 = rows.lse2 + (size_t)at.head * s.padded_T(),
@@ -477,7 +460,9 @@ int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, cons
                              : (masked ? dkdv_kernel<128, true> : dkdv_kernel<128, false>);
     const auto dq = narrow ? (masked ? dq_kernel<64, true> : dq_kernel<64, false>)
                            : (masked ? dq_kernel<128, true> : dq_kernel<128, false>);
-    TRY(rows_fill(rows, lse, dout, out, s, stream, e));
+    const size_t count = (size_t)s.heads() * s.padded_T();
+    delta_kernel<<<(unsigned)(count / BLOCK_ROWS), ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
+    TRY(CUDA_LAUNCHED(e));
     for (auto kernel : {dkdv, dq}) {
         TRY(shared_memory_allow(kernel, bytes, e));
         kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s),

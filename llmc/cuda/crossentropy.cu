@@ -32,13 +32,13 @@ typedef struct {
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
     float scale; // of the loss whose gradient this is
-} Rows;
+} LogitRows;
 
 // The target of position n.
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T + 1];
 }
-__device__ static inline int row_target(const Rows &k, int r) { return target_at(k.tokens, k.row0 + r, k.T); }
+__device__ static inline int row_target(const LogitRows &k, int r) { return target_at(k.tokens, k.row0 + r, k.T); }
 
 // Part of a softmax: the maximum of some logits, and the sum of exp(logit - max).
 typedef struct {
@@ -150,7 +150,8 @@ typedef struct {
 
 // Writes the losses of row r, from the logits at `row`, in the thread that has the target's column. logits: their sum.
 template <bool SMOOTH>
-__device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partial all, float logits, const real *row) {
+__device__ static inline RowEnd row_end(const LogitRows &k, int r, int target, Partial all, float logits,
+                                        const real *row) {
     const float logsumexp = loss_logsumexp(all.max, all.sum);
     if (target / VEC % ROW_THREADS == (int)threadIdx.x) {
         const float logit = real_to_float(row[target]), loss = loss_at(logsumexp, logit);
@@ -162,7 +163,7 @@ __device__ static inline RowEnd row_end(const Rows &k, int r, int target, Partia
 
 // Columns c.. of the gradient, from logits at `from`.
 template <bool SMOOTH>
-__device__ static inline void gradient_write(const Rows &k, real *row, const RowEnd &e, const real *from, int c) {
+__device__ static inline void gradient_write(const LogitRows &k, real *row, const RowEnd &e, const real *from, int c) {
     float x[VEC] = {};
     if (c < k.V) pack_get(x, pack_load<VEC>(from + c));
     mask_padding(x, c, k.V); // exp(-inf) = 0
@@ -179,7 +180,7 @@ __device__ static inline void gradient_write(const Rows &k, real *row, const Row
 
 // A block a row, of any length.
 template <bool GRADIENT, bool SMOOTH>
-__global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ Rows k) {
+__global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ LogitRows k) {
     __shared__ Partial shared[ROW_WARPS];
     __shared__ float shared_sums[SMOOTH ? ROW_WARPS : 1];
     const int r = blockIdx.x;
@@ -194,7 +195,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
 }
 
 // Block i takes rows i, i + blocks, ... through its cache (Vp), of which a thread reads only what it has fetched.
-template <bool SMOOTH> __global__ void __launch_bounds__(ROW_THREADS, 2) rows_kernel(const __grid_constant__ Rows k) {
+template <bool SMOOTH>
+__global__ void __launch_bounds__(ROW_THREADS, 2) cached_rows_kernel(const __grid_constant__ LogitRows k) {
     extern __shared__ __align__(16) unsigned char cache_bytes[];
     __shared__ Partial shared[2][ROW_WARPS]; // by turns: one barrier a row is enough
     __shared__ float shared_sums[2][SMOOTH ? ROW_WARPS : 1];
@@ -219,7 +221,7 @@ template <bool SMOOTH> __global__ void __launch_bounds__(ROW_THREADS, 2) rows_ke
     }
 }
 
-template <bool SMOOTH> static int launch(const Rows &rows, cudaStream_t stream, Error *e) {
+template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaStream_t stream, Error *e) {
     const size_t row_bytes = rows.Vp * sizeof(real), sums = 2 * ROW_WARPS * (sizeof(Partial) + sizeof(float));
     int most, of_two, reserved, processors;
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
@@ -229,8 +231,8 @@ template <bool SMOOTH> static int launch(const Rows &rows, cudaStream_t stream, 
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
     if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most) {
         const int blocks = rows.R < 2 * processors ? rows.R : 2 * processors;
-        TRY(shared_memory_allow(rows_kernel<SMOOTH>, row_bytes, e));
-        rows_kernel<SMOOTH><<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
+        TRY(shared_memory_allow(cached_rows_kernel<SMOOTH>, row_bytes, e));
+        cached_rows_kernel<SMOOTH><<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
     } else
         (rows.scale > 0 ? row_kernel<true, SMOOTH>
                         : row_kernel<false, SMOOTH>)<<<rows.R, ROW_THREADS, 0, stream>>>(rows);
@@ -239,11 +241,11 @@ template <bool SMOOTH> static int launch(const Rows &rows, cudaStream_t stream, 
 
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
                  int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e) {
-    Rows rows = {losses, smoothed, smoothing, 0, 0, logits, tokens, R, row0, T, V, Vp, scale};
+    LogitRows rows = {losses, smoothed, smoothing, 0, 0, logits, tokens, R, row0, T, V, Vp, scale};
     rows.onehot = (1.0f - smoothing) * scale / T;
     rows.everywhere = loss_gradient_everywhere(scale / T, smoothing, V);
     assert(Vp % VEC == 0); // as the model pads it
-    return (smoothed ? launch<true> : launch<false>)(rows, stream, e);
+    return (smoothed ? logit_rows_launch<true> : logit_rows_launch<false>)(rows, stream, e);
 }
 
 // ---- Around a product that stores exponentials ----------------------------------------------------------------------
@@ -275,7 +277,7 @@ int crossentropy_targets(float *target_logits, const real *x, const real *weight
     return CUDA_LAUNCHED(e);
 }
 
-struct Finish {
+struct LossFinish {
     float *losses, *factors;
     real *exponentials, *x;
     const float *sums;
@@ -286,7 +288,7 @@ struct Finish {
 };
 
 // A block takes 32 rows. While their sums are added, a lane has one row, and a warp every eighth tile.
-__global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __grid_constant__ Finish f) {
+__global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(const __grid_constant__ LossFinish f) {
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
     float sum = 0.0f;
@@ -316,8 +318,8 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) finish_kernel(const __
 int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
                         float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
                         Error *e) {
-    const Finish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
+    const LossFinish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
     assert(C % VEC == 0);
-    finish_kernel<<<ceil_div(R, WARP), PRODUCT_THREADS, 0, stream>>>(f);
+    loss_finish_kernel<<<ceil_div(R, WARP), PRODUCT_THREADS, 0, stream>>>(f);
     return CUDA_LAUNCHED(e);
 }

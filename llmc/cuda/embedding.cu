@@ -9,7 +9,7 @@
 
 enum { THREADS = 256 };
 
-static unsigned blocks_for(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
+static unsigned thread_blocks(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
 
 // The token at position n of the flat (B, T).
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
@@ -21,8 +21,8 @@ __device__ static inline int position_of(const uint16_t *first, int n, int T) { 
 
 // MASKS: with documents or dropout, or both.
 template <int W, bool MASKS>
-__global__ void forward_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte,
-                               const real *wpe, const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
+__global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
+                             const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
     const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs of one row
@@ -38,9 +38,9 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e) {
     const size_t packs = (size_t)B * drop.T * (C % VEC ? C : C / VEC);
     const bool masks = first || drop.dropout.below;
-    const auto kernel = C % VEC ? (masks ? forward_kernel<1, true> : forward_kernel<1, false>)
-                                : (masks ? forward_kernel<VEC, true> : forward_kernel<VEC, false>);
-    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(out, tokens, first, wte, wpe, drop, packs, C);
+    const auto kernel = C % VEC ? (masks ? embed_kernel<1, true> : embed_kernel<1, false>)
+                                : (masks ? embed_kernel<VEC, true> : embed_kernel<VEC, false>);
+    kernel<<<thread_blocks(packs), THREADS, 0, stream>>>(out, tokens, first, wte, wpe, drop, packs, C);
     return CUDA_LAUNCHED(e);
 }
 
@@ -246,12 +246,13 @@ size_t embedding_backward_workspace_bytes(int B, int T, int C) {
 }
 
 template <int W>
-static int backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
-                    float *partials, cudaStream_t stream, Error *e) {
+static int embedding_backward_launch(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T,
+                                     int C, float *partials, cudaStream_t stream, Error *e) {
     const int packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
-    if (dwpe) position_kernel<W><<<blocks_for((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
+    if (dwpe)
+        position_kernel<W><<<thread_blocks((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
     TRY(CUDA_LAUNCHED(e));
     token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, B * T, C);
     TRY(CUDA_LAUNCHED(e));
@@ -262,7 +263,8 @@ static int backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder ord
 
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e) {
-    return (C % VEC ? backward<1> : backward<VEC>)(dwte, dwpe, dx, order, B, T, C, (float *)workspace, stream, e);
+    return (C % VEC ? embedding_backward_launch<1> : embedding_backward_launch<VEC>)(dwte, dwpe, dx, order, B, T, C,
+                                                                                     (float *)workspace, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -344,17 +346,17 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
                      Error *e) {
     const size_t packs = (size_t)E * T * (C % 4 ? C : C / 4);
     const auto kernel = C % 4 ? gather_kernel<1> : gather_kernel<4>;
-    kernel<<<blocks_for(packs), THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
+    kernel<<<thread_blocks(packs), THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
     return CUDA_LAUNCHED(e);
 }
 
-__global__ void rows_kernel(int *row_at, const uint16_t *tokens, int N, int T, int V) {
+__global__ void row_at_kernel(int *row_at, const uint16_t *tokens, int N, int T, int V) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
     if (n < N) atomicMax(row_at + (size_t)(n / T) * V + token_at(tokens, n, T), n % T + 1);
 }
 
 int embedding_rows(int *row_at, const uint16_t *tokens, int E, int T, int V, cudaStream_t stream, Error *e) {
     CUDA_TRY(cudaMemsetAsync(row_at, 0, (size_t)E * V * sizeof *row_at, stream), e);
-    rows_kernel<<<ceil_div(E * T, THREADS), THREADS, 0, stream>>>(row_at, tokens, E * T, T, V);
+    row_at_kernel<<<ceil_div(E * T, THREADS), THREADS, 0, stream>>>(row_at, tokens, E * T, T, V);
     return CUDA_LAUNCHED(e);
 }

@@ -9,11 +9,6 @@
 #include <assert.h>
 #include <string.h>
 
-static UpdateRule rule_of(const Engine *engine, const Tensor *t) {
-    if (engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t)) return RULE_MUON;
-    return t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
-}
-
 // The tensor of every granule.
 static int tensor_table_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
@@ -40,9 +35,10 @@ static int tables_load(Engine *engine, Error *e) {
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
         CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // segment is this turn's
+        const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
+        const UpdateRule rule = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
-        CUDA_TRY(
-            cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule_of(engine, t), granules, engine->stream), e);
+        CUDA_TRY(cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule, granules, engine->stream), e);
     }
     return engine->tensor ? tensor_table_load(engine, e) : 0;
 }

@@ -201,14 +201,6 @@ static size_t engine_layout(Engine *engine, Arena *a) {
     return arena_plan(a);
 }
 
-// Where one block's activation is kept, all blocks share it.
-static void blocks_place(Engine *engine) {
-    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) {
-        for (int l = 0; l < engine->config.model->config.layers; l++)
-            engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
-    });
-}
-
 void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
@@ -272,6 +264,9 @@ int engine_memory_take(Engine *engine, Error *e) {
     arena_place(&arena, engine->memory);
     if (!engine->weight) engine->weight = (real *)engine->param;
     if (!engine->grad_sum) engine->grad_sum = engine->grad;
-    blocks_place(engine);
+    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: all blocks share it
+        for (int l = 0; l < engine->config.model->config.layers; l++)
+            engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
+    });
     return 0;
 }

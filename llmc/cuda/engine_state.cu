@@ -94,13 +94,6 @@ void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
     engine->weights_watch = watch ? *watch : WeightsWatch{};
 }
 
-static int order_store(Engine *engine, StateKind kind, Range range, Error *e) {
-    const bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
-    if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
-    if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
-    return CUDA_CALL(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
-}
-
 static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     const float *array = state_array(engine, kind);
     Piece p;
@@ -114,7 +107,10 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
-    TRY(order_store(engine, kind, range, e));
+    const bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
+    if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
+    if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
+    CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);
     return copies_end(engine->store_stream, store_pieces(engine, kind, range, values, e), e);
 }
 
@@ -221,7 +217,7 @@ static OptimizerArrays arrays_of(Engine *engine, Piece p) {
             .rate = engine->rate};
 }
 
-static AdamWStep step_of(const UpdateConfig *u) { // grad_scale is on the device
+static AdamWStep update_step(const UpdateConfig *u) { // grad_scale is on the device
     return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
 }
 
@@ -242,7 +238,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
         const Tensors in = tensors_in(model, p.range);
         TRY(clip_segments(engine, p.range, in, e));
         TRY(optimizer_trust(engine->trust + in.first, model->tensor_count, &arrays, engine->segment_part, in.count,
-                            step_of(u), engine->grad_scale, engine->scratch, engine->stream, e));
+                            update_step(u), engine->grad_scale, engine->scratch, engine->stream, e));
     }
     return 0;
 }
@@ -281,7 +277,7 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     Piece p;
     for (int next = 0; shard_next(c, false, range, &next, &p);) {
         const OptimizerArrays arrays = arrays_of(engine, p);
-        TRY(optimizer_update(&arrays, range_length(p.range), step_of(u), engine->grad_scale, engine->stream, e));
+        TRY(optimizer_update(&arrays, range_length(p.range), update_step(u), engine->grad_scale, engine->stream, e));
         for (int aspect = -1; aspect <= 1 && c->optimizer == OPTIMIZER_MUON; aspect++)
             TRY(update_matrices(engine, &arrays, p.range, u, aspect, e));
     }

@@ -22,7 +22,7 @@ template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(rea
     }
 }
 
-template <int W> static int forward(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
+template <int W> static int gelu_launch(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
     const size_t block = (size_t)FLAT_THREADS * FLAT_PACKS;
     if (packs == 0) return 0;
     gelu_kernel<W><<<(unsigned)((packs + block - 1) / block), FLAT_THREADS, 0, stream>>>(y, x, packs);
@@ -31,8 +31,8 @@ template <int W> static int forward(real *y, const real *x, size_t packs, cudaSt
 
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
     const size_t body = n / VEC * VEC;
-    TRY(forward<VEC>(y, x, body / VEC, stream, e));
-    return forward<1>(y + body, x + body, n - body, stream, e);
+    TRY(gelu_launch<VEC>(y, x, body / VEC, stream, e));
+    return gelu_launch<1>(y + body, x + body, n - body, stream, e);
 }
 
 // ---- Column sums: stage one of a column gradient (reduce.cuh) with one set ------------------------------------------

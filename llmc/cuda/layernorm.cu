@@ -21,8 +21,8 @@ __device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropou
 }
 
 template <int W>
-__device__ inline Pack<W> normalise(const float (&x)[W], float mean, float rstd, const real *gamma, const real *beta,
-                                    int c) {
+__device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float rstd, const real *gamma,
+                                         const real *beta, int c) {
     float g[W], b[W], y[W];
     pack_get(g, pack_load<W>(gamma + c));
     pack_get(b, pack_load<W>(beta + c));
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     const float r = layernorm_rstd(warp_sum(squares), C);
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (c < C) pack_store(out + start + c, normalise<VEC>(x[p], m, r, gamma, beta, c));
+        if (c < C) pack_store(out + start + c, pack_normalise<VEC>(x[p], m, r, gamma, beta, c));
     }
     if (lane == 0) mean[row] = m, rstd[row] = r;
 }
@@ -90,14 +90,15 @@ __global__ void __launch_bounds__(ROW_THREADS)
     const float r = layernorm_rstd(block_sum(squares, shared[1]), C);
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
-        pack_store(out + start + c, normalise<W>(x, m, r, gamma, beta, c));
+        pack_store(out + start + c, pack_normalise<W>(x, m, r, gamma, beta, c));
     }
     if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
 }
 
 template <Input INPUT>
-static int forward(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
-                   const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e) {
+static int layernorm_forward_launch(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
+                                    const real *gamma, const real *beta, const RowDropout &drop, int N, int C,
+                                    cudaStream_t stream, Error *e) {
     static constexpr decltype(&forward_warp_kernel<INPUT, 1>) of_packs[ROW_PACKS_MAX] = {
         forward_warp_kernel<INPUT, 1>, forward_warp_kernel<INPUT, 2>, forward_warp_kernel<INPUT, 3>,
         forward_warp_kernel<INPUT, 4>, forward_warp_kernel<INPUT, 5>, forward_warp_kernel<INPUT, 6>,
@@ -113,7 +114,9 @@ static int forward(real *residual, real *out, float *mean, float *rstd, const re
 
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                       const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e) {
-    const auto of_input = !b ? forward<ALONE> : drop.dropout.below ? forward<DROPPED> : forward<SUM>;
+    const auto of_input = !b                   ? layernorm_forward_launch<ALONE>
+                          : drop.dropout.below ? layernorm_forward_launch<DROPPED>
+                                               : layernorm_forward_launch<SUM>;
     return of_input(sum, out, mean, rstd, a, b, gamma, beta, drop, N, C, stream, e);
 }
 
@@ -131,7 +134,7 @@ typedef struct {
     int C;
     real *dbranch;
     RowDropout drop;
-} Backward;
+} BackwardRows;
 
 // A tile is computed while the next one is in flight: 96 bytes a thread, dresidual included, in up to 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
@@ -140,10 +143,11 @@ enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 typedef struct {
     Pack<VEC> dy[TILE], x[TILE], dresidual[TILE];
     float mean[TILE], rstd[TILE];
-} Tile;
+} RowTile;
 
 // Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
-template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backward &k, int row, int stop, int c) {
+template <bool ACCUMULATE>
+__device__ inline void tile_fetch(RowTile &t, const BackwardRows &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
@@ -159,7 +163,7 @@ template <bool ACCUMULATE> __device__ inline void tile_load(Tile &t, const Backw
 // First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
 // sums[2 r + 1].
 template <int SETS>
-__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], Tile &t,
+__device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
@@ -195,8 +199,8 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
 
 // Second half: dresidual, what dropout leaves of it, and the latter's columns' sums. means: the sums divided by C.
 template <bool ACCUMULATE, bool DROP, int SETS>
-__device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const Tile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
+__device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
+                                  const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
@@ -227,7 +231,7 @@ __device__ inline void tile_write(const Backward &k, float (&grads)[SETS][VEC], 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
 // one write of dresidual. Threads beyond the row's end only take part in barriers.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
-__global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ Backward k) {
+__global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ BackwardRows k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
     const int c = threadIdx.x * VEC;
@@ -241,12 +245,12 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
     while (row < end) {
         const int b = row / k.split.T, stop = min(end, (b + 1) * k.split.T);
         float grads[SETS][VEC] = {};
-        Tile next;
-        tile_load<ACCUMULATE>(next, k, row, stop, c);
+        RowTile next;
+        tile_fetch<ACCUMULATE>(next, k, row, stop, c);
         for (; row < stop; row += TILE, buffer ^= 1) {
-            Tile tile = next;
+            RowTile tile = next;
             float sums[2 * TILE];
-            tile_load<ACCUMULATE>(next, k, row + TILE, stop, c);
+            tile_fetch<ACCUMULATE>(next, k, row + TILE, stop, c);
             tile_sums(sums, grads, tile, gamma);
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
@@ -262,7 +266,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
 
 // Any C: the block walks along the row, and the partial sums are kept in their slot.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
-__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ Backward k) {
+__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ BackwardRows k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
@@ -316,7 +320,8 @@ size_t layernorm_backward_bytes(int B, int T, int C) {
     return column_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
-template <bool DROP> static int backward(const Backward &k, bool accumulate, bool bias, cudaStream_t stream, Error *e) {
+template <bool DROP>
+static int layernorm_backward_launch(const BackwardRows &k, bool accumulate, bool bias, cudaStream_t stream, Error *e) {
     const auto fast = accumulate ? (bias ? backward_kernel<true, true, DROP> : backward_kernel<true, false, DROP>)
                                  : (bias ? backward_kernel<false, true, DROP> : backward_kernel<false, false, DROP>);
     const auto any = accumulate
@@ -333,6 +338,7 @@ int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, 
     const ColumnSplit split = backward_split(B, T, C);
     const bool bias = dbias.sum != NULL;
     float *partials = column_begin(jobs, gradients, bias ? 3 : 2, split, C);
-    const Backward k = {dresidual, dy, x, mean, rstd, gamma, partials, split, C, dbranch, drop};
-    return (drop.dropout.below ? backward<true> : backward<false>)(k, accumulate, bias, stream, e);
+    const BackwardRows k = {dresidual, dy, x, mean, rstd, gamma, partials, split, C, dbranch, drop};
+    return (drop.dropout.below ? layernorm_backward_launch<true> : layernorm_backward_launch<false>)(k, accumulate,
+                                                                                                     bias, stream, e);
 }

@@ -45,7 +45,7 @@ __host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
 }
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
-struct Job {
+struct LinearJob {
     int rows, out, depths; // out: columns of y; depths: stages a tile
     int down, across;      // tiles of a pair of blocks, of COLUMNS columns
     int narrow;            // 1: after these, the rest of the columns, one tile across
@@ -60,13 +60,13 @@ struct Job {
     __device__ int tiles() const { return down * (across + narrow); }
 };
 
-struct Place {
+struct TilePlace {
     int row, column;
 };
 
 // Tiles go in bands of BAND side by side, from top to bottom, so that the band's part of W stays in L2. Narrow ones come
 // last: all pairs then end at about the same time.
-__device__ Place place_of(const Job &job, int tile, int rank) {
+__device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
     const int per_band = BAND * job.down, band = tile / per_band, rest = tile - band * per_band;
@@ -78,13 +78,13 @@ __device__ Place place_of(const Job &job, int tile, int rank) {
 
 // Tiles are drawn as in attention (work_draw), by the producer of a pair's first block, which sends them to both blocks:
 // a pair that starts late leaves its tiles to the others. tile < 0: no more.
-__device__ int tile_draw(const Job &job) {
+__device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
 }
 
 // The tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
-template <bool AS_WARP> __device__ int tile_of(Shared &s, int turn) {
+template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
     const int tile = s.tile[turn % TURNS];
     if (AS_WARP) __syncwarp();
@@ -94,14 +94,14 @@ template <bool AS_WARP> __device__ int tile_of(Shared &s, int turn) {
 
 // A block's half of a stage of W, sent to both. ALONG: the summed dimension runs along the rows of W as stored.
 template <bool ALONG>
-__device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const Place &place, int k, int rank) {
+__device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
     if (ALONG) copy_box_in_all(to, w, full, 0, place.column + rank * (COLUMNS / PAIR), k, (1 << PAIR) - 1);
     else copy_box_in_all(to, w, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL, (1 << PAIR) - 1);
 }
 
 template <bool ALONG>
-__device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const Job &job, int rank) {
+__device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const LinearJob &job, int rank) {
     Ring<STAGES> ring;
     int drawn = rank == 0 ? tile_draw(job) : 0, ends = 0;
     for (int turn = 0; ends < GROUPS; turn++) {
@@ -112,12 +112,12 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
             if (drawn >= 0) drawn = tile_draw(job); // it is there when this tile has been fetched
         }
         barrier_expect(tile_full, sizeof(int));
-        const int tile = tile_of<false>(s, turn);
+        const int tile = tile_await<false>(s, turn);
         if (tile < 0) {
             ends++;
             continue;
         }
-        const Place place = place_of(job, tile, rank);
+        const TilePlace place = tile_place(job, tile, rank);
 #        pragma unroll 1
         for (int k = 0; k < job.depths; k++) {
             uint64_t *full = &s.full[ring.stage];
@@ -181,7 +181,7 @@ struct RowPair {
     int thread; // threadIdx.x, read again: what follows from it is then not kept in registers, of which none is left
 };
 
-__device__ void row_values(RowPair &rows, const Job &job, int row, float factor) {
+__device__ void row_values(RowPair &rows, const LinearJob &job, int row, float factor) {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(rows.thread));
     row += rows.thread % WARP / 4;
     UNROLL_FOR (int k = 0; k < 2; k++)
@@ -198,8 +198,8 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
 
 // A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
 template <LinearEpilogue EPILOGUE>
-__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows, const Job &job,
-                           int counted) {
+__device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
+                           const LinearJob &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
@@ -230,7 +230,7 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
 }
 
 // Stores a tile's sums of a thread's rows.
-__device__ void rows_sums_out(const RowPair &rows, const Job &job, int row, int column) {
+__device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row, int column) {
     row += rows.thread % WARP / 4;
     UNROLL_FOR (int k = 0; k < 2; k++) {
         float sum = rows.sum[k];
@@ -271,7 +271,8 @@ __device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) 
 }
 
 // Stores the column sums of a warpgroup's tile, its warps' added in order.
-__device__ void columns_out(const float (&sums)[WARPS][COLUMNS], const Job &job, int row, int column, int barrier) {
+__device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const LinearJob &job, int row, int column,
+                                 int barrier) {
     const int run = row / ROWS;
     if (row >= job.rows) return; // all of the warpgroup
     threads_sync(barrier, WARPGROUP);
@@ -284,15 +285,9 @@ __device__ void columns_out(const float (&sums)[WARPS][COLUMNS], const Job &job,
     threads_sync(barrier, WARPGROUP); // before the next tile's
 }
 
-// A stage has been read, in both blocks: a warp's part.
-__device__ void stage_release(uint64_t *empty, int rank) {
-    __syncwarp();
-    if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (int)(threadIdx.x % WARP));
-}
-
 // The sums of a warpgroup's tile, of its first N columns.
 template <int N, bool ALONG>
-__device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
+__device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;
     Ring<STAGES> ring;
     ring.stage = turn * depths % STAGES, ring.parity = turn * depths / STAGES & 1;
@@ -314,19 +309,19 @@ __device__ void multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, i
         wgmma_commit();
         if (k > 0) {
             wgmma_wait<1>();
-            stage_release(&s.empty[previous], rank);
+            pair_arrive(&s.empty[previous], rank);
         }
         previous = ring.stage;
         ring.advance();
     }
     warp_arrive(&s.order[GROUPS - 1 - group]);
     wgmma_wait<0>();
-    stage_release(&s.empty[previous], rank);
+    pair_arrive(&s.empty[previous], rank);
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
 template <LinearEpilogue EPILOGUE>
-__device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const Job &job, int rank) {
+__device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const LinearJob &job, int rank) {
     constexpr bool EXTRA = takes_extra(EPILOGUE), BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
@@ -336,9 +331,9 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
     float c[HALVES][COLUMNS / 2] = {}; // without this ptxas up to 12.8 serialises every wgmma (C7515)
     unsigned own_parity = 0;
     for (int turn = group;; turn += GROUPS) {
-        const int tile = tile_of<true>(s, turn);
+        const int tile = tile_await<true>(s, turn);
         if (tile < 0) break;
-        Place place = place_of(job, tile, rank);
+        TilePlace place = tile_place(job, tile, rank);
         place.row += warp * SLOT_ROWS;
         const int panel = place.column / PANEL;
         if (lane == 0) {
@@ -351,9 +346,9 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
             }
         }
         const int width = job.out - place.column; // of narrow tiles less than COLUMNS
-        if (width >= COLUMNS) multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
-        else if (width > PANEL) multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
-        else multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
+        if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
+        else if (width > PANEL) tile_multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
+        else tile_multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
         UNROLL_FOR (int h = 0; h < HALVES; h++, place.row += ROWS / HALVES) {
             if (h == 0 || EXTRA) {
                 if (h > 0 && lane == 0) {
@@ -377,7 +372,7 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
             slot_out(other, slot, place.row, panel);
         }
         if (EPILOGUE == LINEAR_DGELU && job.columns)
-            columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
+            tile_columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
     }
     if (lane == 0) copy_out_wait();
 }
@@ -387,7 +382,8 @@ __device__ void work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, 
 template <LinearEpilogue EPILOGUE>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
-                  const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other, const Job job) {
+                  const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
+                  const LinearJob job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     Shared &s = *(Shared *)shared_memory();
     const int rank = blockIdx.x % PAIR, group = uniform(threadIdx.x / WARPGROUP);
@@ -410,7 +406,7 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
         if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE)>(s, &x, &w, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
-        work<EPILOGUE>(s, &y, &other, job, rank);
+        linear_work<EPILOGUE>(s, &y, &other, job, rank);
     }
     __syncwarp();
     cluster_sync(); // the other block may still signal this one's barriers
@@ -452,10 +448,10 @@ int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
 
 bool linear_sm90_sums(int T) { return T % ROWS == 0; }
 
-static ColumnSplit split_of(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
+static ColumnSplit linear_split(int rows, int T) { return {rows, T, ROWS, rows / ROWS, rows / ROWS + rows / T}; }
 
 size_t linear_sm90_column_bytes(int rows, int T, int out) {
-    return linear_sm90_sums(T) ? column_bytes(split_of(rows, T), 1, out) : 0;
+    return linear_sm90_sums(T) ? column_bytes(linear_split(rows, T), 1, out) : 0;
 }
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
@@ -472,10 +468,10 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     TRY(shared_memory_allow(kernel, sizeof(Shared), e));
-    Job job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
-               NULL,   0,     l.row_values, l.row_sums, l.counted};
+    LinearJob job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
+                     NULL,   0,     l.row_values, l.row_sums, l.counted};
     if (l.columns.sum) {
-        job.columns = column_begin(l.jobs, &l.columns, 1, split_of(l.rows, l.T), l.out);
+        job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
     return launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,

@@ -44,8 +44,6 @@ void matmul_destroy(Matmul *mm) {
     if (mm->start) cudaEventDestroy(mm->start);
 }
 
-static cudaDataType_t data_type(bool is_float) { return is_float ? CUDA_R_32F : REAL_LIBRARY; }
-
 static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
     const auto count = CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
@@ -55,7 +53,8 @@ static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
 static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-    TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, data_type(is_float), columns, rows, columns), e));
+    const cudaDataType_t type = is_float ? CUDA_R_32F : REAL_LIBRARY;
+    TRY(CUBLAS_CALL(cublasLtMatrixLayoutCreate(out, type, columns, rows, columns), e));
     if (batch <= 1) return 0;
     TRY(layout_count(*out, batch, e));
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(*out, offset, &stride, sizeof stride), e);
@@ -217,13 +216,6 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// " m,n,k,flags,epilogue,batch,alignment=": the key of a choice in the text.
-static void shape_key(const MatmulPlan *plan, char *key) {
-    const MatmulShape *s = &plan->shape;
-    snprintf(key, SHAPE_KEY_BYTES, " %d,%d,%d,%d%d%d%d,%d,%d,%d=", s->m, s->n, s->k, s->transpose_a, s->transpose_b,
-             s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
-}
-
 // An algorithm may be stored and read again with the same version of the library (cublasLt.h): its words in hexadecimal,
 // separated by dots. Its place among the heuristic's answers would not do: their order is not guaranteed.
 // False where the text is full, which drops the choice.
@@ -264,10 +256,12 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
 
 // Sets the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
-    char key[SHAPE_KEY_BYTES];
+    const MatmulShape *s = &plan->shape;
+    char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,epilogue,batch,alignment="
     cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
     int count, fastest = 0;
-    shape_key(plan, key);
+    snprintf(key, sizeof key, " %d,%d,%d,%d%d%d%d,%d,%d,%d=", s->m, s->n, s->k, s->transpose_a, s->transpose_b,
+             s->out_float, s->accumulate, (int)s->epilogue, s->batch, plan->align);
     const char *chosen = strstr(mm->choices, key);
     if (chosen) return choice_read(mm, plan, chosen + strlen(key), &plan->algorithm, e);
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
@@ -335,35 +329,31 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
     return 0;
 }
 
-// The power of two, at most 16 (all that the fast kernels ask for), that divides the address of every row.
-static int common_alignment(const MatmulShape *s, const Operands *o) {
-    size_t out_bytes = s->out_float ? sizeof(float) : sizeof(real);
-    uintptr_t bits = (uintptr_t)o->out | (uintptr_t)o->addend.c | (uintptr_t)o->a | (uintptr_t)o->b | 16;
-    bits |= (uintptr_t)(s->n * out_bytes) | (uintptr_t)((s->transpose_a ? s->m : s->k) * sizeof(real)) |
-            (uintptr_t)((s->transpose_b ? s->k : s->n) * sizeof(real));
-    bits |= (uintptr_t)(s->stride_out * out_bytes) | (uintptr_t)((s->stride_a | s->stride_b) * sizeof(real));
-    return (int)(bits & (~bits + 1));
-}
-
-static int run(Matmul *mm, const MatmulShape &shape, const Operands &o, Error *e) {
+static int plan_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *e) {
+    const size_t out_bytes = s.out_float ? sizeof(float) : sizeof(real);
+    // Alignment: the power of two, at most 16 (fast kernels need no more), that divides the address of every row.
+    uintptr_t bits = (uintptr_t)o.out | (uintptr_t)o.addend.c | (uintptr_t)o.a | (uintptr_t)o.b | 16;
+    bits |= (uintptr_t)(s.n * out_bytes) | (uintptr_t)((s.transpose_a ? s.m : s.k) * sizeof(real)) |
+            (uintptr_t)((s.transpose_b ? s.k : s.n) * sizeof(real));
+    bits |= (uintptr_t)(s.stride_out * out_bytes) | (uintptr_t)((s.stride_a | s.stride_b) * sizeof(real));
     MatmulPlan *plan;
-    TRY(plan_get(mm, &plan, &shape, common_alignment(&shape, &o), &o, e));
+    TRY(plan_get(mm, &plan, &s, (int)(bits & (~bits + 1)), &o, e));
     TRY(plan_point(plan, o.extra, e));
     TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
     if (!plan->apart) return 0;
-    epilogue_kernel<<<1024, 256, 0, mm->stream>>>((real *)o.out, (const real *)o.extra, (size_t)shape.m * shape.n,
-                                                  shape.n, shape.epilogue == MATMUL_BIAS);
+    epilogue_kernel<<<1024, 256, 0, mm->stream>>>((real *)o.out, (const real *)o.extra, (size_t)s.m * s.n, s.n,
+                                                  s.epilogue == MATMUL_BIAS);
     return CUDA_LAUNCHED(e);
 }
 
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e) {
-    return run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
+    return plan_run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
 }
 
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
                const void *b, const void *extra, Error *e) {
-    return run(mm, shape, {out, a, b, extra, alpha, addend}, e);
+    return plan_run(mm, shape, {out, a, b, extra, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -9,7 +9,7 @@ enum { LIKE_MATRICES = 24 };                   // MatmulShape.like_batch: ranks 
 typedef struct {
     real *x, *y, *gram, *poly;
     double *squares; // (count, MATRIX_BLOCKS)
-} Scratch;
+} MuonScratch;
 
 static size_t side_of(int rows, int columns) { return rows < columns ? rows : columns; }
 
@@ -21,13 +21,6 @@ size_t muon_scratch_bytes(int count, int rows, int columns) {
 int muon_capacity(size_t bytes, int rows, int columns) {
     const size_t n = bytes / muon_scratch_bytes(1, rows, columns);
     return n < 1 ? 1 : n > MUON_MATRICES_MAX ? MUON_MATRICES_MAX : (int)n;
-}
-
-static Scratch scratch_of(void *memory, int count, int rows, int columns) {
-    const size_t elements = count * (size_t)rows * columns, side = side_of(rows, columns), square = count * side * side;
-    double *squares = (double *)memory;
-    real *x = (real *)(squares + count * MATRIX_BLOCKS), *gram = x + 2 * elements;
-    return {x, x + elements, gram, gram + square, squares};
 }
 
 // ---- From gradients to x, from its orthogonal form to weights. A warp takes a row, W columns a lane at a time -------
@@ -64,8 +57,6 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     const double total = block_sum((double)sum, shared);
     if (threadIdx.x == 0) squares[blockIdx.y * MATRIX_BLOCKS + blockIdx.x] = total;
 }
-
-template <int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
 
 // x = x / (|x| + eps), computed again from gradients and moments, which are fp32.
 template <int W>
@@ -114,7 +105,8 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
 // y = a x + (b G + c G^2) x with G = x x^T, or, where x is tall, x (b G + c G^2) with G = x^T x, which is the same.
-static int iterate(Matmul *mm, real *y, const real *x, const Scratch *s, int count, int rows, int columns, Error *e) {
+static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int count, int rows, int columns,
+                   Error *e) {
     const bool wide = rows <= columns;
     const int side = wide ? rows : columns, longer = wide ? columns : rows;
     const int64_t square = (int64_t)side * side, all = (int64_t)rows * columns;
@@ -131,8 +123,8 @@ static int iterate(Matmul *mm, real *y, const real *x, const Scratch *s, int cou
 }
 
 template <int W>
-static int run(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *grad_scale, Scratch s,
-               cudaStream_t stream, Error *e) {
+static int muon_launch(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *grad_scale, MuonScratch s,
+                       cudaStream_t stream, Error *e) {
     const dim3 blocks(MATRIX_BLOCKS, all.count);
     const unsigned threads = MATRIX_WARPS * WARP;
     const float scale = (float)muon_scale(all.rows, all.columns);
@@ -153,7 +145,11 @@ static int run(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *
 int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,
              cudaStream_t stream, Error *e) {
     if (matrices->count == 0) return 0;
-    const Scratch s = scratch_of(scratch, matrices->count, matrices->rows, matrices->columns);
-    const auto of_width = matrices->columns % 4 ? run<1> : run<4>;
+    const size_t count = matrices->count, side = side_of(matrices->rows, matrices->columns);
+    const size_t elements = count * matrices->rows * matrices->columns;
+    double *squares = (double *)scratch;
+    real *x = (real *)(squares + count * MATRIX_BLOCKS), *gram = x + 2 * elements;
+    const MuonScratch s = {x, x + elements, gram, gram + count * side * side, squares};
+    const auto of_width = matrices->columns % 4 ? muon_launch<1> : muon_launch<4>;
     return of_width(mm, *matrices, step, grad_scale, s, stream, e);
 }

@@ -17,13 +17,9 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
     return CUDA_LAUNCHED(e);
 }
 
-struct alignas(4 * sizeof(real)) Real4 {
-    real x, y, z, w;
-};
+__device__ static Reals<4> round4(float4 p) { return {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}}; }
 
-__device__ static Real4 round4(float4 p) { return {(real)p.x, (real)p.y, (real)p.z, (real)p.w}; }
-
-__global__ static void round_kernel(Real4 *out, const float4 *x, size_t fours) {
+__global__ static void round_kernel(Reals<4> *out, const float4 *x, size_t fours) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (i < fours) out[i] = round4(x[i]);
 }
@@ -33,8 +29,8 @@ int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Er
     assert(n % DECAY_GRANULE == 0);
     size_t fours = n / 4;
     if (fours == 0) return 0;
-    round_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>((Real4 *)out, (const float4 *)x,
-                                                                                      fours);
+    round_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>((Reals<4> *)out,
+                                                                                      (const float4 *)x, fours);
     return CUDA_LAUNCHED(e);
 }
 
@@ -57,7 +53,7 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
     ((float4 *)a.param)[i] = p;
     ((float4 *)a.moment1)[i] = m;
     ((float4 *)a.moment2)[i] = v;
-    if (a.weight) ((Real4 *)a.weight)[i] = round4(p);
+    if (a.weight) ((Reals<4> *)a.weight)[i] = round4(p);
 }
 
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,

@@ -61,14 +61,14 @@ typedef struct {
     int batch, batches;         // examples of a block; blocks along z
     float *batch_sums;          // (batches, sets, C)
     double *squares;            // (sets, B, column_groups)
-} Finish;
+} ColumnFinish;
 
 typedef struct {
-    Finish of[COLUMN_JOBS_MAX];
-} Finishes;
+    ColumnFinish of[COLUMN_JOBS_MAX];
+} ColumnFinishes;
 
 // Stage two of a job. The job's memory, *bytes in all, begins with the partial sums (slots, sets, C).
-static Finish finish_of(const ColumnJob &job, size_t *bytes) {
+static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;
     const int slots_per_example = split.blocks / B + 2; // at most
@@ -107,17 +107,8 @@ float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets,
     return job.partials;
 }
 
-// The sum over 32 neighbouring columns, W a lane, in the order of warp_sum whatever W.
-template <int W> __device__ static inline float group_sum(float (&x)[W]) {
-    UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
-        UNROLL_FOR (int j = 0; j < W; j++) x[j] += __shfl_xor_sync(0xffffffffu, x[j], offset);
-    UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)
-        UNROLL_FOR (int j = 0; j < offset; j++) x[j] += x[j + offset];
-    return x[0];
-}
-
 // Block (x, set, z) of a job. W 4: C is a multiple of 4.
-template <int W> __device__ static void examples_sum(const Finish &f, int x, int set, int z) {
+template <int W> __device__ static void examples_sum(const ColumnFinish &f, int x, int set, int z) {
     __shared__ Floats<W> parts[FINISH_WARPS][WARP];
     __shared__ Floats<W> examples[FINISH_WARPS][WARP];
     const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, b0 = z * f.batch;
@@ -142,10 +133,14 @@ template <int W> __device__ static void examples_sum(const Finish &f, int x, int
         for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
         examples[warp][lane] = g;
         UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
-        const float sum = group_sum(square);
+        // The sum over 32 neighbouring columns, in the order of warp_sum whatever W.
+        UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
+            UNROLL_FOR (int j = 0; j < W; j++) square[j] += __shfl_xor_sync(0xffffffffu, square[j], offset);
+        UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)
+            UNROLL_FOR (int j = 0; j < offset; j++) square[j] += square[j + offset];
         const int group = x * W + lane / (WARP / W);
         if (lane % (WARP / W) == 0 && group < f.column_groups && b0 + warp < f.B)
-            f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = sum;
+            f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = square[0];
     }
     __syncthreads();
     if (warp > 0 || c >= C) return;
@@ -154,11 +149,12 @@ template <int W> __device__ static void examples_sum(const Finish &f, int x, int
     floats_store(f.batch_sums + ((size_t)z * f.job.sets + set) * C + c, sum);
 }
 
-__global__ void __launch_bounds__(FINISH_WARPS *WARP) column_examples_kernel(const __grid_constant__ Finishes all) {
+__global__ void __launch_bounds__(FINISH_WARPS *WARP)
+    column_examples_kernel(const __grid_constant__ ColumnFinishes all) {
     int i = 0, block = blockIdx.x;
     for (; block >= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches; i++)
         block -= all.of[i].blocks_x * all.of[i].job.sets * all.of[i].batches;
-    const Finish &f = all.of[i];
+    const ColumnFinish &f = all.of[i];
     const int x = block % f.blocks_x, set = block / f.blocks_x % f.job.sets, z = block / f.blocks_x / f.job.sets;
     after_allow();
     after_wait();
@@ -166,14 +162,14 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP) column_examples_kernel(con
     else examples_sum<1>(f, x, set, z);
 }
 
-static __host__ __device__ int total_blocks(const Finish &f) {
+static __host__ __device__ int total_blocks(const ColumnFinish &f) {
     return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
 }
 
-__global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ Finishes all) {
+__global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ ColumnFinishes all) {
     int i = 0, block = blockIdx.x;
     for (; block >= total_blocks(all.of[i]); i++) block -= total_blocks(all.of[i]);
-    const Finish &f = all.of[i];
+    const ColumnFinish &f = all.of[i];
     const int sets = f.job.sets, set = block % sets, c = (block / sets - 1) * SUM_THREADS + (int)threadIdx.x;
     const ColumnGradient to = f.job.of[set];
     after_wait();
@@ -190,11 +186,11 @@ __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_
 }
 
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
-    Finishes all = {};
+    ColumnFinishes all = {};
     int examples = 0, totals = 0;
     size_t bytes;
     for (int i = 0; i < jobs->count; i++) {
-        const Finish f = all.of[i] = finish_of(jobs->job[i], &bytes);
+        const ColumnFinish f = all.of[i] = finish_of(jobs->job[i], &bytes);
         examples += f.blocks_x * f.job.sets * f.batches, totals += total_blocks(f);
     }
     jobs->count = 0, jobs->used = 0;

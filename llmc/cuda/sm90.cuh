@@ -70,6 +70,12 @@ __device__ static inline void warp_arrive(uint64_t *barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
+// A warp is done with a stage of its own block, `rank`, and of the other block of the pair: arrives at both.
+__device__ static inline void pair_arrive(uint64_t *barrier, int rank) {
+    __syncwarp();
+    if (threadIdx.x % 32 < 2) barrier_arrive_at(barrier, rank ^ (int)(threadIdx.x % 32));
+}
+
 // Position in a ring of stages; the parity flips each time round.
 template <int STAGES> struct Ring {
     int stage = 0;

@@ -74,6 +74,9 @@ template <int W> __device__ inline void floats_store(float *p, const float (&x)[
     *reinterpret_cast<Floats<W> *>(p) = v;
 }
 
+// W values in memory, converted by the caller.
+template <int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
+
 template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
     UNROLL_FOR (int j = 0; j < W; j++) sum[j] += x[j];
 }

@@ -41,13 +41,13 @@ struct Level {
 
 enum { LEVELS_MAX = 8 }; // at most 5 are used up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
 
-struct Schedule {
+struct TileSchedule {
     Level level[LEVELS_MAX];
     int levels, parts, steps; // steps: of the pair that has most
 };
 
-static Schedule schedule_of(int tiles, int B, int pairs) {
-    Schedule s = {};
+static TileSchedule schedule_of(int tiles, int B, int pairs) {
+    TileSchedule s = {};
     Level l = {};
     l.pairs = pairs, l.B = B, l.whole_part = -1;
     for (int before = 0;;) { // steps of the levels above
@@ -74,7 +74,7 @@ struct Step {
 };
 
 // Step i of a pair; false: there is none.
-__device__ static inline bool step_at(Step *step, const Schedule &s, int pair, int i) {
+__device__ static inline bool step_at(Step *step, const TileSchedule &s, int pair, int i) {
     for (int k = 0; k < s.levels; k++) {
         const Level &l = s.level[k];
         const int own = pair - l.first, whole = l.whole * l.B;
@@ -94,7 +94,7 @@ __device__ static inline bool step_at(Step *step, const Schedule &s, int pair, i
 }
 
 // Calls f(part) for all parts of remaining tile i, in order.
-template <typename F> __device__ static inline void each_part(const Schedule &s, int i, F f) {
+template <typename F> __device__ static inline void each_part(const TileSchedule &s, int i, F f) {
     for (int k = 0; k < s.levels && i >= 0; k++) {
         const Level &l = s.level[k];
         const int whole = k > 0 ? l.whole * l.pairs : 0;
@@ -105,9 +105,9 @@ template <typename F> __device__ static inline void each_part(const Schedule &s,
 }
 
 // A launch. Tiles are those of a pair.
-struct Job {
+struct GradientJob {
     WeightGradientShape shape;
-    Schedule schedule;
+    TileSchedule schedule;
     int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
     bool add;
     float *squares;    // (B, slots), or NULL
@@ -155,7 +155,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
 };
 
 // ALONG_M: pairs lie along the rows of dW, else along its columns.
-template <int N_, bool ALONG_M> struct Layout {
+template <int N_, bool ALONG_M> struct GradientLayout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
     typedef Operand<TILE_M, !ALONG_M> X;
     typedef Operand<N, ALONG_M> Y;
@@ -170,10 +170,10 @@ template <int N_, bool ALONG_M> struct Layout {
     };
 
     // The block's own tile
-    __device__ static int row(const Job &job, int tile, int rank) {
+    __device__ static int row(const GradientJob &job, int tile, int rank) {
         return job.m(tile) * PAIR_M + (ALONG_M ? rank * TILE_M : 0);
     }
-    __device__ static int column(const Job &job, int tile, int rank) {
+    __device__ static int column(const GradientJob &job, int tile, int rank) {
         return job.n(tile) * PAIR_N + (ALONG_M ? 0 : rank * N);
     }
 };
@@ -181,7 +181,7 @@ template <int N_, bool ALONG_M> struct Layout {
 namespace {
 
 // narrow: of the columns of a tile that are left beyond whole panels, or beyond what a warp stores at a time.
-struct Maps {
+struct GradientMaps {
     CUtensorMap x, dy, dy_narrow, dw, dw_narrow, parts, parts_narrow;
 };
 
@@ -190,7 +190,8 @@ struct Maps {
 // ---- The feeder's warpgroup -----------------------------------------------------------------------------------------
 
 template <class L>
-__device__ void feed(typename L::Shared &s, const Maps &maps, const Job &job, int cluster, int rank) {
+__device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
+                              int rank) {
     Ring<L::STAGES> ring;
     Step step;
     for (int i = 0; step_at(&step, job.schedule, cluster, i); i++) {
@@ -210,15 +211,9 @@ __device__ void feed(typename L::Shared &s, const Maps &maps, const Job &job, in
     }
 }
 
-// Both blocks may fill the stage again.
-__device__ inline void release(uint64_t *empty, int rank) {
-    __syncwarp();
-    if (threadIdx.x % WARP < PAIR) barrier_arrive_at(empty, rank ^ (threadIdx.x % WARP));
-}
-
 // A warp sums the columns of panels `first`, first + 3: a lane 8 columns of every fourth of the block's rows.
 template <class L>
-__device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, int rank, int first) {
+__device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
     constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // of a warp
     const int lane = threadIdx.x % WARP, piece = lane % 8, row0 = lane / 8;
     Ring<L::STAGES> ring;
@@ -241,7 +236,7 @@ __device__ void sum_columns(typename L::Shared &s, const Job &job, int cluster, 
                     floats_add(sum[p], v);
                 }
             fence_before_copies(); // into the stage
-            release(&s.empty[ring.stage], rank);
+            pair_arrive(&s.empty[ring.stage], rank);
             ring.advance();
         }
         float *to = job.columns + ((size_t)step.b * job.shares + share) * job.shape.out + column;
@@ -276,7 +271,7 @@ struct Out {
 // Columns [32 C, 32 C + 32) of a warp's rows, or those left, by way of its own place in shared memory. Each address is
 // written or added to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
 template <int C, int COUNT>
-__device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const Maps &maps, bool add) {
+__device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
     constexpr bool NARROW = LEFT < OUT_COLUMNS;
     const int lane = threadIdx.x % WARP, column = out.column + OUT_COLUMNS * C;
@@ -300,7 +295,8 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
 }
 
 // Copies those of a warp's 16 rows that are wanted (row_at). at: lane l has that of row l.
-template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job &job, int at, int b, int column) {
+template <int COUNT>
+__device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int h = 0; h < 2; h++) {
         const int t = __shfl_sync(~0u, at, lane / 4 + 8 * h);
@@ -314,8 +310,8 @@ template <int COUNT> __device__ void rows_out(const float (&e)[COUNT], const Job
 
 // Waits for the ring's stage and issues e (+)= x^T dy of it as one group.
 template <class L>
-__device__ inline void multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring, int group,
-                                int accumulate) {
+__device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring,
+                                      int group, int accumulate) {
     barrier_wait(&s.full[ring.stage], ring.parity);
     const uint64_t x = operand(s.x[ring.stage] + group * L::X::PANEL_BYTES, L::X::PANEL_BYTES);
     const uint64_t y = operand(s.y[ring.stage], L::Y::PANEL_BYTES);
@@ -327,7 +323,7 @@ __device__ inline void multiply(float (&e)[L::N / 2], typename L::Shared &s, con
 }
 
 // Where the warp's rows of a tile go when its last step is done.
-template <class L> __device__ inline Out out_of(const Step &step, const Job &job, int rank, int warp) {
+template <class L> __device__ inline Out out_of(const Step &step, const GradientJob &job, int rank, int warp) {
     if (!step.last) return {};
     if (step.part >= 0) return {TO_PARTS, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0};
     return {TO_DW, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank)};
@@ -344,7 +340,7 @@ template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], 
 }
 
 // Lane l's entry of row_at for row l of the warp.
-__device__ inline int row_at(const Job &job, int b, int row) {
+__device__ inline int row_at(const GradientJob &job, int b, int row) {
     const int lane = threadIdx.x % WARP;
     const bool is = job.row_at && lane < OUT_ROWS && row + lane < job.shape.in;
     return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
@@ -352,7 +348,8 @@ __device__ inline int row_at(const Job &job, int b, int row) {
 
 // With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
 template <class L, bool SQUARES>
-__device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, int cluster, int rank) {
+__device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
+                              int rank) {
     constexpr int PIECES = (L::N + OUT_COLUMNS - 1) / OUT_COLUMNS;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
@@ -368,13 +365,13 @@ __device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, in
     for (int i = 0; more;) {
         int blocks = job.row_blocks, previous = ring.stage, k = 1;
         for (; !SQUARES && !step.last; blocks += job.row_blocks) step_at(&step, job.schedule, cluster, ++i);
-        multiply<L>(e, s, ring, group, 0);
+        stage_multiply<L>(e, s, ring, group, 0);
         ring.advance();
         square_out();
         auto next = [&]() {
-            multiply<L>(e, s, ring, group, 1);
+            stage_multiply<L>(e, s, ring, group, 1);
             wgmma_wait<1>();
-            release(&s.empty[previous], rank);
+            pair_arrive(&s.empty[previous], rank);
             previous = ring.stage;
             ring.advance();
             k++;
@@ -396,7 +393,7 @@ __device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, in
         out = out_of<L>(step, job, rank, warp);
         more = step_at(&step, job.schedule, cluster, ++i);
         wgmma_wait<0>();
-        release(&s.empty[previous], rank);
+        pair_arrive(&s.empty[previous], rank);
         registers_settle(e);
         if constexpr (SQUARES) {
             squares = add_example(total, e);
@@ -414,7 +411,7 @@ __device__ void work(typename L::Shared &s, const Maps &maps, const Job &job, in
 
 template <class L, bool SQUARES>
 __global__ void SM90_LAUNCH_BOUNDS(THREADS)
-    product_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Job job) {
+    product_kernel(const __grid_constant__ GradientMaps maps, const __grid_constant__ GradientJob job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto &s = *(typename L::Shared *)shared_memory();
     const int number = blockIdx.x / PAIR, rank = blockIdx.x % PAIR;
@@ -435,14 +432,14 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
     if (threadIdx.x >= WORKERS) {
         registers_give<L::FEEDER_REGISTERS>();
         const int warp = threadIdx.x / WARP - WARPS;
-        if (threadIdx.x == WORKERS) feed<L>(s, maps, job, cluster, rank);
+        if (threadIdx.x == WORKERS) operands_feed<L>(s, maps, job, cluster, rank);
         if constexpr (L::SUMS_COLUMNS)
-            if (warp > 0 && job.columns) sum_columns<L>(s, job, cluster, rank, warp - 1);
+            if (warp > 0 && job.columns) dy_columns_sum<L>(s, job, cluster, rank, warp - 1);
         __syncwarp();
         cluster_sync();
     } else {
         registers_take<L::WORKER_REGISTERS>();
-        work<L, SQUARES>(s, maps, job, cluster, rank);
+        gradient_work<L, SQUARES>(s, maps, job, cluster, rank);
         cluster_sync();
     }
 #    endif
@@ -452,8 +449,8 @@ __global__ void SM90_LAUNCH_BOUNDS(THREADS)
 
 enum { FINISH_THREADS = 512 };
 
-struct Finish {
-    Job job;
+struct GradientFinish {
+    GradientJob job;
     const float *parts; // (parts, 2, 128, n)
     float *dw;
     double *squares, *norms; // norms (B)
@@ -482,7 +479,7 @@ __device__ void sum_blocks(double *to, double *partial, int i, int count, double
 }
 
 // The squares of an example.
-__device__ void squares_finish(const Finish &f, int b, double *shared) {
+__device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
     const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
     for (int i = threadIdx.x * 4; i < f.job.slots; i += FINISH_THREADS * 4) {
@@ -495,7 +492,7 @@ __device__ void squares_finish(const Finish &f, int b, double *shared) {
 }
 
 // The bias of 32 columns: a warp takes every 16th example.
-__device__ void columns_finish(const Finish &f, int group, double *shared) {
+__device__ void columns_finish(const GradientFinish &f, int group, double *shared) {
     constexpr int GROUP_WARPS = FINISH_THREADS / WARP;
     __shared__ float sums[GROUP_WARPS][WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = group * WARP + lane, out = f.job.shape.out;
@@ -518,8 +515,8 @@ __device__ void columns_finish(const Finish &f, int group, double *shared) {
     if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
 }
 
-__device__ void parts_finish(const Finish &f, int i) {
-    const Job &job = f.job;
+__device__ void parts_finish(const GradientFinish &f, int i) {
+    const GradientJob &job = f.job;
     const Level &top = job.schedule.level[0];
     const int quads = TILE_M * f.n / 4, q = i % f.tile_blocks * FINISH_THREADS + threadIdx.x;
     const int index = i / f.tile_blocks / PAIR, rank = i / f.tile_blocks % PAIR, tile = top.whole * top.pairs + index;
@@ -539,7 +536,7 @@ __device__ void parts_finish(const Finish &f, int i) {
     floats_store(to, sum);
 }
 
-__global__ void __launch_bounds__(FINISH_THREADS, 3) finish_kernel(const __grid_constant__ Finish f) {
+__global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(const __grid_constant__ GradientFinish f) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     __shared__ double shared[FINISH_THREADS / WARP];
     const int i = blockIdx.x;
@@ -577,7 +574,7 @@ struct Tiling {
 // Of the others, 160 columns along the rows and 208 along the columns, none was best for a model by 1%.
 static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {160, false}};
 
-static Schedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
+static TileSchedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
     return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
 }
 
@@ -586,7 +583,7 @@ static Tiling tiling_of(WeightGradientShape s, Wants wants, int clusters) {
     Tiling chosen = {};
     for (const Tiling &t : tilings) {
         if (t.n == 208 && (!wants.squares || wants.columns)) continue; // not compiled
-        const Schedule schedule = schedule_of(t, s, clusters);
+        const TileSchedule schedule = schedule_of(t, s, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
         if (cost < best) best = cost, chosen = t;
     }
@@ -620,7 +617,7 @@ size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
 }
 
 template <class L, bool SQUARES>
-static int product_launch(const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
+static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
     const auto kernel = product_kernel<L, SQUARES>;
     TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
     return launch_clusters(PAIR, kernel, dim3(job.schedule.level[0].pairs * PAIR), dim3(THREADS),
@@ -628,16 +625,9 @@ static int product_launch(const Maps &maps, const Job &job, cudaStream_t stream,
 }
 
 template <class L>
-static int tiling_launch(bool squares, const Maps &maps, const Job &job, cudaStream_t stream, Error *e) {
+static int tiling_launch(bool squares, const GradientMaps &maps, const GradientJob &job, cudaStream_t stream,
+                         Error *e) {
     return (squares ? product_launch<L, true> : product_launch<L, false>)(maps, job, stream, e);
-}
-
-static int tiles_launch(const Tiling &t, bool squares, const Maps &maps, const Job &job, cudaStream_t stream,
-                        Error *e) {
-    if (t.n == 208) return product_launch<Layout<208, true>, true>(maps, job, stream, e);
-    if (t.n == 160) return tiling_launch<Layout<160, false>>(squares, maps, job, stream, e);
-    return (t.along_m ? tiling_launch<Layout<192, true>> : tiling_launch<Layout<192, false>>)(squares, maps, job,
-                                                                                              stream, e);
 }
 
 // X or dY: boxes of `rows` rows of one example, `wide` columns. What is beyond T or the last column arrives as zeros.
@@ -668,7 +658,7 @@ static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wid
 // What is left of n columns beyond whole pieces; if nothing is, a piece.
 static int left_of(int n, int piece) { return n % piece ? n % piece : piece; }
 
-static int maps_of(Maps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
+static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
                    float *parts, size_t part_rows, Error *e) {
     const int x_rows = t.along_m ? ROWS : ROWS / 2, dy_rows = t.along_m ? ROWS / 2 : ROWS;
     const int panel = left_of(t.n, PANEL), out = left_of(t.n, OUT_COLUMNS);
@@ -732,7 +722,7 @@ static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
 }
 
 int weight_gradient_clusters(int *clusters, Error *e) {
-    typedef Layout<192, true> L;
+    typedef GradientLayout<192, true> L;
     cudaFuncAttributes attributes;
     int blocks;
     *clusters = 0;
@@ -760,43 +750,47 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
     const int clusters = pairs.count;
     const Tiling t = tiling_of(s, {g.squares != NULL, g.bias.sum != NULL}, clusters);
     const Places p = places_of(t, s, clusters);
-    const Schedule schedule = schedule_of(t, s, clusters);
+    const TileSchedule schedule = schedule_of(t, s, clusters);
     double *numbers = (double *)((char *)workspace + p.numbers);
     float *parts = (float *)workspace;
-    Maps maps;
-    const Job job = {s,
-                     schedule,
-                     ceil_div(s.in, t.pair_m()),
-                     ceil_div(s.out, t.pair_n()),
-                     ceil_div(s.T, (int)ROWS),
-                     p.slots,
-                     !g.first,
-                     g.squares ? (float *)((char *)workspace + p.squares) : NULL,
-                     (unsigned *)(numbers + s.B + p.groups),
-                     g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
-                     p.shares,
-                     g.row_at,
-                     g.rows,
-                     pairs};
+    GradientMaps maps;
+    const GradientJob job = {s,
+                             schedule,
+                             ceil_div(s.in, t.pair_m()),
+                             ceil_div(s.out, t.pair_n()),
+                             ceil_div(s.T, (int)ROWS),
+                             p.slots,
+                             !g.first,
+                             g.squares ? (float *)((char *)workspace + p.squares) : NULL,
+                             (unsigned *)(numbers + s.B + p.groups),
+                             g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
+                             p.shares,
+                             g.row_at,
+                             g.rows,
+                             pairs};
     TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), e));
-    TRY(tiles_launch(t, g.squares, maps, job, stream, e));
+    const auto launch = t.n == 160  ? tiling_launch<GradientLayout<160, false>>
+                        : t.along_m ? tiling_launch<GradientLayout<192, true>>
+                                    : tiling_launch<GradientLayout<192, false>>;
+    if (t.n == 208) TRY((product_launch<GradientLayout<208, true>, true>(maps, job, stream, e)));
+    else TRY(launch(g.squares, maps, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
-    const Finish f = {job,
-                      parts,
-                      g.dw,
-                      g.squares,
-                      g.norms ? g.norms : numbers,
-                      g.bias,
-                      numbers + s.B,
-                      g.squares ? s.B : 0,
-                      g.bias.sum ? p.groups : 0,
-                      t.n,
-                      tile_blocks,
-                      t.pair_m(),
-                      t.pair_n()};
+    const GradientFinish f = {job,
+                              parts,
+                              g.dw,
+                              g.squares,
+                              g.norms ? g.norms : numbers,
+                              g.bias,
+                              numbers + s.B,
+                              g.squares ? s.B : 0,
+                              g.bias.sum ? p.groups : 0,
+                              t.n,
+                              tile_blocks,
+                              t.pair_m(),
+                              t.pair_n()};
     const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
     if (!blocks) return 0;
-    return launch_after(finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
+    return launch_after(gradient_finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
 }
 
 #else

@@ -48,22 +48,13 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-static int take_device(const Comm *comm, Error *e) {
-    int count;
-    TRY(device_count(&count, e));
-    if (count == 1) return 0; // the batch system may show each rank its own GPU; check_apart checks it
-    if (comm->local_rank < count) return device_take(comm->local_rank, e);
-    FAIL(e, ERR_UNAVAILABLE, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
-    return error_hint(e, "use mpirun -np %d, or more machines", count);
-}
-
 // Where a rank's GPU is. The machine's identity follows NCCL's rule (getHostHash in its utils.cc): NCCL_HOSTID, else its
 // name and the kernel's boot id, since cloned machines share a name.
 typedef struct {
     char host[64], boot[64], bus[32];
-} Place;
+} GpuPlace;
 
-static int find_place(Place *place, Error *e) {
+static int find_place(GpuPlace *place, Error *e) {
     int device;
     const char *id = getenv("NCCL_HOSTID");
     *place = {};
@@ -81,7 +72,7 @@ static int find_place(Place *place, Error *e) {
 // each with its own NCCL_HOSTID, may share one: dev/test/ranks_check.sh, MACHINES.) NCCL takes two containers of one machine
 // for two machines: a note, from the later rank.
 static int check_apart(Comm *comm, Error *e) {
-    Place mine, *all;
+    GpuPlace mine, *all;
     int same = -1;
     TRY(comm_agree(comm, find_place(&mine, e), e));
     TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->ranks, "the ranks' GPUs", e));
@@ -101,9 +92,17 @@ static int check_apart(Comm *comm, Error *e) {
     return comm_agree(comm, code, e);
 }
 
-static int choose_device(Comm *comm, Error *e) {
+static int nccl_device(Comm *comm, Error *e) {
+    int count = 0;
     if (comm->ranks == 1) return 0;
-    TRY(comm_agree(comm, take_device(comm, e), e));
+    int code = device_count(&count, e);
+    // One GPU: the batch system may show each rank its own, which check_apart checks.
+    if (!code && count > 1 && comm->local_rank < count) code = device_take(comm->local_rank, e);
+    if (!code && count > 1 && comm->local_rank >= count) {
+        FAIL(e, ERR_UNAVAILABLE, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
+        code = error_hint(e, "use mpirun -np %d, or more machines", count);
+    }
+    TRY(comm_agree(comm, code, e));
     return check_apart(comm, e);
 }
 
@@ -118,15 +117,13 @@ static int check_nccl(void *context, Error *e) {
     return nccl_status(state, t->nccl, "NCCL", __FILE__, __LINE__, e);
 }
 
-static void abort_nccl(void *context) { ncclCommAbort(((Transport *)context)->nccl); }
-
 static int start_nccl(Transport *t, Error *e) {
     ncclUniqueId id;
     if (t->comm->rank == 0) NCCL_TRY(ncclGetUniqueId(&id), t, e);
     TRY(comm_broadcast(t->comm, &id, sizeof id, e));
     watchdog_begin(t->comm->watchdog, "start of NCCL");
     NCCL_TRY(ncclCommInitRank(&t->nccl, t->comm->ranks, id, t->comm->rank), t, e);
-    WatchdogDevice device = {check_nccl, abort_nccl, t};
+    WatchdogDevice device = {check_nccl, [](void *context) { ncclCommAbort(((Transport *)context)->nccl); }, t};
     watchdog_device(t->comm->watchdog, &device);
     return 0;
 }
@@ -144,8 +141,8 @@ static int reserve_rounded(Transport *t, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-static int create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
-                  Error *e) {
+static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
+                       Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     int least, most; // stream priorities: transfers need few multiprocessors and go before the engine's kernels
@@ -162,7 +159,7 @@ static int create(Transport **out, Comm *comm, WireType wire, size_t largest, co
     return start_nccl(t, e);
 }
 
-static void destroy(Transport *t) {
+static void nccl_destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
     watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted: perhaps only this rank has an error
     if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for the other ranks, which may have ended
@@ -189,15 +186,15 @@ static int work_started(Transport *t, Error *e) {
     return CUDA_CALL(cudaEventRecord(t->ended[t->started++ % MARKS], t->stream), e);
 }
 
-static int64_t started(const Transport *t) { return t->started; }
+static int64_t nccl_started(const Transport *t) { return t->started; }
 
-static int wait_for(Transport *t, int64_t transfers, Error *e) {
+static int nccl_wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     if (transfers > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(transfers - 1) % MARKS], 0), e);
     return 0;
 }
 
-static int finish(Transport *t, Error *e) {
+static int nccl_finish(Transport *t, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
@@ -206,7 +203,7 @@ static bool is_unequal(const Transport *t, Range bucket) {
     return t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
 }
 
-static Range part_of(const Transport *t, Range bucket, int r) {
+static Range nccl_part_of(const Transport *t, Range bucket, int r) {
     if (!is_unequal(t, bucket)) return transport_part(bucket, r, t->comm->ranks);
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
@@ -222,28 +219,22 @@ static Parts parts_of(const Comm *comm, Range bucket) {
     return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
 }
 
-static int reduce_equal(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
+static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
     const Parts parts = parts_of(t->comm, bucket);
-    int last = t->comm->ranks - 1;
-    char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)(last + 1) * bytes;
-    if (parts.each) NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
-    if (parts.rest) NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
-    return 0;
-}
-
-static int reduce_unequal(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
-    for (int r = 0; r < t->comm->ranks; r++) {
-        const Range part = part_of(t, bucket, r);
+    const int ranks = t->comm->ranks, last = ranks - 1;
+    char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)ranks * bytes;
+    const bool unequal = is_unequal(t, bucket);
+    NCCL_TRY(ncclGroupStart(), t, e);
+    if (!unequal && parts.each)
+        NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
+    if (!unequal && parts.rest)
+        NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
+    for (int r = 0; unequal && r < ranks; r++) {
+        const Range part = nccl_part_of(t, bucket, r);
         char *at = (char *)values + (part.begin - bucket.begin) * bytes;
         if (range_length(part))
             NCCL_TRY(ncclReduce(at, at, range_length(part), type, ncclSum, r, t->nccl, t->stream), t, e);
     }
-    return 0;
-}
-
-static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
-    NCCL_TRY(ncclGroupStart(), t, e);
-    TRY((is_unequal(t, bucket) ? reduce_unequal : reduce_equal)(t, values, bytes, type, bucket, e));
     return NCCL_CALL(ncclGroupEnd(), t, e);
 }
 
@@ -254,75 +245,67 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
 
 // Enough blocks for the memory's bandwidth: on few multiprocessors rounding takes longer than it saves on the wire (64
 // blocks: 12 ms of a step of 110).
-static unsigned blocks_for(size_t n) {
+static unsigned convert_blocks(size_t n) {
     const size_t threads = 256, most = 1024;
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
 }
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
-    Range mine = part_of(t, bucket, t->comm->rank);
+    Range mine = nccl_part_of(t, bucket, t->comm->rank);
     size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
-    convert_kernel<<<blocks_for(all), 256, 0, t->stream>>>(t->rounded, values, all);
+    convert_kernel<<<convert_blocks(all), 256, 0, t->stream>>>(t->rounded, values, all);
     TRY(CUDA_LAUNCHED(e));
     TRY(reduce_scatter_type(t, t->rounded, sizeof *t->rounded, ncclBfloat16, bucket, e));
     size_t own = range_length(mine);
-    convert_kernel<<<blocks_for(own), 256, 0, t->stream>>>(values + begin, t->rounded + begin, own);
+    convert_kernel<<<convert_blocks(own), 256, 0, t->stream>>>(values + begin, t->rounded + begin, own);
     return CUDA_LAUNCHED(e);
 }
 
-static int reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     TRY(after_engine(t, e));
     if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
     return work_started(t, e);
 }
 
-static int gather_equal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
-    int last = t->comm->ranks - 1;
-    Parts parts = parts_of(t->comm, bucket);
-    const char *own_rest = (const char *)own + parts.each * element_bytes; // of the last rank
-    char *rest = (char *)values + parts.each * (size_t)(last + 1) * element_bytes;
-    if (parts.each)
-        NCCL_TRY(ncclAllGather(own, values, parts.each * element_bytes, ncclInt8, t->nccl, t->stream), t, e);
-    if (parts.rest)
-        NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * element_bytes, ncclInt8, last, t->nccl, t->stream), t, e);
-    return 0;
-}
-
-static int gather_unequal(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
-    for (int r = 0; r < t->comm->ranks; r++) {
-        const Range part = part_of(t, bucket, r);
-        char *at = (char *)values + (part.begin - bucket.begin) * element_bytes;
-        if (range_length(part))
-            NCCL_TRY(ncclBroadcast(own, at, range_length(part) * element_bytes, ncclInt8, r, t->nccl, t->stream), t, e);
-    }
-    return 0;
-}
-
-static int all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, Error *e) {
+    const Parts parts = parts_of(t->comm, bucket);
+    const int ranks = t->comm->ranks, last = ranks - 1;
+    const char *own_rest = (const char *)own + parts.each * bytes; // of the last rank
+    char *rest = (char *)values + parts.each * (size_t)ranks * bytes;
+    const bool unequal = is_unequal(t, bucket);
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
-    TRY((is_unequal(t, bucket) ? gather_unequal : gather_equal)(t, own, values, element_bytes, bucket, e));
+    if (!unequal && parts.each)
+        NCCL_TRY(ncclAllGather(own, values, parts.each * bytes, ncclInt8, t->nccl, t->stream), t, e);
+    if (!unequal && parts.rest)
+        NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+    for (int r = 0; unequal && r < ranks; r++) {
+        const Range part = nccl_part_of(t, bucket, r);
+        char *at = (char *)values + (part.begin - bucket.begin) * bytes;
+        if (range_length(part))
+            NCCL_TRY(ncclBroadcast(own, at, range_length(part) * bytes, ncclInt8, r, t->nccl, t->stream), t, e);
+    }
     NCCL_TRY(ncclGroupEnd(), t, e);
     return work_started(t, e);
 }
 
-static int sum(Transport *t, double *values, int count, Error *e) {
+static int nccl_sum(Transport *t, double *values, int count, Error *e) {
     TRY(after_engine(t, e));
     NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
     TRY(work_started(t, e));
-    return wait_for(t, t->started, e);
+    return nccl_wait_for(t, t->started, e);
 }
 
 const TransportApi nccl_transport = {
-    .device = choose_device,
-    .create = create,
-    .destroy = destroy,
-    .reduce_scatter = reduce_scatter,
-    .all_gather = all_gather,
-    .sum = sum,
-    .started = started,
-    .wait_for = wait_for,
-    .finish = finish,
+    .device = nccl_device,
+    .create = nccl_create,
+    .destroy = nccl_destroy,
+    .reduce_scatter = nccl_reduce_scatter,
+    .all_gather = nccl_all_gather,
+    .sum = nccl_sum,
+    .started = nccl_started,
+    .wait_for = nccl_wait_for,
+    .finish = nccl_finish,
 };
