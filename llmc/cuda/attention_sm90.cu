@@ -229,7 +229,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
 #    endif
 
 template <class F, Masks M>
-__global__ void SM90_LAUNCH_BOUNDS(F::THREADS)
+__global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
     forward_sm90_kernel(const __grid_constant__ CUtensorMap qkv, const __grid_constant__ CUtensorMap out, float *lse,
                         unsigned *ticket, AttentionShape s, float scale, const __grid_constant__ AttentionMasks masks) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)

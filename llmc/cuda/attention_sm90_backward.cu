@@ -389,7 +389,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
 #    endif
 
 template <class F, Masks M>
-__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+__global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     backward_sm90_kernel(const __grid_constant__ BackwardMaps maps, AttentionRows rows, const float *lse,
                          unsigned *ticket, AttentionShape s, float scale,
                          const __grid_constant__ AttentionMasks masks) {

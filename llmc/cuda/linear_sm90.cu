@@ -380,7 +380,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
 #    endif
 
 template <LinearEpilogue EPILOGUE>
-__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+__global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
                   const LinearJob job) {

@@ -329,7 +329,7 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
     return 0;
 }
 
-static int plan_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *e) {
+static int product_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *e) {
     const size_t out_bytes = s.out_float ? sizeof(float) : sizeof(real);
     // Alignment: the power of two, at most 16 (fast kernels need no more), that divides the address of every row.
     uintptr_t bits = (uintptr_t)o.out | (uintptr_t)o.addend.c | (uintptr_t)o.a | (uintptr_t)o.b | 16;
@@ -348,12 +348,12 @@ static int plan_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *
 
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e) {
-    return plan_run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
+    return product_run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
 }
 
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
                const void *b, const void *extra, Error *e) {
-    return plan_run(mm, shape, {out, a, b, extra, alpha, addend}, e);
+    return product_run(mm, shape, {out, a, b, extra, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -10,12 +10,12 @@
 #    include <cuda.h>
 #    include <cudaTypedefs.h>
 
-// wgmma and setmaxnreg exist in sm_90a code only. Elsewhere the kernels are empty and allow one thread a block, which
-// tells the host that they are.
+// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, for one thread per block: by that limit
+// the host sees that the kernel is not there.
 #    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(1, 1)
+#        define SM90_THREADS(threads) 1
 #    else
-#        define SM90_LAUNCH_BOUNDS(threads) __launch_bounds__(threads, 1)
+#        define SM90_THREADS(threads) threads
 #    endif
 
 enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };

@@ -410,7 +410,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
 #    endif
 
 template <class L, bool SQUARES>
-__global__ void SM90_LAUNCH_BOUNDS(THREADS)
+__global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     product_kernel(const __grid_constant__ GradientMaps maps, const __grid_constant__ GradientJob job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     auto &s = *(typename L::Shared *)shared_memory();
