@@ -1,13 +1,13 @@
-// train_gpt2: GPT-2 on an NVIDIA GPU. The same model as train_gpt2.c, with the same interface (llmc/model/engine.h), with
-// bf16 (or fp16) weights, activations and matrix products, and fp32 master weights, statistics, gradients and moments.
+// train_gpt2: GPT-2 on an NVIDIA GPU. Model and interface (llmc/model/engine.h) are those of train_gpt2.c. Weights,
+// activations and matrix products are bf16 (or fp16); master weights, statistics, gradients and moments are fp32.
 //
-// The engine's state is declared in llmc/cuda/engine.cuh. llmc/cuda/engine_life.cu creates and destroys the engine,
-// engine_memory.cu lays out its device memory, engine_state.cu has what follows the backward pass: norms, update, load,
-// store.
+// llmc/cuda/engine.cuh declares the engine's state, defines the words used here, and draws the kernels of a step.
+// engine_life.cu creates and destroys the engine, engine_memory.cu lays out its memory, engine_state.cu follows the
+// backward pass: norms, update, load, store.
 //
-// 1. A step is queued on one stream, which orders its kernels; only engine_result waits for the step's numbers.
-// 2. engine->scratch and the matmul workspace belong to the running kernel: a call leaves nothing there for the next.
-// 3. Device memory is allocated in engine_create only.
+// 1. One stream orders the kernels of a step; only engine_result waits for its numbers.
+// 2. engine->scratch and the matmul workspace belong to the running kernel and carry nothing to the next.
+// 3. Only engine_create allocates device memory.
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
@@ -32,11 +32,11 @@
 
 // ---- A pass ---------------------------------------------------------------------------------------------------------
 
-// B rows of T tokens, of which a forward or backward pass takes all.
+// A forward or backward pass over B rows of T tokens.
 typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
-    GnsMode mode;    // of the backward
+    GnsMode mode;
     Dropout dropout; // of the first row; its layer is not set
     bool documents;
 } Pass;
@@ -46,7 +46,6 @@ static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
     return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, engine->config.document_mask};
 }
 
-// Dropout of the rows of a tensor (B, T, C), in both passes.
 static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
     return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
 }
@@ -57,7 +56,7 @@ static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l
             dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
-// The bias of a weight, and beta of a gamma: the next tensor of a layer.
+// The bias of a weight, or beta of a gamma: the next tensor of the layer.
 static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
@@ -72,14 +71,14 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return stats_row(engine->stats, model, STATS_EXAMPLE_SQ) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-// Where to put a vector's gradient, and its per-example squares where the mode wants them.
+// Outputs of a vector's gradient: sum, and per-example squares if the mode measures them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
-// Copies tokens to the device through a pinned slot: the caller may reuse its own on return. Waits only while the slot's
-// last copy, two micro-steps ago, is in flight.
+// Copies tokens to the device through a pinned slot, so that the caller may reuse its memory on return. Waits only for the
+// slot's last copy, two micro-steps ago.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
@@ -109,18 +108,18 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       e);
 }
 
-// True if the product at the end of a branch adds the residual. With dropout, which comes between, it cannot.
+// True if the product at the end of a branch adds the residual. Dropout, between the two, prevents it.
 static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
 
-// The end of a branch: sum = residual + x W + b where the product can add it; otherwise the branch's output is in delta,
-// and ln_residual, which must follow, adds it.
+// Product at the end of a branch: sum = residual + x W + b if adds_residual; else delta = x W + b, and ln_residual, which
+// must follow, adds it.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
     if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    // Whichever is quicker (H200, microseconds at d12, d24, d48: proj with linear_sm90 149, 131, 148, with cuBLASLt 151, 128,
-    // 160; fcproj 503, 470, 547 and 502, 419, 549).
+    // The faster of the two (H200, us at d12, d24, d48: proj by linear_sm90 149, 131, 148, by cuBLASLt 151, 128, 160; fcproj
+    // 503, 470, 547 and 502, 419, 549).
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
     return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
@@ -140,7 +139,7 @@ static int dweight(Engine *engine, float *dw, bool first, const real *x, const r
     return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
 }
 
-// The same by example, as many at a time as example_grad has room for: g_b (in, out) = x_b (T, in)^T dy_b (T, out);
+// The same by example, as many at a time as example_grad holds: g_b (in, out) = x_b (T, in)^T dy_b (T, out);
 // dW += sum of g_b, *squares += sum of |g_b|^2.
 static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
                          int T, int in, int out, Error *e) {
@@ -158,23 +157,23 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// True if the product that computes dfc also sums its columns: fc's bias gradient.
+// True if the product that computes dfc also sums its columns, fc's bias gradient.
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
-// True if attention's backward also sums the columns of dqkv: qkv's bias gradient. That costs it 7%: more than
-// weight_gradient's sums where its tiles are whole, less where they are not.
+// True if attention's backward also sums the columns of dqkv, qkv's bias gradient. It costs 7%: more than weight_gradient's
+// sums if the tiles there are whole, less if not.
 static bool qkv_is_summed(const Engine *engine, const Pass *p) {
     return engine->fused_linear && attention_sums(p->attention);
 }
 
-// True if the gradient of w's bias remains to be computed: neither of these two nor ln_backward sums it.
+// True if no other kernel sums the bias gradient of w (attention, dfc's product, ln_backward).
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
-// True if weight_gradient computes the gradients of w and of its own bias. Without norms only where that saves a pass over
-// dy and the rows are whole tiles: cuBLASLt's products alone are faster (H200, with the bias sums they need: 1.18 and 1.09
-// times our time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles).
+// True if weight_gradient computes the gradients of w and its bias. Without norms, only if that saves a pass over dy and
+// the rows are whole tiles: cuBLASLt alone is faster. (H200, cuBLASLt with bias sums against ours: 1.18 and 1.09 times the
+// time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -193,7 +192,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
                            engine->stream, e);
 }
 
-// The gradients of matrix w and of its own bias.
+// Gradient of matrix w, and of its bias if weight_gradient computes it.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -206,48 +205,45 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
 
-// When transfers between ranks start. They run in parallel with this rank's kernels. Buckets: 0 the embeddings, 1 + l
-// block l (model_bucket).
+// When transfers of buckets start, in parallel with this rank's kernels.
 //
-// A transfer takes a third of a millisecond, in which NCCL holds 24 multiprocessors. A kernel whose thread blocks fetch
-// their next tile when they are free loses only those: attention, linear_sm90 and cuBLASLt's persistent products. One
-// whose tiles are assigned at launch takes half as long again: cuBLASLt's dGELU product and, on Hopper, the gradients of
-// weights. So:
-// 1. The gradients of a block are sent right before the attention of the next block of the backward pass.
-// 2. The weights of a block are requested right after attention, before persistent products.
-// 3. With shard_grads the next block needs the memory that the transfer reads: gradients are sent at once.
-// 4. With shard_weights the backward pass requests the weights of block l - 1 after the gradients of block l + 1 (1): then
-//    the last kernel that reads weights of block l + 1, whose place they take, is queued.
-// (d48 on two H200: 308.8 ms a step. With gradients sent after attention or after dGELU 314.5, at the end of the block
-// 314.0; with weights sent before attention 309.1 to 310.2.)
+// During a transfer, a third of a millisecond, NCCL holds 24 multiprocessors. Kernels whose blocks draw tiles (attention,
+// linear_sm90, cuBLASLt's persistent products) lose only these. Kernels with tiles assigned at launch take half as long
+// again: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
+// 1. Gradients of a block are sent right before the attention of the next block of the backward pass.
+// 2. Weights of a block are requested right after attention, before persistent products.
+// 3. With shard_grads gradients are sent at once: the next block needs the memory that the transfer reads.
+// 4. With shard_weights the backward pass requests the weights of block l - 1 after sending the gradients of block l + 1
+//    (1). By then the last kernel that reads the weights of block l + 1, which they overwrite, is queued.
+// (d48 on two H200: 308.8 ms per step. Gradients sent after attention or dGELU: 314.5; at the end of the block: 314.0.
+// Weights requested before attention: 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
-// Does nothing for buckets that are not a block's.
+// No-op unless the bucket is a block.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
     if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// True if the gradients of block l are sent right before the attention of block l - 1 (1, 3). l may be one past the last
-// block.
+// True if block l sends its gradients right before the attention of block l - 1 (1, 3); false for l = L.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x), x = a or, where b is not NULL, x = sum = a + dropout(b), b the branch at `place` of block b_layer.
+// out = LN(x). b NULL: x = a; else x = sum = a + dropout(b), b: the branch at `place` of block b_layer.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
                              dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
-// out = LN(sum), the sum of linear_residual, which ended the branch at `place` of block b_layer.
+// Follows linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
 static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
                        const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     if (adds_residual(engine, p))
@@ -259,7 +255,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
     return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
 
-// From k->x and k->ln1 to k->gelu. soon: the bucket that is needed next; 0: not requested here.
+// k->x, k->ln1 -> k->gelu. soon: bucket to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
@@ -302,7 +298,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
                        engine->block[L - 1].x_mid, DROPOUT_MLP, L - 1, LNF_W, 0, e);
 }
 
-// ---- The head: logits, loss and, in training, its gradient, a chunk of examples at a time ---------------------------
+// ---- The head: logits, loss and, in training, its gradient, chunk by chunk ------------------------------------------
 
 // lnf (rows, C) from row `first` on -> logits (rows, Vp), real or fp32
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
@@ -311,8 +307,8 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
                       engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Of examples [b, b + n): dwte (Vp, C) += U_b, the head's gradient; its squared norm; and its rows at the
-// example's own tokens, into head_at_token.
+// Examples [b, b + n), U_b (Vp, C) the head's gradient: dwte += U_b; adds |U_b|^2; head_at_token = rows of U_b at the
+// example's own tokens.
 static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     WeightGradient g = {};
@@ -326,7 +322,7 @@ static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error
                            engine->scratch, engine->stream, e);
 }
 
-// The same, one example after the other.
+// The same, example by example.
 static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
@@ -339,8 +335,8 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// Losses of rows from `first` on; in training the gradient of lnf there, into dy: then the product of logits and lnf, as they
-// are on return, is that of wte. scratch: numbers of a row, then sums of a tile's rows.
+// Losses of rows from `first`; in training dy = gradient of lnf. On return logits^T lnf is the gradient of wte. scratch:
+// two numbers per row, then row sums by tile.
 static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
@@ -358,7 +354,7 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool
     return train ? linear_sm90(d, engine->stream, e) : 0;
 }
 
-// Losses of rows from `first` on; in training the gradient of lnf there, into dy, and logits become their gradient.
+// Losses of rows from `first`; in training logits become their gradient and dy = gradient of lnf.
 static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
@@ -372,7 +368,7 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
                       weight(engine, WTE, 0), NULL, e); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
 }
 
-// Loss of the pass; in training also, a chunk of examples at a time, the gradients of lnf (into dy) and of wte.
+// Loss of the pass; in training also dy = gradient of lnf, and the gradient of wte.
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     int chunk = engine_head_examples(&engine->config), C = p->C, Vp = (int)engine->config.model->vocab_padded;
     // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
@@ -393,12 +389,11 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// The gradient of what was last added to the residual stream: of the branch whose bias gradient ln_backward has computed,
-// or of the embeddings. With dropout it is in dy until it is used; otherwise it is dx itself.
+// Gradient of the branch output (or embedding) that was added last to the residual stream: dx; with dropout dy, until used.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
-// dx += backward of y = LN(x) from dy (first: =). x is the residual stream right after a projection; the gradient of that
-// projection's bias, the column sums of branch_gradient, comes from the same pass. bias_layer < 0: after the embeddings.
+// dx += backward of y = LN(x) from dy (first: =). The same kernel sums the columns of branch_gradient, the gradient of the
+// bias `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
@@ -412,16 +407,16 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
-// The gradient of the bias of w from dwide (B, T, columns), unless a product computes it. fc not NULL: dwide *= gelu'(fc)
-// first.
+// Gradient of the bias of w from dwide (B, T, columns), unless another kernel computes it. fc not NULL: first dwide *=
+// gelu'(fc).
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, &engine->columns, engine->stream, e);
 }
 
-// The MLP's second half: dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc). Where the product can be multiplied by gelu'
-// before it is stored, this saves two passes over dwide.
+// dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc), and fc's bias gradient. A product that multiplies by gelu' saves
+// two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);
@@ -440,10 +435,10 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
-// dx: gradient of the block's output on entry, of its input on return.
+// dx: on entry the gradient of the block's output, on return of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
-    // of attention's output: where dy is in use, after dqkv (N, 3C)
+    // Gradient of attention's output: dy; behind dqkv (N, 3C) while dy is in use.
     real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
@@ -464,13 +459,13 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
-    // Block l - 1's gradient begins here, with its fcproj's bias.
+    // The first gradient of block l - 1: its fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// The gradient of wpe with documents, where positions choose rows of wpe as tokens choose rows of wte.
+// Gradient of wpe with documents: positions choose rows of wpe as tokens choose rows of wte.
 static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -482,8 +477,8 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
                                      engine->scratch, stream, e);
 }
 
-// branch_gradient (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head):
-// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; the head has added U and |U|^2, and engine_result doubles the cross term.
+// branch_gradient (B, T, C) -> gradients of wte and wpe. wte has gradient E as embedding and U as head:
+// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>. The head has added U and |U|^2; engine_result doubles the cross term.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -509,7 +504,8 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         const Block *k = &engine->block[l];
-        const Recompute recompute = l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block's are there
+        const Recompute recompute =
+            l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block is in memory
         TRY(weights_await(engine, 1 + l, e));
         if (recompute == RECOMPUTE_GELU) TRY(gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
@@ -553,8 +549,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step of training on arbitrary tokens, so that all products are timed: with first gradients, and
-// with added ones. The results are dropped.
+// Runs each kind of micro-step on arbitrary tokens, so that all products are timed, with first and with added gradients.
+// The results are dropped.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -571,7 +567,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    // With shard_weights there are no blocks yet: the embeddings fill their place, since products of zeros leave a GPU cool.
+    // With shard_weights no block is in memory yet: fill it with the embeddings, since products of zeros leave a GPU cool.
     const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
     int code = 0;
     if (engine->config.shard_weights)
@@ -584,7 +580,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     return code;
 }
 
-static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is what the matrix products chose");
+static_assert((int)MATMUL_CHOICES_BYTES == (int)TUNING_BYTES, "a tuning is the text of Matmul.choices");
 
 static int cuda_result(Engine *engine, StepResult *result, Error *e) {
     const Model *model = engine->config.model;
@@ -616,15 +612,15 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// The number of tokens before the document of the last one: with document_mask the next token does not depend on them.
+// Number of tokens before the last one's document: with document_mask the next token does not depend on them.
 static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
     int first = engine->config.document_mask ? n - 1 : 0;
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     return first;
 }
 
-// True if the keys and values of all tokens but the last are in memory, from the last call of cuda_logits. Never where
-// blocks share their memory.
+// True if keys and values of all tokens but the last are in memory, from the last cuda_logits. False if blocks share
+// memory.
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
@@ -632,7 +628,7 @@ static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
-// logits_host after the last of n tokens, the others having been seen.
+// logits_host = logits after the last of n tokens; the others have been seen.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const EngineConfig *c = &engine->config;
     const Block *block = engine->block;
@@ -647,11 +643,11 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     return decode(engine->logits_host, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }
 
-// The model is causal, so n is rounded up to a whole tile: texts of any length need few matmul plans.
+// Logits after n tokens. Rounds n up to a whole tile, so that few matmul plans serve all lengths; the model is causal.
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
-    p.documents = false; // cuda_logits passes the last one alone
+    p.documents = false; // cuda_logits passes one document
     engine->decoded = 0;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
@@ -675,7 +671,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     return 0;
 }
 
-// The engine, as main (llmc/run/main_cuda.c) hands it to the program.
+// The engine that main (llmc/run/main_cuda.c) hands to the program.
 const EngineApi cuda_engine = {
     .needs_loss_scale = REAL_DTYPE == DTYPE_FP16,
     .dtype = cuda_dtype,

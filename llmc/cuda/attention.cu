@@ -1,4 +1,4 @@
-// attention: checks the shape and picks the path.
+// attention: checks the shape and chooses the code path.
 #include "cuda/attention_paths.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"

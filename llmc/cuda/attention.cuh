@@ -2,17 +2,17 @@
 //
 //     S = scale Q K^T, masked to key <= query     P = softmax(S)     O = P V     scale = 1/sqrt(D)
 //
-// The softmax is taken online, a tile of keys at a time (Dao et al. 2022, arXiv 2205.14135, algorithm 1; 2023,
-// arXiv 2307.08691, section 3.1); the backward recomputes P from the saved log-sum-exp:
+// The forward computes the softmax online, one tile of keys at a time (Dao et al. 2022, arXiv 2205.14135, algorithm 1;
+// 2023, arXiv 2307.08691, section 3.1). The backward recomputes P from the saved log-sum-exp:
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
-// Dropout multiplies P by factors M (math/dropout.h), which every pass draws again: O = (P * M) V, dV = (P * M)^T dO,
-// dS = P * (M * dO V^T - delta). With documents a query sees no key before its document's first; tiles without any pair of
-// a document are left out.
+// Dropout multiplies P by factors M (math/dropout.h), drawn again in every pass: O = (P * M) V, dV = (P * M)^T dO,
+// dS = P * (M * dO V^T - delta). With documents a query sees no key before its document's first; kernels skip tiles that
+// hold no query and key of one document.
 //
-// One thread block writes each result once, in a fixed order: two runs give the same bits. Blocks draw work from a
-// counter, `ticket`: a number of device memory that is 0, and 0 again after the call. Calls that may overlap need one each.
+// One block writes each result, once, in a fixed order: two runs give the same bits. Blocks draw tiles from `ticket`, a
+// counter in device memory that is 0 before and after the call. Calls that may overlap need one each.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -29,11 +29,11 @@ struct AttentionShape {
     __host__ __device__ int tiles(int rows) const { return (T + rows - 1) / rows; }
 };
 
-// What is left out besides later keys.
+// Masks besides the causal one.
 struct AttentionMasks {
     const uint16_t *first, *last; // (B, T) of embedding_documents; NULL: a row is one document
-    Dropout dropout;              // of the layer and of the first example
-    DropoutConstants constants;   // of dropout
+    Dropout dropout;              // of this layer and the first example
+    DropoutConstants constants;   // dropout_constants(dropout)
 };
 
 // All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each
@@ -41,17 +41,17 @@ struct AttentionMasks {
 int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Does the backward sum the columns of dqkv, the gradient of its bias, on a GPU that has linear_sm90? Where their number is
-// no multiple of weight_gradient's tile.
+// True if the backward sums the columns of dqkv (its bias gradient) on a GPU with linear_sm90: where weight_gradient's
+// tiles do not cover the columns exactly.
 bool attention_sums(AttentionShape s);
 
-// Writes dqkv (B, T, 3C) whole, and adds its columns to bias (3C) (sum NULL: not wanted; see attention_sums), with jobs.
-// workspace: attention_workspace_bytes(s) of scratch, nothing kept between calls.
+// Writes dqkv (B, T, 3C). Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.
+// workspace: attention_workspace_bytes(s) of scratch.
 int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
                        const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
                        const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Backward only: 8 bytes a query and head, T rounded up to 128.
+// Scratch of the backward: 8 bytes per query and head, T rounded up to 128.
 size_t attention_workspace_bytes(AttentionShape s);
-// Where columns are summed a number of each column for every 64 rows.
+// Memory of the job: one float per column and 64 rows.
 size_t attention_column_bytes(AttentionShape s);

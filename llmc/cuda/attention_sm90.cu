@@ -1,20 +1,20 @@
 // attention_sm90: the forward on Hopper.
 //
-// At B 64, NH 12, T 1024, D 64 the tensor cores need 0.13 ms (103 GFLOP under the mask, at 790 TFLOP/s), the memory
-// 0.1 ms (0.4 GB), and the exponentials another 0.1 ms (4.0e8, at 16 a clock and multiprocessor). All three must work at
-// once. So blocks are persistent, one a multiprocessor, and consist of one or two teams. A team's feeder warp draws work
-// and copies its tiles to shared memory; its two warpgroups own 64 queries each. The warpgroups are not synchronised: one
-// computes its softmax while another multiplies, and one team works while the other starts or ends a tile of queries.
-// Inside a warpgroup, a tile's softmax runs while the last tile's probabilities are multiplied with its values.
+// At B 64, NH 12, T 1024, D 64 the tensor cores need 0.13 ms (103 GFLOP under the mask, at 790 TFLOP/s), memory 0.1 ms
+// (0.4 GB), and exponentials 0.1 ms (4.0e8, 16 per clock and multiprocessor). All three must overlap:
+// - Blocks are persistent, one per multiprocessor, of one or two teams. A team's feeder draws tiles and copies them to
+//   shared memory; its two warpgroups own 64 queries each.
+// - Warpgroups are not synchronised: one computes its softmax while another multiplies, and one team works while the other
+//   starts or ends a tile of queries.
+// - Within a warpgroup the softmax of a tile runs beside the product P V of the tile before.
 #include "cuda/attention_sm90.cuh"
 #ifndef GNS_FP32
 
-// How the forward at head size D is laid out.
 template <int D_> struct ForwardLayout {
     static constexpr int D = D_, TEAMS = D == 64 ? 2 : 1, GROUPS = 2, QUERIES = 64 * GROUPS;
     static constexpr int KEYS = D == 64 ? 64 : 128, STAGES = D == 64 ? 3 : 2, Q_STAGES = 2;
-    // The feeders' warpgroup is the last and gives most of its registers to the others; at launch a thread has 96 (D = 64)
-    // or 168.
+    // The last warpgroup holds the feeders and returns most of its registers to the others. At launch a thread has 96
+    // (D = 64) or 168.
     static constexpr int FEEDERS = WARPGROUP * GROUPS * TEAMS, THREADS = FEEDERS + WARPGROUP;
     static constexpr int FEEDER_REGISTERS = D == 64 ? 32 : 40, WORKER_REGISTERS = D == 64 ? 112 : 232;
 
@@ -72,16 +72,15 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
     }
 }
 
-// A thread's two rows: maxima of the raw scores, and its own share of the sums.
+// Of a thread's two rows: maxima of the raw scores, and partial sums.
 struct Softmax {
     float top[2], sum[2];
 };
 
-// The maximum only guards against overflow: an old one serves until it is 2^STALE_LIMIT too small, which is rare, and
-// until then nothing is rescaled.
+// The maximum only prevents overflow: an old one is kept, without rescaling, until it is 2^STALE_LIMIT too small.
 constexpr float STALE_LIMIT = 8.0f;
 
-// Scores (64, KEYS) to unnormalised probabilities. shrink: the factor for earlier sums and outputs.
+// Turns scores (64, KEYS) into unnormalised probabilities. shrink: factor for earlier sums and outputs.
 template <bool DIAGONAL, int N>
 __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], float scale2, int row, int key0) {
     UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -91,7 +90,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
             if (DIAGONAL && key0 + fragment_column(j) > row + fragment_row(j)) c[j] = -INFINITY;
             top = fmaxf(top, c[j]);
         }
-        top = row_max(top); // finite: the first tile of a row holds its own key
+        top = row_max(top); // finite: a row's first tile holds its own key
         if ((top - state.top[i]) * scale2 <= STALE_LIMIT) top = state.top[i];
         shrink[i] = exp2_fast((state.top[i] - top) * scale2);
         state.top[i] = top;
@@ -105,7 +104,7 @@ __device__ void softmax_step(float (&c)[N], Softmax &state, float (&shrink)[2], 
     }
 }
 
-// Of packed probabilities (16, 2 N) of a warp, clears those that drop.
+// Clears dropped elements of a warp's packed probabilities (16, 2 N).
 template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const WarpMasks<M, false> &masks, int key0) {
     UNROLL_FOR (int k = 0; k < N / 4 && M == DROPPED; k++) {
         const RngBlock block = lane_block(masks.dropout, masks.warp_row, key0 + 16 * k);
@@ -113,7 +112,7 @@ template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const Wa
     }
 }
 
-// One warpgroup's 64 queries against the keys they see, from the diagonal back to the first tile.
+// Attention of a warpgroup's 64 queries to their keys, from the diagonal back to the first tile: o (64, D), unnormalised.
 template <class F, Masks M>
 __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
                                LeftShared q, int last_tile, int first_tile, int row, float scale2,
@@ -148,8 +147,8 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
         warp_arrive(&shared.k_empty[ring.stage]);
         masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // The compiler would move the softmax below the wait for the product that it should overlap; this makes the
-        // wait depend on it. No sum is negative.
+        // Make the wait depend on the softmax (no sum is negative): the compiler would move the softmax below it, and
+        // nothing would overlap with the product.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -172,7 +171,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
     warp_arrive(&shared.v_empty[v_stage]);
 }
 
-// Waits for tiles that hold nothing for this warpgroup, and releases them.
+// Releases tiles that this warpgroup does not need, once they have arrived.
 template <class F> __device__ void tiles_skip(typename F::Team &shared, Ring<F::STAGES> &ring, int count) {
 #        pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -192,7 +191,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
     Ring<F::STAGES> ring;
     for (;;) {
         barrier_wait(&shared.q_full[q_ring.stage], q_ring.parity);
-        const HeadTile &work = shared.work[q_ring.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[q_ring.stage]; // re-read below: no registers are free
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * F::QUERIES, group_row = block_row + 64 * g;

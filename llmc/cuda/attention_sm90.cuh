@@ -1,5 +1,4 @@
-// attention_sm90: what the forward and the backward on Hopper share: tiles of heads, products of them, and how blocks draw
-// work.
+// attention_sm90: shared by the forward and backward on Hopper: tiles of heads, their products, drawing tiles, masks.
 #pragma once
 
 #include "cuda/attention_paths.cuh"
@@ -8,7 +7,8 @@
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
 
-// Copies (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T arrive as zeros, and count.
+// Starts a copy of (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T arrive as zeros, whose
+// bytes count too.
 template <int ROWS, int D>
 __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                       int b) {
@@ -20,9 +20,9 @@ __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64
 template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Products. A warpgroup computes 64 rows, a warp 16 of them; accumulators: fragment_row, fragment_column.
+// Products. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// c (64, 64) = a b^T + (accumulate ? c : 0), 16 columns of a in registers, of b in shared memory.
+// c (64, 64) = a b^T + (accumulate ? c : 0), summed over 16 columns: a in registers, b in shared memory.
 __device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint64_t b, int accumulate) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
@@ -31,7 +31,7 @@ __device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint6
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
 }
 
-// c (64, N) += p b, 16 columns of p in registers, 16 rows of b in shared memory.
+// c (64, N) += p b, summed over 16 columns of p (registers) and 16 rows of b (shared memory).
 __device__ static inline void wgmma_pb(float (&c)[32], const unsigned *p, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
                  "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
@@ -46,17 +46,17 @@ __device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64
                  : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
 }
 
-// The left operand (64, D) of a product, summed along D: a tile in shared memory ...
+// Left operand (64, D) of a product: a tile in shared memory ...
 struct LeftShared {
     const char *tile;
 
     __device__ void load(const char *own_tile) { tile = own_tile; }
 };
 
-// ... or registers, for D = 64: a product (64, 64) with both operands in shared memory would need all of its 128 bytes a
-// clock.
+// ... or registers, for D = 64: a product (64, 64) of two operands in shared memory would use its whole bandwidth, 128
+// bytes per clock.
 struct LeftRegisters {
-    unsigned r[16]; // 4 a step of 16 columns
+    unsigned r[16]; // 4 per 16 columns
 
     __device__ void load(const char *own_tile) {
         int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 16;
@@ -71,7 +71,7 @@ struct LeftRegisters {
     }
 };
 
-// Issues c (64, N) = a (64, D) b (N, D)^T as one group; b is a tile of N rows.
+// Issues c (64, N) = a (64, D) b (N, D)^T as one group. b: a tile of N rows.
 template <int D, int N> __device__ static inline void issue_abt(float (&c)[N / 2], LeftShared a, const char *b) {
     uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // the step goes from panel to panel
     UNROLL_FOR (int k = 0; k < D / 16; k++)
@@ -87,7 +87,7 @@ __device__ static inline void issue_abt(float (&c)[N / 2], const LeftRegisters &
     wgmma_commit();
 }
 
-// Issues c (64, D) += p (64, K) b (K, D) as one group; p packed by pack_rows, b a tile of K rows.
+// Issues c (64, D) += p (64, K) b (K, D) as one group. p: from pack_rows; b: a tile of K rows.
 template <int D, int K>
 __device__ static inline void issue_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
     uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
@@ -95,13 +95,13 @@ __device__ static inline void issue_pb(float (&c)[D / 2], const unsigned (&p)[K 
     wgmma_commit();
 }
 
-// An accumulator as the left operand of the next product: the layouts agree (figure "wgmma.m64k16 A fragment").
+// Packs an accumulator as the left operand of the next product; the layouts agree (figure "wgmma.m64k16 A fragment").
 template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], const float (&c)[N]) {
     UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
-// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1, to rows row.. of one head, through
-// `stage`, (16, D) of shared memory of its own. Rows beyond T are not written. The copy may be in flight on return.
+// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1 (8 to 15), to rows row.. of one head.
+// stage: (16, D) of shared memory of the warp. Skips rows beyond T. The copy may be in flight on return.
 template <int D>
 __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
                                             float factor1, int column, int row, int b) {
@@ -123,7 +123,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     }
 }
 
-// Adds values of the lane `offset` away: the lower lane those of the first HALF, the upper lane those of the second.
+// Adds the values of the lane `offset` away: the lower lane keeps the first HALF of the sums, the upper the second.
 template <int HALF, int N> __device__ static inline void exchange(float (&v)[N], int offset) {
     const bool upper = threadIdx.x & offset;
     UNROLL_FOR (int i = 0; i < HALF; i++) {
@@ -132,9 +132,9 @@ template <int HALF, int N> __device__ static inline void exchange(float (&v)[N],
     }
 }
 
-// Writes the column sums of what a warpgroup's warp_rows_out store, rows row.. of one head of 64 of example b, all below T
-// (attention_sums); columns: AttentionRows'. sums: a row for each warp. A lane's values are of 8 columns of 8 each, two
-// neighbours; half as many after each exchange.
+// Writes the column sums of the 64 rows that a warpgroup's warp_rows_out stored: rows row.. of one head of 64 in example b,
+// all below T (attention_sums). columns: AttentionRows.columns; sums: one row per warp. A lane starts with 16 columns: two
+// neighbours in every 8. Each exchange halves them.
 __device__ static inline void head_columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
                                                int column, int row, int b, AttentionShape s, int barrier) {
     const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
@@ -162,14 +162,14 @@ struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next work item, for one of `workers` that draw until there is none. A block draws when it is free: one that
-// starts late, because NCCL holds its multiprocessor, leaves its items to the others (items dealt out at launch made the
-// kernels up to 1.8 times as long there). A tile's result does not depend on the block that computes it.
-// *ticket counts the draws. Each worker's last draw finds no item; the last of these wraps the count to 0, where the
-// next kernel starts.
-// Heads are taken in lots of at most `at_once`, one for each multiprocessor, so that a head's keys and values stay in
-// L2 until its tiles are done. Within a lot, tiles go from the last to the first: under the causal mask, from the longest
-// to the shortest for queries. Lots are of one size, so that the last one keeps all blocks busy too.
+// Draws the next tile, for one of `workers` that draw until none is left.
+// - A free block draws: one that starts late, because NCCL holds its multiprocessor, leaves its tiles to the others. (Tiles
+//   assigned at launch made kernels up to 1.8 times as long there.) No result depends on the block that computes it.
+// - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
+//   kernel.
+// - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2 until
+//   its tiles are done. Lots have one size, so that the last keeps all blocks busy.
+// - Within a lot the last tiles come first: under the causal mask these are the longest for queries.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);
@@ -179,21 +179,21 @@ __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int a
     return {tiles - 1 - rest / heads, head, head / s.NH, head % s.NH * s.D};
 }
 
-// Tiles of KEYS keys that queries up to `last` see.
+// Number of tiles of KEYS keys that queries up to `last` see.
 template <int KEYS> __device__ static inline int key_tiles(int last, int T) { return min(last, T - 1) / KEYS + 1; }
 
-// What a kernel is compiled for: no masks but the causal one; documents; dropout, with or without documents.
+// Kernel variants: the causal mask only; documents; dropout, with or without documents.
 enum Masks { CAUSAL, DOCUMENTS, DROPPED };
 
 static inline Masks masks_of(const AttentionMasks &masks) {
     return masks.dropout.below ? DROPPED : masks.first ? DOCUMENTS : CAUSAL;
 }
 
-// What a warp leaves out. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
+// Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
 template <Masks M, bool TRANSPOSED> struct WarpMasks {
-    int limit[2]; // the first key of a query; the last query of a key
-    int all;      // keys from this one on are seen by all rows of the warp; queries up to this one see them all
-    float factor; // of what is kept
+    int limit[2]; // first key of a query; TRANSPOSED: last query of a key
+    int all;      // all rows of the warp see keys from this one on; TRANSPOSED: queries up to this one see all rows
+    float factor; // dropout's scale of kept elements
     int warp_row;
     HeadDropout dropout;
 
@@ -206,7 +206,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
                 TRANSPOSED ? last_query(masks, s, work.b, row + 8 * i) : first_key(masks, s, work.b, row + 8 * i);
         all = TRANSPOSED ? last_query(masks, s, work.b, warp_row) : first_key(masks, s, work.b, warp_row + 15);
     }
-    // Gives `nothing` to the elements of other documents, in a tile of 2 N columns from `column` on.
+    // Sets elements of other documents to `nothing`, in a tile of 2 N columns from `column`.
     template <int N> __device__ void hide(float (&c)[N], int column, float nothing) const {
         if constexpr (M != CAUSAL) {
             if (TRANSPOSED ? column + 2 * N - 1 <= all : column >= all) return;
@@ -218,7 +218,7 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
     }
 };
 
-// Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows and one panel.
+// Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows x one panel.
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e);
 
 #endif

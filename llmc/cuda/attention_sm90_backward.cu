@@ -1,46 +1,46 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
-// dQ is a sum over keys, dK and dV are sums over queries. One kernel for all three needs 5 products, but must add up dQ
-// across blocks. Two kernels need 7, but each sum stays in the registers of one warpgroup: no atomics, no order to
-// enforce, no fp32 copy of dQ in memory. Nor is an operand written to shared memory first: P and dS leave one product in
-// the layout in which the next one reads them (dK and dV are computed transposed, S^T = K Q^T, for that). At B 64, NH 12,
-// T 1024, D 64: 258 GFLOP as usually counted, 361 done.
+// dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across blocks.
+// Two kernels need 7, but each sum stays in one warpgroup's registers: no atomics, no order to enforce, no fp32 copy of dQ.
+// P and dS go from product to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
+// At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 computed.
 //
-// dQ comes first. Its blocks own queries, so they take delta = rowsum(dO * O) of theirs, from a tile of O beside that of
-// dO, and leave it and lse2 for the other kernel.
+// The dQ kernel runs first. Its blocks own queries: they compute delta = rowsum(dO * O) from tiles of dO and O, and store
+// it and lse2 for the other kernel.
 //
-// Both kernels: one block a multiprocessor, persistent; a feeder warp copies tiles to two warpgroups of 64 rows each,
-// which keep the tensor cores busy in turn. A block's own rows have stages of their own: at D = 64 the next ones are
-// copied during the work on these; at D = 128 shared memory has no room for that.
+// Both kernels: persistent blocks, one per multiprocessor; a feeder warp; two warpgroups of 64 rows each, which keep the
+// tensor cores busy in turn. A block's own rows have separate stages: at D = 64 the next rows arrive while the block works;
+// at D = 128 shared memory has no room for that.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
 #ifndef GNS_FP32
 
 enum { GROUPS = 2, ROWS = 64 * GROUPS, FEEDER = WARPGROUP * GROUPS, THREADS = FEEDER + WARPGROUP };
 
-// The feeder's warpgroup is the last and gives most of its registers to the others; at launch a thread has 168.
+// The last warpgroup holds the feeder and returns most of its registers to the others. At launch a thread has 168.
 enum { FEEDER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 struct BackwardMaps {
-    CUtensorMap dqkv, qkv, dout, out; // dqkv in boxes of STORE_ROWS, the others of BOX_ROWS
+    CUtensorMap dqkv, qkv, dout, out; // dqkv in boxes of STORE_ROWS rows, the others of BOX_ROWS
 };
 
-// Of a kernel's rows a block owns 2 x 64, and walks over tiles of OTHERS rows of the other side:
-// dQ      owns queries (q, dout), walks over keys (k, v) from the diagonal back to key 0
-// dK, dV  own keys (k, v), walk over queries (q, dout) from the diagonal to the end
+// A block owns 2 x 64 rows of one side and walks over tiles of OTHERS rows of the other side:
+//   dQ       owns queries (q, dout), walks over keys (k, v) from the diagonal back to key 0
+//   dK, dV   owns keys (k, v), walks over queries (q, dout) from the diagonal to the end
 template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // Own tensors; dQ's third is out. lse2 and delta come with a tile of queries; in dQ a thread keeps those of its rows.
+    // OWN: tensors of the own rows; dQ adds out. In dQ a thread holds lse2 and delta of its rows; in dK, dV they arrive with
+    // each tile of queries.
     static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
-    // Arrivals that free a stage: one a warp where wgmma alone reads it, one a thread where threads read lse2 and delta.
+    // Arrivals that free a stage: one per warp if only wgmma reads it, one per thread if threads read lse2 and delta.
     static constexpr int RELEASES = DQ ? 4 * GROUPS : WARPGROUP * GROUPS;
     struct Shared {
         char own[OWN][OWN_STAGES][GROUPS][OWN_BYTES];
-        char gradient[GROUPS][OWN_BYTES]; // 16 rows a warp
-        float sums[GROUPS][4][64];        // of columns, D = 64 only
+        char gradient[GROUPS][OWN_BYTES]; // staging: 16 rows per warp
+        float sums[GROUPS][4][64];        // column sums, D = 64 only
         char other[2][STAGES][TILE];
         float lse2[DQ ? 1 : STAGES][OTHERS], delta[DQ ? 1 : STAGES][OTHERS];
         HeadTile work[OWN_STAGES];
@@ -67,14 +67,14 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     __syncthreads();
 }
 
-// This thread is done with a stage. (One arrival a warp, after __syncwarp, would always do, but racecheck follows only
-// the thread that arrives.)
+// Releases a stage. (One arrival per warp after __syncwarp would always do, but racecheck follows only the arriving
+// thread.)
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);
 }
 
-// Skips stages that hold nothing for this warpgroup.
+// Releases stages that this warpgroup does not need, once they have arrived.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
 #        pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -84,7 +84,7 @@ template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<
     }
 }
 
-// Copies rows row.. of a head's queries (q, dout) or keys (k, v) to shared memory.
+// Starts copies of rows row.. of a head's queries (q, dout) or keys (k, v).
 template <bool QUERIES, int ROWS, int D>
 __device__ void pair_in(char *first, char *second, const BackwardMaps &maps, uint64_t *full, const HeadTile &work,
                         int row, AttentionShape s) {
@@ -115,7 +115,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
             return;
         }
         barrier_expect(own_full, own_bytes);
-        int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // the most tiles of the other side first
+        int row = (F::DQ ? work.tile : s.tiles(ROWS) - 1 - work.tile) * ROWS; // longest walks first
 #        pragma unroll 1
         for (int g = 0; g < GROUPS; g++) {
             pair_in<F::DQ, 64, F::D>(shared.own[0][own.stage][g], shared.own[1][own.stage][g], maps, own_full, work,
@@ -126,8 +126,8 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         }
         size_t first = (size_t)work.head * s.padded_T();
         own.advance();
-        int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // tile of keys, or first query
-        int end = F::DQ ? 0 : s.T;                                           // the last tile, or after the last query
+        int n = F::DQ ? key_tiles<F::OTHERS>(row + ROWS - 1, s.T) - 1 : row; // dQ: tile of keys; else first query
+        int end = F::DQ ? 0 : s.T;                                           // dQ: last tile; else end of queries
         if (M != CAUSAL)
             end =
                 F::DQ ? first_key(masks, s, work.b, row) / F::OTHERS : last_query(masks, s, work.b, row + ROWS - 1) + 1;
@@ -135,7 +135,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
         for (; F::DQ ? n >= end : n < end; n += F::DQ ? -1 : F::OTHERS) {
             uint64_t *full = &shared.full[ring.stage];
             barrier_wait(&shared.empty[ring.stage], ring.parity ^ 1);
-            if (!F::DQ) fence_before_copies(); // threads have read the statistics
+            if (!F::DQ) fence_before_copies(); // after the threads' reads of lse2 and delta
             barrier_expect(full, other_bytes);
             pair_in<!F::DQ, F::OTHERS, F::D>(shared.other[0][ring.stage], shared.other[1][ring.stage], maps, full, work,
                                              F::DQ ? n * F::OTHERS : n, s);
@@ -145,7 +145,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
     }
 }
 
-// dq += dS K over one tile of keys; on return that product is in flight, those of earlier tiles are done.
+// dq += dS K over one tile of keys. On return this product is in flight; those of earlier tiles are done.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, LeftShared q,
                         LeftShared dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row,
@@ -165,7 +165,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
     masks.hide(p, key0, 0.0f);
-    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above the next wait
+    registers_settle(p); // with the branch in barrier_wait this keeps the exponentials above the next wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
@@ -182,7 +182,8 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     issue_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
-// delta of a thread's rows lane / 4 and 8 below in its warp's 16 of two tiles (64, D); 4 lanes share a row.
+// delta of a thread's two rows, lane / 4 and 8 below, of its warp's 16 rows in the tiles dout and out (64, D). Four lanes
+// share a row.
 template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, const char *out) {
     int lane = threadIdx.x % 32;
     UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -199,11 +200,11 @@ template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, c
     }
 }
 
-// lse2 and delta of the thread's rows, for this kernel and for the next.
+// Computes lse2 and delta of the thread's rows, and stores them for the next kernel.
 template <class F>
-__device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
-                                AttentionRows rows, const float *lse, int head, int row, float factor,
-                                AttentionShape s) {
+__device__ void statistics_compute(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
+                                   AttentionRows rows, const float *lse, int head, int row, float factor,
+                                   AttentionShape s) {
     UNROLL_FOR (int i = 0; i < 2; i++)
         lse2[i] = row + 8 * i < s.T ? lse[(size_t)head * s.T + row + 8 * i] * LOG2E : INFINITY;
     rows_dot<F::D>(delta, dout, out);
@@ -214,7 +215,7 @@ __device__ void statistics_take(float (&lse2)[2], float (&delta)[2], const char 
     }
 }
 
-// The column sums of a warpgroup's rows, where they are wanted.
+// Writes the column sums of a warpgroup's rows if they are wanted.
 template <class F>
 __device__ void group_columns_out(typename F::Shared &shared, AttentionRows rows, const float (&c)[F::D / 2],
                                   float factor, int column, int row, int b, AttentionShape s) {
@@ -231,7 +232,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const HeadTile &work = shared.work[own.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[own.stage]; // re-read below: no registers are free
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = tile * ROWS, group_row = block_row + 64 * g, warp_row = group_row + 16 * warp;
@@ -246,8 +247,8 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         float dq[F::D / 2], lse2[2], delta[2];
         LeftShared q = {shared.own[0][own.stage][g]}, dout = {shared.own[1][own.stage][g]};
-        statistics_take<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
-                           masks.factor, s);
+        statistics_compute<F>(lse2, delta, dout.tile, shared.own[F::OWN - 1][own.stage][g], rows, lse, work.head, row,
+                              masks.factor, s);
         int own_first = M == CAUSAL ? 0 : first_key(all_masks, s, work.b, group_row) / F::OTHERS;
         clear(dq);
         barrier_wait(&shared.full[ring.stage], ring.parity);
@@ -273,9 +274,9 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-// dv += P^T dO, dk += dS^T Q over one tile of queries; on return the latter is in flight, all earlier ones are done.
-// With dropout delta is divided by the factor of what is kept, by which dk and dv are multiplied in the end.
-// At D = 128 registers do not suffice for dP before P is packed, nor to keep P in fp32: dS then takes dv's rounded P.
+// dv += P^T dO, dk += dS^T Q over one tile of queries. On return the second product is in flight; earlier ones are done.
+// With dropout delta arrives divided by the scale of kept elements; dk and dv are multiplied by it at the end.
+// At D = 128 too few registers are free to hold dP before P is packed, or P in fp32: dS uses the rounded P of dv.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0,
@@ -301,7 +302,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     }
     masks.hide(p, query0, 0.0f);
     pack_rows(packed_p, p);
-    unsigned packed_kept[F::OTHERS / 4]; // without what drops
+    unsigned packed_kept[F::OTHERS / 4]; // dropped elements cleared
     if constexpr (M == DROPPED) {
         kept = lane_kept_transposed<F::OTHERS / 2>(masks.dropout, query0, masks.warp_row);
         UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++) packed_kept[i] = packed_p[i] & kept_pair(kept, i);
@@ -335,7 +336,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
     Ring<F::STAGES> ring;
     for (;; own.advance()) {
         barrier_wait(&shared.own_full[own.stage], own.parity);
-        const HeadTile &work = shared.work[own.stage]; // read again where needed, sparing registers
+        const HeadTile &work = shared.work[own.stage]; // re-read below: no registers are free
         int tile = uniform(work.tile);
         if (tile < 0) break;
         int block_row = (s.tiles(ROWS) - 1 - tile) * ROWS, group_row = block_row + 64 * g;

@@ -1,19 +1,18 @@
-// attention_tiled: attention on any GPU that the program runs on, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
+// attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
 //
-// A block of 4 warps owns ROWS rows (queries forward and for dQ, keys for dK and dV) and walks over tiles of the other
-// side. A warp owns WARP_ROWS rows and a row's scores stay within a few lanes, so that its softmax stays there too. dQ
-// has its own kernel: 7 products instead of 5, and in exchange no sum over blocks, hence no atomics and no order to
-// enforce.
+// A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
+// other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ has a
+// separate kernel: 7 products instead of 5, but no sum over blocks, hence no atomics and no order to enforce.
 //
-// The kernels are the same in both precisions. What differs is how a warp multiplies, and which elements of an
-// accumulator (WARP_ROWS, N) a lane has: parts of two rows. Element i lies element_row(i) rows below row own_row(), in
-// column element_column(i); element(0, k) are those of the first row, element(1, k) of the second, k ascending.
+// All precisions share the kernels. Two things differ: how a warp multiplies, and which elements of an accumulator
+// (WARP_ROWS, N) a lane holds. A lane holds parts of two rows: element i lies in row own_row() + element_row(i) and column
+// element_column(i). element(0, k) numbers the elements of the first row, element(1, k) of the second, k ascending.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-// A (rows of T, D columns) slice of a tensor in device memory: one head's q, k, v, out or a gradient of them.
+// A slice (T, D) of a tensor in device memory: q, k, v or out of one head, or a gradient.
 struct Slice {
     const real *data; // first row, first column
     int stride;       // elements from row to row
@@ -26,11 +25,11 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 
 #ifndef GNS_FP32
 // ---------------------------------------------------------------------------------------------------------------------
-// 16 bits: mma.sync. The second product of each pair takes its left operand from the registers in which the first left it.
+// 16 bits: mma.sync. The left operand of the second product of each pair stays in the registers of the first.
 
 enum { ROWS = 64, WARP_ROWS = 16 };
 
-template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of the other side
+template <int DP> constexpr int OTHER_BACKWARD = DP == 64 ? 64 : 32; // rows of a tile of the other side
 template <int DP, bool MASKED> constexpr int QUERIES_BACKWARD = DP == 128 && MASKED ? 16 : OTHER_BACKWARD<DP>;
 
 // Row length of a tile in shared memory: 16 bytes of padding spread the 8 rows that ldmatrix reads over all banks.
@@ -44,7 +43,7 @@ __device__ static int element(int i, int k) { return fragment_element(i, k); }
 __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
-// Which of a warp's elements are kept, rows from `row` on and columns from `column` on; TRANSPOSED: rows are keys.
+// Mask of a lane's kept elements, of a warp's rows from `row` and columns from `column`. TRANSPOSED: rows are keys.
 template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
     return TRANSPOSED ? lane_kept_transposed<E>(h, column, row) : lane_kept<E>(h, row, column);
 }
@@ -54,7 +53,7 @@ __device__ static void copy_async_16(void *to, const void *from, bool valid) {
     *(uint4 *)to = valid ? *(const uint4 *)from : uint4{};
 #    else
     unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    int bytes = valid ? 16 : 0; // the rest of the 16 is filled with zeros
+    int bytes = valid ? 16 : 0; // the rest becomes 0
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 #    endif
 }
@@ -66,7 +65,7 @@ __device__ static void tile_wait() {
     __syncthreads();
 }
 
-// Stores two successive elements of a lane's row, the first of which is in column d.
+// Stores two successive elements of a lane's row, from column d.
 __device__ static void store_two(real *row, int d, float x, float y, int D) {
     if (D % 2 == 0) {
         if (d < D) *(unsigned *)(row + d) = pack(x, y);
@@ -149,7 +148,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
             c[i] += a[(own_row() + element_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
 }
 
-// c (8, DP) += p (8, 32) b (32, DP). p goes through shared memory; only the warp that writes a row reads it.
+// c (8, DP) += p (8, 32) b (32, DP). p goes through shared memory, which only the warp that writes it reads.
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
     __shared__ float p_tile[WARPS][WARP_ROWS][ROWS + 1];
@@ -186,7 +185,7 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
     }
 }
 
-// Rows row0.. of two slices, when all threads are done with the tiles.
+// Loads rows row0.. of two slices once all threads are done with the tiles, and waits for them.
 template <int N, int DP>
 __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
     __syncthreads();
@@ -195,7 +194,7 @@ __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, 
     tile_wait();
 }
 
-// Writes c, times factor[0] or factor[1] in a lane's first and second row, to a (T, D) slice.
+// Writes c to a slice (T, D), times factor0 in a lane's first row and factor1 in the second.
 template <int E>
 __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, float factor1, int row,
                                   AttentionShape s) {
@@ -212,10 +211,10 @@ __device__ static void store_rows(Slice to, const float (&c)[E], float factor0, 
     }
 }
 
-// What a block works on: tile `tile` of a head's rows, and its slices of qkv.
+// A block's rows of a head, and the head's slices of qkv.
 struct BlockRows {
-    int head, row0;    // first row of the block
-    int warp_row, row; // first row of the warp, within the block; first row of the lane
+    int head, row0;    // row0: first row of the block
+    int warp_row, row; // first row of the warp, counted from row0; first row of the lane
     Slice q, k, v;
 };
 
@@ -226,11 +225,11 @@ __device__ static BlockRows block_rows(const real *qkv, AttentionShape s, bool b
     return {head, row0, warp_row, row0 + warp_row + own_row(), q, k, v};
 }
 
-// With masks: what a warp leaves out. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
+// Masks of a warp's rows. A lane's rows i = 0, 1 are queries or, TRANSPOSED, keys.
 template <bool TRANSPOSED> struct RowMasks {
-    int limit[2]; // the first key of a query; the last query of a key
+    int limit[2]; // first key of a query; TRANSPOSED: last query of a key
     HeadDropout dropout;
-    const float &scale; // of what is kept
+    const float &scale; // of kept elements
     int warp_row;
 
     __device__ RowMasks(const AttentionMasks &masks, AttentionShape s, const BlockRows &at)
@@ -241,12 +240,12 @@ template <bool TRANSPOSED> struct RowMasks {
             limit[i] = TRANSPOSED ? last_query(masks, s, b, row) : first_key(masks, s, b, row);
         }
     }
-    // Of element j of a tile from `column` on.
+    // True if element j of a tile from `column` belongs to another document.
     __device__ bool hides(int j, int column) const {
         int i = element_row(j) > 0, other = column + element_column(j);
         return TRANSPOSED ? other > limit[i] : other < limit[i];
     }
-    // All bits where nothing drops.
+    // Mask of kept elements; all ones without dropout.
     template <int E> __device__ unsigned kept(int column) const {
         return dropout.dropout.below ? warp_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
     }
@@ -254,7 +253,7 @@ template <bool TRANSPOSED> struct RowMasks {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// MASKED: with documents or dropout, or both.
+// Grid: a block per head and ROWS queries. MASKED: with documents or dropout, or both.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     forward_kernel(real *out, float *lse, const real *qkv, AttentionShape s, float scale,
@@ -262,7 +261,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     constexpr int KEYS = ROWS, E = ELEMENTS<KEYS>;
     extern __shared__ __align__(16) real shared[];
     real *q_tile = shared, *k_tile = q_tile + ROWS * STRIDE<DP>, *v_tile = k_tile + KEYS * STRIDE<DP>;
-    BlockRows at = block_rows(qkv, s, true); // the longest rows first
+    BlockRows at = block_rows(qkv, s, true); // longest rows first
     const RowMasks<false> hidden(masks, s, at);
     float scale2 = scale * LOG2E;
     int key0 = MASKED ? first_key(masks, s, at.head / s.NH, at.row0) / KEYS * KEYS : 0;
@@ -283,8 +282,8 @@ __global__ void __launch_bounds__(THREADS, 2)
                 if (MASKED && hidden.hides(j, key0)) p[j] = -INFINITY;
                 top = fmaxf(top, p[j]);
             }
-            top = row_max(top); // finite: the first tile holds key 0, which every row sees without documents
-            if (MASKED) top = fmaxf(top, -FLT_MAX); // the row sees nothing yet: p and shrink are 0
+            top = row_max(top);                     // finite without documents: every row sees key 0, in the first tile
+            if (MASKED) top = fmaxf(top, -FLT_MAX); // where a row sees nothing yet, p and shrink are 0
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
             UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
@@ -312,7 +311,7 @@ __global__ void __launch_bounds__(THREADS, 2)
 // Lanes that share one row of one head; 8 lanes of 16 bytes cover 64 values of 16 bits.
 enum { ROW_LANES = 8, ROW_THREADS = 256, ROWS_A_THREAD = 4, BLOCK_ROWS = ROWS_A_THREAD * ROW_THREADS / ROW_LANES };
 
-// A lane's share of the dot product of two rows of D.
+// A lane's part of the dot product of two rows of D.
 __device__ static float lane_dot(const real *a, const real *b, int D, int lane) {
     float sum = 0.0f;
     if (D % VECTOR == 0) {
@@ -324,8 +323,8 @@ __device__ static float lane_dot(const real *a, const real *b, int D, int lane) 
     return sum;
 }
 
-// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. A block takes BLOCK_ROWS rows of one head; neighbouring
-// blocks take neighbouring heads of the same rows, which lie side by side in memory.
+// rows.delta = rowsum(dO * O), rows.lse2 = lse in base 2. Grid: a block per BLOCK_ROWS rows of one head; neighbouring
+// blocks read neighbouring heads of the same rows, which are adjacent in memory.
 __global__ static void delta_kernel(AttentionRows rows, const float *lse, const real *dout, const real *out,
                                     AttentionShape s) {
     int padded_T = s.padded_T(), h = blockIdx.x % s.NH, chunk = blockIdx.x / s.NH;
@@ -349,7 +348,7 @@ __global__ static void delta_kernel(AttentionRows rows, const float *lse, const 
     }
 }
 
-// A block owns ROWS queries and walks over the keys they see.
+// Grid: a block per head and ROWS queries; it walks over the keys they see.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dq_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,
@@ -391,7 +390,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
 }
 
-// A block owns ROWS keys and walks over the queries that see them. Everything is transposed: rows are keys.
+// Grid: a block per head and ROWS keys; it walks over the queries that see them. All is transposed: rows are keys.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,

@@ -1,9 +1,9 @@
 // crossentropy: see crossentropy.cuh.
 //
-// A block takes rows, one at a time. A row is read once, which takes the maximum and the sum of exponentials (online
-// softmax: Milakov, Gimelshein 2018, arXiv 1805.02867), and kept in shared memory for the gradient where a multiprocessor
-// has room for two rows (GPT-2's 50304 logits of 16 bits fit). As the gradient frees the row's place, the block's next row is
-// copied there: memory is never idle. Other rows have a block each and are read again, mostly from the L2 cache.
+// A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018, arXiv
+// 1805.02867); a second writes the gradient. Where a multiprocessor has room for two rows (50304 logits of 16 bits fit), a
+// block keeps its row in shared memory for the second pass, and fetches its next row into each place that the gradient
+// frees: memory is never idle. Longer rows get a block each and are read twice, mostly from L2.
 #include "cuda/crossentropy.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
@@ -12,8 +12,8 @@
 #include <assert.h>
 #include <math_constants.h>
 
-enum { ROW_THREADS = sizeof(real) == 2 ? 768 : 512, ROW_WARPS = ROW_THREADS / WARP }; // as the registers allow
-#define CACHE_BYTES_MAX (112 * 1024) // of shared memory a block, so that two blocks share a multiprocessor's 227 KB
+enum { ROW_THREADS = sizeof(real) == 2 ? 768 : 512, ROW_WARPS = ROW_THREADS / WARP }; // limited by registers
+#define CACHE_BYTES_MAX (112 * 1024) // shared memory per block: two blocks share a multiprocessor's 227 KB
 
 // exp(x - shift)
 __device__ static inline float exp_minus(float x, float shift) {
@@ -27,11 +27,11 @@ __device__ static inline float exp_minus(float x, float shift) {
 
 typedef struct {
     float *losses, *smoothed;
-    float smoothing, onehot, everywhere; // the last two: of the gradient
-    real *logits;                        // overwritten by the gradient
+    float smoothing, onehot, everywhere; // onehot, everywhere: terms of the gradient
+    real *logits;                        // the gradient overwrites them
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
-    float scale; // of the loss whose gradient this is
+    float scale; // the gradient is that of scale * loss
 } LogitRows;
 
 // The target of position n.
@@ -40,12 +40,13 @@ __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
 }
 __device__ static inline int row_target(const LogitRows &k, int r) { return target_at(k.tokens, k.row0 + r, k.T); }
 
-// Part of a softmax: the maximum of some logits, and the sum of exp(logit - max).
+// Softmax of some logits: their maximum, and the sum of exp(logit - max).
 typedef struct {
     float max, sum;
 } Partial;
 
-// The softmax over the warp's parts, in every lane. A part that is empty or has the maximum is not scaled: no inf - inf.
+// Joins the lanes' softmax; returns it in every lane. Empty partials and those with the maximum are not scaled: no inf -
+// inf.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -53,7 +54,7 @@ __device__ static inline Partial partial_join_warp(Partial p) {
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
-// The softmax of the whole row, in every thread. SMOOTH: and *sum, the thread's sum of logits, becomes the row's.
+// Returns the row's softmax, in every thread. SMOOTH: *sum goes from the thread's sum of logits to the row's.
 template <bool SMOOTH>
 __device__ static inline Partial partial_join_block(Partial mine, Partial *shared, float *sum, float *shared_sums) {
     const int lane = threadIdx.x % WARP;
@@ -67,7 +68,7 @@ __device__ static inline Partial partial_join_block(Partial mine, Partial *share
     return partial_join_warp(lane < ROW_WARPS ? shared[lane] : nothing);
 }
 
-// Columns from V on become -infinity.
+// Sets columns from V on to -infinity.
 __device__ static inline void mask_padding(float (&x)[VEC], int c, int V) {
     if (c + VEC <= V) return;
     UNROLL_FOR (int j = 0; j < VEC; j++)
@@ -90,26 +91,26 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
     float max = x[0];
     UNROLL_FOR (int j = 1; j < VEC; j++) max = fmaxf(max, x[j]);
     return max;
-#else // two comparisons an instruction
+#else // two comparisons per instruction
     const real2 *pairs = reinterpret_cast<const real2 *>(pack.words);
     const real2 m = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
     return fmaxf(__low2float(m), __high2float(m));
 #endif
 }
 
-// Packs a thread takes at once, and in how many turns it takes a row in shared memory.
+// A thread processes ROW_PACKS packs per turn, and a row in shared memory in TURNS_MAX turns.
 enum { ROW_PACKS = 4, TURN = ROW_THREADS * ROW_PACKS * VEC };
 enum { TURNS_MAX = (CACHE_BYTES_MAX / sizeof(real) + TURN - 1) / TURN };
 static_assert(TURNS_MAX <= 3, "fetch_wait_turn has no more cases");
 
-// Waits for the fetches of turn `turn`: those of TURNS_MAX are committed.
+// Waits for the fetches of one turn, after those of TURNS_MAX turns were committed.
 __device__ static inline void fetch_wait_turn(int turn) {
     if (turn == TURNS_MAX - 1) fetch_wait<0>();
     else if (turn == TURNS_MAX - 2) fetch_wait<1>();
     else fetch_wait<2>();
 }
 
-// The thread's part of the row. FETCHED: row is in shared memory. SMOOTH: *logits is the sum of its logits.
+// Softmax of a thread's logits of a row. FETCHED: the row is in shared memory. SMOOTH: *logits = their sum.
 template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const real *row, int V, float *logits) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
@@ -132,23 +133,23 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
             UNROLL_FOR (int j = 0; j < VEC; j++) mine.sum += exp_minus(x[j], max);
             if (SMOOTH)
                 UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[j];
-            if (SMOOTH) *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // a choice, no branch: packs overlap
+            if (SMOOTH) *logits += c0 + p * stride + VEC <= V ? sum : 0.0f; // no branch, so that packs overlap
         }
     }
-    const int tail = V / VEC * VEC; // the last pack, if part of it is padding
+    const int tail = V / VEC * VEC; // the last pack if it contains padding
     if (SMOOTH && tail / VEC % ROW_THREADS == (int)threadIdx.x)
 #pragma unroll 1
         for (int c = tail; c < V; c++) *logits += real_to_float(row[c]);
     return mine;
 }
 
-// What the gradient of a row needs: exp(x - shift) = softmax scale / T.
+// Input of a row's gradient: exp(x - shift) = softmax scale / T.
 typedef struct {
     int target;
     float shift, onehot;
 } RowEnd;
 
-// Writes the losses of row r, from the logits at `row`, in the thread that has the target's column. logits: their sum.
+// Writes the losses of row r, by the thread of the target's column. row: logits; logits: their sum.
 template <bool SMOOTH>
 __device__ static inline RowEnd row_end(const LogitRows &k, int r, int target, Partial all, float logits,
                                         const real *row) {
@@ -161,7 +162,7 @@ __device__ static inline RowEnd row_end(const LogitRows &k, int r, int target, P
     return {target, logsumexp + logf((float)k.T / k.scale), SMOOTH ? k.onehot : k.scale / k.T};
 }
 
-// Columns c.. of the gradient, from logits at `from`.
+// Writes columns c.. of the gradient to `row`, from the logits at `from`.
 template <bool SMOOTH>
 __device__ static inline void gradient_write(const LogitRows &k, real *row, const RowEnd &e, const real *from, int c) {
     float x[VEC] = {};
@@ -178,7 +179,7 @@ __device__ static inline void gradient_write(const LogitRows &k, real *row, cons
     pack_store(row + c, pack_of<VEC>(x));
 }
 
-// A block a row, of any length.
+// Rows of any length. Grid: a block per row.
 template <bool GRADIENT, bool SMOOTH>
 __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ LogitRows k) {
     __shared__ Partial shared[ROW_WARPS];
@@ -194,11 +195,11 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
         gradient_write<SMOOTH>(k, row, end, row, c);
 }
 
-// Block i takes rows i, i + blocks, ... through its cache (Vp), of which a thread reads only what it has fetched.
+// Rows that fit into shared memory (Vp). Block i processes rows i, i + blocks, ... A thread reads only what it fetched.
 template <bool SMOOTH>
 __global__ void __launch_bounds__(ROW_THREADS, 2) cached_rows_kernel(const __grid_constant__ LogitRows k) {
     extern __shared__ __align__(16) unsigned char cache_bytes[];
-    __shared__ Partial shared[2][ROW_WARPS]; // by turns: one barrier a row is enough
+    __shared__ Partial shared[2][ROW_WARPS]; // double-buffered: one barrier per row is enough
     __shared__ float shared_sums[2][SMOOTH ? ROW_WARPS : 1];
     real *cache = reinterpret_cast<real *>(cache_bytes), *row = k.logits + (size_t)blockIdx.x * k.Vp;
     const size_t step = (size_t)gridDim.x * k.Vp;
@@ -227,7 +228,7 @@ template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaS
     TRY(device_attribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
     TRY(device_attribute(&of_two, cudaDevAttrMaxSharedMemoryPerMultiprocessor, e));
     TRY(device_attribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, e));
-    most = min(most, of_two / 2 - reserved); // rows_kernel runs two blocks a multiprocessor
+    most = min(most, of_two / 2 - reserved); // two blocks per multiprocessor
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
     if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most) {
         const int blocks = rows.R < 2 * processors ? rows.R : 2 * processors;
@@ -252,7 +253,7 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
 
 enum { PRODUCT_THREADS = 256, PRODUCT_WARPS = PRODUCT_THREADS / WARP };
 
-// A warp a row.
+// Grid: a warp per row.
 __global__ static void targets_kernel(float *target_logits, const real *x, const real *weight, const uint16_t *tokens,
                                       int row0, int R, int T, int C) {
     const int r = blockIdx.x * PRODUCT_WARPS + threadIdx.x / WARP;
@@ -287,7 +288,8 @@ struct LossFinish {
     int row0, R, T, C, Vp;
 };
 
-// A block takes 32 rows. While their sums are added, a lane has one row, and a warp every eighth tile.
+// Grid: a block per 32 rows. To add their sums, a lane owns one row and a warp every eighth tile; then a warp scales x by
+// row.
 __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(const __grid_constant__ LossFinish f) {
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
@@ -300,7 +302,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
         const int target = target_at(f.tokens, f.row0 + r, f.T);
         f.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.scale / f.T / sum;
-        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0), whatever the product's rounding
+        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0) exactly, not the product's rounded value
         f.exponentials[(size_t)r * f.Vp + target] = (real)at_target;
     }
     __syncthreads();

@@ -9,10 +9,11 @@
 #include <cuda_runtime.h>
 
 // real: the type of parameters (the working copy), activations and their gradients. Statistics, parameter gradients,
-// moments and master weights are fp32 in every build. Arithmetic inside kernels is fp32. All differences between the
-// 16-bit types are here: REAL_NAME, for messages; REAL_PTX, the type of the tensor cores' operands; REAL_MAP, the type in
-// tensor maps (cuda.h); REAL_LIBRARY, in cuBLASLt; REAL_OLDEST, the first compute capability that the kernels run on,
-// times 10; pack, two floats as values in a register; unpack, value i of such a register.
+// moments, master weights and arithmetic inside kernels are fp32 in every build. Only these differ between builds:
+//   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
+//   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
+//   REAL_OLDEST    ten times the oldest compute capability that the kernels run on
+//   pack, unpack   two floats to values in a register; value i of such a register
 #if defined(GNS_FP32)
 typedef float real; // make PRECISION=FP32: no TF32 either; for comparing with the CPU engine
 #    define REAL_NAME "fp32"
@@ -53,7 +54,7 @@ __device__ static inline unsigned pack(float low, float high) {
 }
 #endif
 
-// A CUDA call's status as an error code: 71 for memory, 70 for the rest.
+// Converts a CUDA status to an error code: 71 for memory, 70 otherwise.
 static inline int cuda_status(cudaError_t status, const char *call, const char *file, int line, Error *e) {
     if (status == cudaSuccess) return 0;
     return error_set(e, file, line, status == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_INTERNAL, NULL, "%s: %s",
@@ -62,10 +63,10 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 #define CUDA_CALL(call, e) cuda_status((call), #call, __FILE__, __LINE__, (e))
 #define CUDA_TRY(call, e)  TRY(cuda_status((call), #call, __FILE__, __LINE__, (e)))
 
-// After a kernel launch: an error code where its configuration is bad. (A later failure shows at the next sync.)
+// Checks a launch's configuration. (A kernel that fails later shows at the next sync.)
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
 
-// Grants a kernel `bytes` of dynamic shared memory: more than 48 KB need it.
+// Grants a kernel `bytes` of dynamic shared memory; required above 48 KB.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }
@@ -76,14 +77,14 @@ static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *
     return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
 }
 
-// 2^x by the hardware's approximation; denormals are 0.
+// 2^x by the hardware's approximation; denormal results become 0.
 __device__ static inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-#define UNROLL_FOR _Pragma("unroll") for // a loop that is unrolled, so that the arrays that it indexes are registers
+#define UNROLL_FOR _Pragma("unroll") for // unrolling keeps the indexed arrays in registers
 
 __device__ static inline float real_to_float(float x) { return x; }
 __device__ static inline float real_to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

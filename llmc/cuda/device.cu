@@ -1,3 +1,4 @@
+// device: see device.cuh.
 #include "cuda/device.cuh"
 
 __global__ static void probe_kernel() {}
@@ -7,7 +8,7 @@ static const char *const hint_old_driver =
     CUDART_VERSION >= 13000 ? "update the driver, or build with CUDA 12" : "update the driver";
 
 int device_count(int *count, Error *e) {
-    int driver = 0; // there is none
+    int driver = 0; // no driver
     *count = 0;
     cudaError_t status = cudaGetDeviceCount(count);
     if (status == cudaErrorInsufficientDriver) (void)cudaDriverGetVersion(&driver);
@@ -17,7 +18,7 @@ int device_count(int *count, Error *e) {
     return *count ? 0 : FAIL(e, ERR_UNAVAILABLE, hint_no_gpu, "no NVIDIA GPU on this machine");
 }
 
-// Explains a failure of the first call that creates a context, which takes memory.
+// Explains a failure of the first call that creates a context, which needs memory.
 static int first_call(cudaError_t status, int ordinal, Error *e) {
     const char *hint = "nvidia-smi says who uses it: wait for them, or choose another with CUDA_VISIBLE_DEVICES";
     cudaDeviceProp properties;

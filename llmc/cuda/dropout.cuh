@@ -1,14 +1,14 @@
-// dropout: the masks of math/dropout.h in kernels.
+// dropout: masks of math/dropout.h in kernels.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "math/dropout.h"
 
-// Constants, computed on the host, that a kernel has as parameters.
+// Kernel parameters computed on the host.
 struct DropoutConstants {
-    uint32_t key[DROPOUT_ROUNDS][2]; // of Philox's rounds
-    unsigned below;                  // in both halves
-    float scale;                     // of what is kept
+    uint32_t key[DROPOUT_ROUNDS][2]; // keys of Philox's rounds
+    unsigned below;                  // Dropout.below, in both halves
+    float scale;                     // factor of kept elements
 };
 static inline DropoutConstants dropout_constants(Dropout d) {
     DropoutConstants c = {{}, d.below << 16 | d.below, dropout_scale(d)};
@@ -23,8 +23,8 @@ __device__ static inline RngBlock dropout_block(const DropoutConstants &c, RngBl
     return counter;
 }
 
-// Blocks whose counters differ in the first word alone. A round is linear in its products, so what the other words add to
-// the first two rounds is computed once, with the products of the first word left out: 12 products a block, not 14.
+// Random blocks whose counters differ in the first word only. A round is linear in its products, so the other words' terms
+// of the first two rounds are computed once: 12 products per block, not 14.
 struct DropoutBlocks {
     const DropoutConstants &c;
     uint32_t first, second[3];
@@ -45,7 +45,7 @@ struct DropoutBlocks {
 
 // Dropout of the rows of a (B, T, C) tensor. dropout.below 0: nothing drops.
 struct RowDropout {
-    Dropout dropout; // of the layer and of the first example
+    Dropout dropout; // of this layer and the first example
     DropoutPlace place;
     int T;
     DropoutConstants constants;
@@ -54,8 +54,8 @@ static inline RowDropout row_dropout(Dropout dropout, DropoutPlace place, int T)
     return {dropout, place, T, dropout_constants(dropout)};
 }
 
-// A mask: all ones in each half of the word whose element is kept. Bits 0 to 14 of a half are compared as an fp16 number:
-// such numbers have the order of their bits, and NaN is not less.
+// Returns a mask: all ones in the half of a kept element. Compares bits 0 to 14 of each half as fp16, whose order is the
+// order of the bits; NaN counts as not less.
 __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsigned word) {
     unsigned kept;
     asm("{\n.reg .b32 bits;\nabs.f16x2 bits, %1;\nset.geu.u32.f16x2 %0, bits, %2;\n}"
@@ -64,7 +64,7 @@ __device__ static inline unsigned dropout_kept(const DropoutConstants &c, unsign
     return kept;
 }
 
-// x, y = 0 where their half of the mask is 0. A half of all ones is NaN.
+// Zeroes x, y where their half of the mask is 0. (A half of all ones is a NaN.)
 __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
     asm("{\n.reg .pred p, q;\nsetp.nan.f16x2 p|q, %2, %2;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
@@ -72,7 +72,7 @@ __device__ static inline void mask_clear(float &x, float &y, unsigned mask) {
         : "r"(mask));
 }
 
-// x, y = 0 where the element of their half of the word drops.
+// Zeroes x, y where their half of the random word drops them.
 __device__ static inline void dropout_clear(const DropoutConstants &c, float &x, float &y, unsigned word) {
     asm("{\n.reg .b32 bits;\n.reg .pred p, q;\nabs.f16x2 bits, %2;\nsetp.geu.f16x2 p|q, bits, %3;\n"
         "selp.f32 %0, %0, 0f00000000, p;\nselp.f32 %1, %1, 0f00000000, q;\n}"
@@ -80,7 +80,7 @@ __device__ static inline void dropout_clear(const DropoutConstants &c, float &x,
         : "r"(word), "r"(c.below));
 }
 
-// Multiplies x, W elements of row t of example b from column c on, by their factors. W: 1, or 8 with c % 8 == 0.
+// Multiplies x, columns c.. of row t of example b, by their factors. W: 1, or 8 with c % 8 == 0.
 template <int W>
 __device__ static inline void dropout_multiply(float (&x)[W], const RowDropout &r, int b, int t, int c) {
     const Dropout d = dropout_at(r.dropout, r.dropout.example + b, r.dropout.layer);

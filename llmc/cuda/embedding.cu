@@ -11,15 +11,14 @@ enum { THREADS = 256 };
 
 static unsigned thread_blocks(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
 
-// The token at position n of the flat (B, T).
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
 
-// The position of flat row n in its document, or in its example.
+// Position of flat row n in its document, or in its example.
 __device__ static inline int position_of(const uint16_t *first, int n, int T) { return n % T - (first ? first[n] : 0); }
 
-// MASKS: with documents or dropout, or both.
+// Grid: a thread per pack of W columns. MASKS: with documents or dropout, or both.
 template <int W, bool MASKS>
 __global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                              const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
@@ -45,8 +44,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Documents: a block takes an example, each of its threads a run of tokens of equal length. A thread finds the separators of
-// its run; a scan over threads finds the last one before the run, and the first one after it.
+// Documents. Grid: a block per example; a thread per run of tokens, all of one length. A thread finds the separators in its
+// run; scans over threads find the last separator before the run and the first after it.
 
 enum { SCAN_THREADS = 256 };
 
@@ -57,10 +56,10 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     const uint16_t *row = tokens + (size_t)blockIdx.x * (T + 1);
     const int run = (T + SCAN_THREADS - 1) / SCAN_THREADS, begin = min((int)threadIdx.x * run, T);
     const int end = min(begin + run, T);
-    int opened = 0, opens = T; // the run's last separator, and its first
+    int opened = 0, opens = T; // last and first separator of the run
     for (int t = begin; t < end; t++)
         if (row[t] == separator) opened = t, opens = min(opens, t);
-    int before, after; // the last separator before the run; T minus the first one after it
+    int before, after; // last separator before the run; T minus the first after it
     const auto maximum = [](int a, int b) { return a > b ? a : b; };
     Scan(scratch[0]).ExclusiveScan(opened, before, 0, maximum);
     __shared__ int reversed[SCAN_THREADS];
@@ -86,9 +85,7 @@ int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens,
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The sort. Radix sort is stable, so equal keys keep the order of their rows: sums over a run have one order.
-
-// first not NULL: the position in the document is the key, not the token.
+// The sort. Radix sort is stable: equal keys keep the order of their rows, so sums over them have one order.
 __global__ void keys_kernel(uint32_t *keys, uint32_t *rows, const uint16_t *tokens, const uint16_t *first,
                             bool by_example, int N, int T) {
     const int n = blockIdx.x * blockDim.x + threadIdx.x;
@@ -102,16 +99,16 @@ enum { TOKEN_BITS = 16, KEY_BITS = 32 };
 
 static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
 
-// An upper bound of cub's scratch, which cub tells only where there is a GPU (plans are made anywhere). Its sort from
-// compute capability 8.0 on (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in
-// cub/device/dispatch/dispatch_radix_sort.cuh) takes 8 bits a pass, and keeps a second copy of keys and rows, a histogram
-// of digits a pass, one a tile (8064 keys or more on today's GPUs), a counter a pass, each rounded up to 256 bytes.
+// Upper bound of cub's scratch, for plans made without a GPU. From compute capability 8.0 cub sorts 8 bits per pass
+// (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh). It keeps
+// a second copy of keys and rows, a histogram per pass and per tile (of 8064 keys or more), and a counter per pass, each
+// rounded up to 256 bytes.
 static size_t radix_bytes(int N) {
     const size_t passes = KEY_BITS / 8, digits = 256 * sizeof(uint32_t), tile = 4096;
     return 2 * order_bytes(N) + (passes + (N + tile - 1) / tile) * digits + 2 * 256;
 }
 
-// Layout: keys and rows sorted, keys and rows unsorted, the sort's scratch.
+// Workspace: sorted keys and rows, unsorted keys and rows, cub's scratch.
 size_t embedding_sort_workspace_bytes(int B, int T) { return 4 * order_bytes(B * T) + radix_bytes(B * T); }
 
 int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
@@ -138,10 +135,10 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward of wte. The sorted positions are cut into tiles of TILE; a block adds the rows of a tile run by run (a run:
-// equal tokens). A run inside one tile is added to dwte at once. A run across tiles leaves a partial sum in each, and a
-// second kernel adds these in order: a frequent token does not make one block wait for thousands of rows.
-// partials (tiles, 2, C): [0] of the run that continues from the tile before, [1] of one that starts here and continues.
+// Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums the runs of a tile:
+// a run within one tile is added to dwte at once, a longer run leaves a partial sum per tile. Kernel 2 adds these in order,
+// so that a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run that
+// continues from the tile before, [1] of the run that starts here and continues.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -152,6 +149,7 @@ template <int W> __device__ inline void row_add(float *to, const float (&x)[W]) 
     floats_store(to, sum);
 }
 
+// Grid: (tile, columns).
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     token_tile_kernel(float *dwte, float *partials, const real *dx, EmbeddingOrder order, int N, int C) {
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// The tile after the last one of a token's run, given a tile after its first.
+// Returns the end of a token's run in tiles, given a tile after its first.
 __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
     int low = tile, high = tiles; // tiles from low on may begin inside the run
     while (low < high) {
@@ -194,9 +192,9 @@ __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile
     return low;
 }
 
-enum { RUN_SHARES = 4 }; // threads (in y) that share a run's partials
+enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
 
-// Block (tile, y): where a run starts in this tile and continues, adds its partials.
+// Grid: (tile, columns). Adds the partials of the run that starts in this tile and continues, if there is one.
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
@@ -205,7 +203,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     if (last_row + 1 >= N) return;
     const uint32_t token = order.key[last_row];
     if (order.key[last_row + 1] != token) return;
-    if (tile > 0 && order.key[tile * TILE - 1] == token) return; // it began before
+    if (tile > 0 && order.key[tile * TILE - 1] == token) return; // the run began before this tile
     const int end = run_end_tile(order.key, token, tile + 1, tiles);
 
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
@@ -226,12 +224,12 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     row_add(dwte + (size_t)token * C + c, sum);
 }
 
-// A thread a position and W columns; the examples are added in order.
+// Grid: a thread per position and W columns; it adds the examples in order.
 template <int W> __global__ void position_kernel(float *dwpe, const real *dx, size_t packs_total, int B) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
     float sum[W] = {};
-    const size_t stride = packs_total * W; // of an example
+    const size_t stride = packs_total * W; // from example to example
 #pragma unroll 8
     for (int b = 0; b < B; b++) {
         float x[W];
@@ -268,13 +266,13 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Per-example norms: a block takes one example and GROUP_COLUMNS of its columns (norms and dot products are sums over
-// columns). Its threads share the example's sorted rows: each takes one column, and one of SHARES parts of about equal
-// length, which end where a run of one token ends. All blocks lie along x: y and z allow 65535 only.
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow 65535 only): norms and
+// dot products are sums over columns. A thread sums one column over one of SHARES pieces of the sorted rows, of about equal
+// length, cut between runs of equal tokens.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 
-// The first row from i on that does not continue a run.
+// Returns the first row from i on that does not continue a run.
 __device__ static int run_begin(const uint32_t *key, int i, int T) {
     int low = i, high = T;
     while (i > 0 && low < high) {
@@ -299,7 +297,7 @@ __global__ void __launch_bounds__(EXAMPLE_THREADS, 2)
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {
             const size_t at = i0 + r < end ? (size_t)row[i0 + r] * C + c : 0;
             x[r] = i0 + r < end ? real_to_float(dx[at]) : 0.0f;
-            const bool last = i0 + r < end && (i0 + r + 1 == end || key[i0 + r + 1] != key[i0 + r]); // of its token
+            const bool last = i0 + r < end && (i0 + r + 1 == end || key[i0 + r + 1] != key[i0 + r]); // in its run
             u[r] = UG && last ? UG[at] : 0.0f;
         }
         UNROLL_FOR (int r = 0; r < ROWS_IN_FLIGHT; r++) {

@@ -1,6 +1,43 @@
-// The CUDA engine's private state, shared by train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
+// engine: the CUDA engine's private state, shared by train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
 //
-// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
+// Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH elements, L layers, V vocabulary (Vp: padded).
+//
+// Streams. The host queues; each stream runs its own queue in order.
+//
+//     engine->stream         tokens -> forward -> head -> backward | ... | norms -> update     kernels and cuBLASLt
+//                                                    |  ^ events                    |
+//     transport's stream                       gradients of a bucket       weights of a bucket  NCCL (transport_nccl.cu)
+//     engine->store_stream   copies of weights, moments or gradients to the host, for saves     (engine_state.cu)
+//
+// Kernels of a micro-step, in order. "product" is linear_sm90 on Hopper in 16 bits, else cuBLASLt (matmul).
+//
+//     forward    embedding_forward, layernorm_forward
+//       block    product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,
+//                layernorm_forward
+//     head       per chunk of examples: product logits, crossentropy, product dlnf, weight gradient of wte
+//     backward   layernorm_backward
+//       block    weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2, layernorm_backward,
+//                weight gradient proj, product dattention, attention_backward, weight gradient qkv, product dln1,
+//                layernorm_backward, column_finish (gradients of biases, gammas and betas)
+//                embedding_sort, embedding_backward
+//     A weight gradient is weight_gradient on Hopper in 16 bits where per-example norms are wanted or a bias sum is saved;
+//     else cuBLASLt, by example (reduce_examples) where norms are wanted.
+//
+// Words of this room:
+//     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
+//     bucket       elements transferred at once: 0 the embeddings and ln_f, 1 + l block l (model_bucket)
+//     owned        ranges whose master weights and moments a rank keeps (model/shard.h)
+//     pack         W neighbouring values of a row, loaded at once (vec.cuh)
+//     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
+//     stage, ring  one of several buffers in shared memory that copies fill in turn (sm90.cuh, Ring)
+//     panel, box   64 columns of a tile, swizzled; what one instruction of the copy engine moves (sm90.cuh)
+//     feeder       the warp that copies tiles in; the workers, warpgroups of 128 threads, multiply them
+//     pair         two blocks of one cluster, which share an operand
+//     ticket       a counter in device memory from which blocks draw tiles
+//     run, slot    rows that one block sums; the place of a run's partial sum for one example (reduce.cuh)
+//     set, job     one column gradient; the sets of one kernel, waiting for column_finish (reduce.cuh)
+//     part         a sum over some of the examples of a tile (weight_gradient.cu)
+//     share        every n-th row, summed by one block (weight_gradient.cu)
 #pragma once
 
 #include "model/engine.h"
@@ -10,8 +47,8 @@
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
 
-// A block's activations. With recomputation, and for inference, all blocks share one block's memory. For inference of one
-// row each block has its own qkv, which cuda_logits reads again.
+// A block's activations. All blocks share one block's memory with --recompute block and for inference. Inference of one row
+// keeps qkv per block: cuda_logits reads keys and values again.
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (B, T, C)
@@ -25,80 +62,80 @@ typedef struct {
     real *fc, *gelu;      // (B, T, 4C) before and after GELU
 } Block;
 
-enum { TOKEN_SLOTS = 2 }; // micro-steps whose tokens may be in flight to the device at once
+enum { TOKEN_SLOTS = 2 }; // micro-steps whose tokens may be in flight to the device
 
 struct Engine {
     const EngineApi *api;
     EngineConfig config;
     Device device;
     cudaStream_t stream;
-    cudaStream_t store_stream; // copies to the host: they do not wait for kernels queued later
-    cudaEvent_t state_ready;   // after the last update: see cuda_store
+    cudaStream_t store_stream; // copies to the host, which do not wait for kernels queued later
+    cudaEvent_t state_ready;   // recorded after the last update (engine_state.cu)
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 computes a block's products, except dinputs, and the head's
+    bool fused_linear; // linear_sm90 computes the products of blocks, except input gradients, and of the head
     WeightGradientPairs pairs;
     void *memory; // the one device allocation
 
-    real *weight;     // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
-    real *own_weight; // with shard_weights in 16 bits: of the owned ranges, which the ranks gather from here
-    float *param; // master weights: of the owned ranges (model/shard.h); the same as weight if these are fp32 and whole
-    float *grad;  // of the step so far, with shard_grads of this micro-step: see shard_grad_place
-    float *grad_sum;             // of the step: grad, or with shard_grads of the owned ranges
-    float *moment1, *moment2;    // of the owned ranges
-    UpdateRule *rule;            // see OptimizerArrays
-    uint16_t *tensor;            // LAMB: see OptimizerArrays
-    double *trust;               // LAMB: (2, tensors) squared norms of weights, of the step's direction
-    float *rate;                 // LAMB: (tensors)
+    real *weight;     // working weights: flat as the tensor table, or a few buckets (shard_weight_place)
+    real *own_weight; // owned ranges of the working weights, gathered by the ranks; shard_weights in 16 bits only
+    float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
+    float *grad;      // gradient of the step so far; with shard_grads of this micro-step (shard_grad_place)
+    float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
+    float *moment1, *moment2;    // owned ranges
+    UpdateRule *rule;            // (granules)
+    uint16_t *tensor;            // (granules) LAMB: the tensor's number
+    double *trust;               // (2, tensors) LAMB: squared norms of weights, of the step's direction
+    float *rate;                 // (tensors) LAMB
     void *muon;                  // Muon's scratch, in memory of activations
-    ReduceSegment *segment;      // (tensors) the place of each, for norms
-    ReduceSegment *segment_part; // (tensors) the part of each in the range of engine_norms
-    double *stats;               // numbers of the step, see stats_count
-    GradientWatch watch;         // of the next micro-step
+    ReduceSegment *segment;      // (tensors) places in the flat arrays
+    ReduceSegment *segment_part; // (tensors) the same, cut to the range of cuda_norms
+    double *stats;               // (stats_count) numbers of the step
+    GradientWatch watch;         // hears of gradients of the next micro-step
     WeightsWatch weights_watch;  // await NULL: all weights are there
-    float *grad_scale;           // (1) optimizer_scale
-    bool scaled;                 // grad_scale is this step's
-    float loss_scale;            // scale_loss
+    float *grad_scale;           // (1) from optimizer_scale
+    bool scaled;                 // grad_scale is of this step
+    float loss_scale;
 
     Block *block;                             // (L)
-    Block base;                               // activations of all blocks; each has a slice
+    Block base;                               // activations of all blocks, one after another
     real *x_final;                            // (B, T, C)  output of the last block
     real *lnf;                                // (B, T, C)
     float *meanf, *rstdf;                     // (B, T)
-    real *delta;                              // (B, T, C)  a branch's output, not yet added to the residual stream
+    real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
     uint16_t *tokens;                         // (B, T + 1)
-    uint16_t *document_first, *document_last; // (B, T) embedding_documents; NULL: a row is one
-    unsigned *ticket;                         // (1) the next work item in attention and linear_sm90, 0 outside
+    uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
+    unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
-    float *smoothed;                          // (B, T) the same with label smoothing, or NULL
-    real *logits;                             // (head_rows, Vp)  a chunk of the head
+    float *smoothed;                          // (B, T) loss with label smoothing, or NULL
+    real *logits;                             // (rows of a chunk, Vp)
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
-    real *dwide;                              // (B, T, 4C) gradient of qkv, fc
+    real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
     void *sorted;                             // workspace of embedding_sort
-    void *scratch;                            // of the running kernel
-    ColumnJobs columns;                       // of the block whose backward runs
+    void *scratch;                            // workspace of the running kernel
+    ColumnJobs columns;                       // column gradients of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
-    float *head_at_token; // (B, T, C)  rows of the examples' head gradients (exact)
-    int *head_row_at;     // (examples of a chunk, Vp)  which rows these are (exact, fused)
+    float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
+    int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact, fused)
 
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
-    cudaEvent_t sent[TOKEN_SLOTS]; // after the slot's copy
+    cudaEvent_t sent[TOKEN_SLOTS]; // recorded after the slot's copy
     int slot;
     float *logits_host;      // (V), pinned
     double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
-    cudaEvent_t stats_there; // after the copy of the step's numbers to stats_host
-    bool stats_sent;         // that copy is queued, and no number has changed since
-    uint16_t *seen;          // (T) its first seen_count tokens have their keys and values in memory
+    cudaEvent_t stats_there; // recorded after the copy of stats to stats_host
+    bool stats_sent;         // the copy is queued and stats has not changed since
+    uint16_t *seen;          // (T) tokens; keys and values of the first seen_count are in memory
     int seen_count;
     int decoded;      // how many of these decode has computed, the last ones
-    uint64_t example; // of the run, the first of the next micro-step
-    GnsMode mode;     // the least of this step's micro-steps
-    bool first;       // the next micro-step's gradients overwrite: the step's first, with shard_grads each
+    uint64_t example; // index in the run of the next micro-step's first example
+    GnsMode mode;     // least mode of this step's micro-steps
+    bool first;       // the next micro-step overwrites gradients: the first of a step; with shard_grads every one
 };
 
-// Numbers of a step, summed on the device: loss, the same with label smoothing, <E, U>, then rows of one number a tensor:
-// |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
+// Numbers of a step, summed on the device: loss, smoothed loss, <E, U>, then rows of one number per tensor: |g|^2,
+// sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -117,20 +154,20 @@ static inline int copy_out(Engine *engine, void *to, const void *from, size_t by
 // Sets weights, gradients and moments to zero. The rows of wte after the vocabulary stay zero.
 int engine_state_clear(Engine *engine, Error *e);
 
-// Queues the copy of the step's numbers to stats_host, unless it is queued; stats_there follows it.
+// Queues the copy of stats to stats_host, then stats_there; no-op if stats_sent.
 int engine_send_stats(Engine *engine, Error *e);
 
-// Allocates the device memory of the engine's configuration and points the engine at it. ERR_MEMORY where there is not
-// enough, with a hint of what would fit.
+// Allocates device memory for the engine's configuration and sets the engine's pointers. ERR_MEMORY: too little is free;
+// the hint says what would fit.
 int engine_memory_take(Engine *engine, Error *e);
 
-// True if weight gradients come from weight_gradient, which makes exact norms nearly free.
+// True if weight_gradient runs here, so that exact norms are nearly free.
 bool engine_fuses(const Engine *engine);
 
 // Bytes of engine->muon.
 size_t engine_muon_bytes(const EngineConfig *config);
 
-// Examples whose logits are computed at a time.
+// Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).

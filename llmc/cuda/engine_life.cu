@@ -1,4 +1,4 @@
-// Creates and destroys the CUDA engine: device, streams, events, host buffers, tables on the device. Describes the device.
+// engine_life: creates and destroys the CUDA engine (device, streams, events, host buffers, tables); describes the device.
 #include "cuda/engine.cuh"
 #include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"
@@ -9,7 +9,7 @@
 #include <assert.h>
 #include <string.h>
 
-// The tensor of every granule.
+// Fills engine->tensor: the tensor of every granule.
 static int tensor_table_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     const size_t granules = model->flat_count / DECAY_GRANULE;
@@ -34,7 +34,7 @@ static int tables_load(Engine *engine, Error *e) {
         const ReduceSegment segment = {t->offset, t->count};
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
-        CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // segment is this turn's
+        CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // `segment` leaves scope
         const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
         const UpdateRule rule = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
         const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
@@ -51,7 +51,7 @@ int cuda_check_dtype(Dtype dtype, Error *e) {
                 "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
-// All other kernels take any model.
+// Only attention limits the model.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     return attention_check(m->channels / m->heads, e);
@@ -128,7 +128,7 @@ size_t cuda_memory_in_use(const Engine *) {
     return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
 }
 
-void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // its speeds are in a table
+void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // speeds: plan/devices.h
     Device device;
     Engine sketch = {};
     Error none_here;

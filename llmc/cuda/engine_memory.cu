@@ -1,5 +1,5 @@
-// The CUDA engine's memory: one allocation, in which buffers that are in use at different times of a step share memory.
-// The same layout plans (--dry-run) and places: the plan is exact.
+// engine_memory: one allocation, in which buffers needed in different phases of a step share memory. One layout both plans
+// (--dry-run) and places, so the plan is exact.
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
@@ -17,24 +17,24 @@
 
 #include <string.h>
 
-// ---- Buffers, and the phases of a micro-step and of the update that need them ---------------------------------------
+// ---- Buffers and the phases that need them --------------------------------------------------------------------------
 
 enum { FORWARD, HEAD, BACKWARD, UPDATE };
 
-// The logits of a whole micro-batch would be most of the memory. A step of d12 is 0.5% faster with chunks of 16k rows than
-// with 8k or 4k, and 2% slower with 2k.
+// Chunks of equal size, since logits of a whole micro-batch would fill most of the memory. A step of d12 is 0.5% faster
+// with chunks of 16k rows than with 8k or 4k, and 2% slower with 2k.
 int engine_head_examples(const EngineConfig *config) {
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
     int most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), config->micro_batch);
     int chunks = (config->micro_batch + most - 1) / most;
-    return (config->micro_batch + chunks - 1) / chunks; // of equal size
+    return (config->micro_batch + chunks - 1) / chunks;
 }
 
 bool engine_fuses(const Engine *engine) {
     return engine->pairs.count > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-// Workspace of the weight gradients of B examples.
+// Workspace of weight_gradient for B examples.
 static size_t weight_gradient_bytes(const Engine *engine, int B) {
     const EngineConfig *config = &engine->config;
     const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
@@ -46,20 +46,20 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     return most;
 }
 
-// Room for all matrices of one shape, but at most 256 MiB: larger batches of products are no faster.
+// Room for all matrices of one shape, at most 256 MiB: larger batches are no faster.
 size_t engine_muon_bytes(const EngineConfig *config) {
     const int C = config->model->config.channels, L = config->model->config.layers;
     const size_t one = muon_scratch_bytes(1, C, 4 * C), all = muon_scratch_bytes(4 * L, C, C);
     return size_max(one, size_min(all, (size_t)256 << 20));
 }
 
-// Scratch of a chunk of the head that stores exponentials: numbers of a row, and sums of a tile's rows.
+// Scratch of a chunk of the head that stores exponentials: two numbers per row, and row sums by tile.
 static size_t head_bytes(const EngineConfig *c) {
     const size_t rows = (size_t)engine_head_examples(c) * c->seq_len;
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
 }
 
-// The most scratch of any kernel, at any micro-batch up to the configured one: a smaller one may need more.
+// Largest scratch of any kernel at any micro-batch up to the configured one: a smaller one may need more.
 static size_t scratch_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     const ModelConfig *m = &config->model->config;
@@ -78,7 +78,7 @@ static size_t scratch_bytes(const Engine *engine) {
     return most;
 }
 
-// The column gradients of a block: its LayerNorms', those of fc's and qkv's biases.
+// Memory of a block's column gradients: two LayerNorms, biases of fc and qkv.
 static size_t columns_bytes(const Engine *engine) {
     const EngineConfig *config = &engine->config;
     const ModelConfig *m = &config->model->config;
@@ -101,7 +101,7 @@ static const char *const moments_of[] = {"AdamW moments, fp32", "LAMB moments, f
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;
     const bool rounded = sizeof(real) < sizeof(float), inference = engine->config.inference;
-    const bool apart = rounded || engine->config.shard_weights; // masters are not what the kernels read
+    const bool apart = rounded || engine->config.shard_weights; // master weights are a separate array
     const char *working = "working weights, " REAL_NAME;
     size_t n = model->flat_count, owned = shard_elements(&engine->config);
     if (!apart) ADD("master weights, fp32", engine->param, n, FORWARD, UPDATE);
@@ -127,10 +127,10 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD(moments_of[engine->config.optimizer], engine->moment2, owned, FORWARD, UPDATE);
 }
 
-// Elements from one block's slice of an activation to the next: every slice begins as aligned as the whole.
+// Distance in elements between blocks of an activation; keeps each aligned.
 static size_t slice_stride(size_t count) { return round_up(count, ARENA_ALIGNMENT / sizeof(real)); }
 
-// Calls f(member of Block, how many blocks' worth is kept, elements of a block) for every activation of a block.
+// Calls f(member of Block, number of blocks kept, elements per block) for every activation of a block.
 template <typename F> static void each_activation(const EngineConfig *config, F f) {
     const ModelConfig *m = &config->model->config;
     size_t N = (size_t)config->micro_batch * config->seq_len, C = m->channels, L = m->layers;
@@ -175,7 +175,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     size_t head_rows = (size_t)engine_head_examples(c) * c->seq_len;
     const char *what = "scratch of the step";
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
-    ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // at least one row of fp32
+    ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // room for one row of fp32
     ADD(what, engine->decode_scratch, decode_scratch_floats(&c->model->config), HEAD, HEAD);
     arena_add(a, what, &engine->scratch, c->inference ? head_bytes(c) : scratch_bytes(engine), HEAD, UPDATE);
     if (c->inference) return;
@@ -193,7 +193,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     ADD(what, engine->head_at_token, N * C, FORWARD, BACKWARD);
 }
 
-// Fills an empty arena with all that an engine of this configuration needs; returns the bytes in all.
+// Fills an empty arena with all buffers of the configuration; returns its bytes.
 static size_t engine_layout(Engine *engine, Arena *a) {
     layout_state(engine, a);
     layout_activations(engine, a);
@@ -214,7 +214,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares its memory
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares memory
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;
@@ -225,7 +225,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->item[plan->count++].bytes = plan->total - own;
 }
 
-// A hint of what would fit into `available` bytes: the largest micro-batch, with as little recomputing as possible.
+// Writes a hint of what fits into `available` bytes: the largest micro-batch, with the least recomputation.
 static void suggest_fit(const EngineConfig *config, size_t available, char *out, size_t bytes) {
     MemoryPlan plan;
     for (int B = config->micro_batch; B >= 1; B = B / 2)

@@ -1,13 +1,12 @@
-// The CUDA engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
-// Load and store, norms of gradients, the update.
+// engine_state: parameters, gradients and moments as flat arrays, whole or owned ranges. Load, store, norms, update.
 //
-// The order of stores, which may run in another thread during steps:
+// Order of stores, which may run in another thread during steps:
 // 1. cuda_update records state_ready after the last kernel that writes weights or moments.
-// 2. A store waits on its own stream for state_ready, not for work queued later. That work only reads weights and moments,
-//    since no caller updates before the store is done (engine.h). Before the first update, cuda_create and cuda_load have
-//    waited themselves.
-// 3. For gradients, and where weights may still be in transfer from other ranks, a store records state_ready again, after
-//    all queued work. It waits for these transfers whatever it stores: the program may end after the last store.
+// 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and moments:
+//    no caller updates before the store is done (engine.h). cuda_create and cuda_load, before the first update, wait
+//    themselves.
+// 3. For gradients, and while weights may be in transfer from other ranks, a store records state_ready again, after all
+//    queued work. It awaits these transfers whatever it stores: the program may end after the last store.
 // 4. Load and store drain their stream also on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"
@@ -18,16 +17,16 @@
 
 static bool weights_rounded() { return sizeof(real) < sizeof(float); }
 
-// True if the master weights are a separate array, of the owned ranges alone, from the weights that the kernels read.
+// True if master weights are a separate array, of the owned ranges.
 static bool masters_apart(const Engine *engine) { return weights_rounded() || engine->config.shard_weights; }
 
-// True if the array covers all parameters, not the owned ranges alone.
+// True if the array covers all parameters, not only owned ranges.
 static bool is_whole(const Engine *engine, StateKind kind) {
     if (kind == STATE_PARAM) return !masters_apart(engine);
     return kind == STATE_GRAD && !engine->config.shard_grads;
 }
 
-// NULL: this engine has none.
+// NULL: this engine has no such array.
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
     return arrays[kind];
@@ -45,15 +44,14 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains the stream of a call that has queued copies from or to its caller's memory and ends with `code` (4).
+// Drains the stream of a call that queued copies with its caller's memory and ends with `code` (4).
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
     return CUDA_CALL(status, e);
 }
 
-// Loads working weights that stay in memory. They are rounded on the host: the device has no room for the master weights
-// of other ranks.
+// Loads working weights, rounded on the host: the device has no room for master weights of other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
     const size_t chunk = 1 << 20; // elements
     real *rounded;
@@ -106,7 +104,7 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
-    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // the calling thread's
+    CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // for the calling thread
     const bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
     if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
     if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
@@ -115,13 +113,13 @@ int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error
 }
 
 void cuda_pin(Engine *engine, void *memory, size_t bytes) {
-    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // the calling thread's
+    if (cudaSetDevice(engine->device.ordinal) != cudaSuccess || // for the calling thread
         cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != cudaSuccess)
-        (void)cudaGetLastError(); // copies are then slower
+        (void)cudaGetLastError(); // copies are only slower
 }
 
 void cuda_unpin(Engine *, void *memory) {
-    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // it was not pinned
+    if (cudaHostUnregister(memory) != cudaSuccess) (void)cudaGetLastError(); // was not pinned
 }
 
 // ---- Gradients and the update ---------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// The part of each segment in the range, counted from the range's beginning.
+// Cuts segments to the range; offsets count from the range's beginning.
 __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -148,7 +146,7 @@ __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSeg
     part[i] = {begin - range.begin, end - begin};
 }
 
-// The tensors that have elements in the range follow one another in the table.
+// Tensors with elements in a range; they are neighbours in the table.
 typedef struct {
     int first, count;
 } Tensors;
@@ -160,7 +158,7 @@ static Tensors tensors_in(const Model *model, Range range) {
     return {first, end - first};
 }
 
-// engine->segment_part for these tensors.
+// Fills engine->segment_part for these tensors.
 static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     const unsigned threads = 128;
     if (in.count == 0) return 0;
@@ -169,7 +167,7 @@ static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     return CUDA_LAUNCHED(e);
 }
 
-// sq[tensor] = squared norms of the tensors in the range. grad: the gradient of the range's first element.
+// sq[tensor] = squared norms of the tensors in the range. grad: gradient of the range's first element.
 static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
     TRY(clip_segments(engine, range, in, e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
@@ -201,7 +199,7 @@ int engine_send_stats(Engine *engine, Error *e) {
     return 0;
 }
 
-// The optimizer's arrays for a piece of an owned range.
+// Arrays of the optimizer for a piece of an owned range.
 static OptimizerArrays arrays_of(Engine *engine, Piece p) {
     const size_t begin = p.range.begin;
     assert(begin % DECAY_GRANULE == 0);
@@ -217,13 +215,13 @@ static OptimizerArrays arrays_of(Engine *engine, Piece p) {
             .rate = engine->rate};
 }
 
-static AdamWStep update_step(const UpdateConfig *u) { // grad_scale is on the device
+static AdamWStep update_step(const UpdateConfig *u) { // kernels read grad_scale from the device
     return adamw_step(u->lr, u->beta1, u->beta2, u->eps, u->weight_decay, u->step, 1.0);
 }
 
 static int scale_gradient(Engine *engine, const UpdateConfig *u, Error *e) {
     if (engine->scaled) return 0;
-    engine->scaled = true; // for all ranges
+    engine->scaled = true; // one factor for all ranges
     return optimizer_scale(engine->grad_scale, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ),
                            engine->config.model->tensor_count, (double)u->batch * engine->loss_scale, u->grad_clip,
                            engine->stream, e);
@@ -243,7 +241,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// Updates Muon's matrices of one shape, as many at a time as fit into engine->muon. aspect: the sign of columns - rows.
+// Updates Muon's matrices of one shape, as many at a time as fit into engine->muon. aspect: sign of columns - rows.
 static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range, const UpdateConfig *u, int aspect,
                            Error *e) {
     const Model *model = engine->config.model;
@@ -270,7 +268,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
     engine->seen_count = 0;
-    TRY(engine_send_stats(engine, e)); // before the update, so that the host can prepare the next step meanwhile
+    TRY(engine_send_stats(engine, e)); // before the update: the host prepares the next step meanwhile
     TRY(scale_gradient(engine, u, e));
     if (engine->rate)
         TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));
@@ -290,7 +288,7 @@ void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
     if (buffer == BUFFER_WEIGHT) return engine->weight + shard_weight_place(&engine->config, element);
     if (buffer == BUFFER_TRUST) return engine->trust + element;
-    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes them
+    engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes it
     return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;
 }
 

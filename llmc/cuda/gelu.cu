@@ -2,9 +2,9 @@
 #include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
 
-enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs a thread has in flight
+enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs in flight per thread
 
-// y = gelu(x), over `packs` packs of W.
+// y = gelu(x), `packs` packs of W. Grid: a thread per FLAT_PACKS packs.
 template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, const real *x, size_t packs) {
     const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
     Pack<W> v[FLAT_PACKS];
@@ -35,11 +35,11 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
     return gelu_launch<1>(y + body, x + body, n - body, stream, e);
 }
 
-// ---- Column sums: stage one of a column gradient (reduce.cuh) with one set ------------------------------------------
+// ---- Column sums: pass one of a column gradient (reduce.cuh) with one set -------------------------------------------
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Block (k, y) walks down its run of rows; a thread owns W columns. GELU: writes dx = dy gelu'(x) and sums that.
+// Grid: (run of rows, columns); a thread sums W columns. GELU: writes dx = dy gelu'(x) and sums the stored dx.
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
                 floats_add(sums, f);
             }
         }
-        row = stop; // the last rows may lie beyond it
+        row = stop; // the loop may have passed it
         floats_store(partials + (size_t)(blockIdx.x + b) * C + c, sums);
     }
 }
 
 typedef struct {
-    int threads, columns; // of a block; blocks side by side
+    int threads, columns; // threads per block; blocks side by side
     ColumnSplit split;
 } ColumnLaunch;
 

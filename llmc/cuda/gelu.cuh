@@ -5,7 +5,7 @@
 #include "cuda/reduce.cuh"
 #include "math/gelu.h"
 
-// sigmoid(2u); the fast exponential and reciprocal are good enough for 16 bits
+// sigmoid(2u). Fast exponential and reciprocal suffice for 16 bits.
 __device__ static inline float gelu_sigmoid(float x) {
 #ifdef GNS_FP32
     return 1.0f / (1.0f + expf(-GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f)));
@@ -28,8 +28,9 @@ __device__ static inline float gelu_derivative(float x) {
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// dbias: sums over the rows of dy (B, T, C), with per-example squares. With x (B, T, C): dx = dy gelu'(x), which may be
-// dy, and sums over the rows of dx as written: the bias gradient of the projection that made x. x NULL: no dx.
+// A bias gradient, with per-example squares, as a job of jobs.
+//   x NULL:       dbias (C) = column sums of dy (B, T, C)
+//   x (B, T, C):  dx = dy gelu'(x), may be dy; dbias = column sums of the stored dx, for the product that made x
 size_t bias_backward_bytes(int B, int T, int C);
 int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e);

@@ -3,10 +3,10 @@
 #include "cuda/vec.cuh"
 #include "math/layernorm.h"
 
-// What is normalised: a, a + b, or a + what dropout leaves of b.
+// The normalised row: a, a + b, or a + dropout(b).
 enum Input { ALONE, SUM, DROPPED };
 
-// Columns c.. of flat row n, as stored.
+// Columns c.. of the normalised row n, as stored.
 template <Input INPUT, int W>
 __device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropout &drop, int n, int c, int C) {
     const Pack<W> x = pack_load<W>(a + (size_t)n * C + c);
@@ -32,7 +32,7 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 
-// A warp a row, the row in registers: C <= PACKS * 256, C % 8 == 0. One read and one write of everything.
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once.
 template <Input INPUT, int PACKS>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
 
 enum { ROW_THREADS = 256 };
 
-// A block a row, any C; the row is read three times, the last two from the cache.
+// Grid: a block per row, any C. Reads the row three times, twice from cache.
 template <Input INPUT, int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     forward_block_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (INPUT != ALONE ? residual : a) + start; // a thread reads back only its own columns
+    const real *row = (INPUT != ALONE ? residual : a) + start; // a thread re-reads only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -121,8 +121,8 @@ int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward. Both kernels are stage one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
-// dbias: block k takes the run of rows [k rows_per_block, ...) and writes a partial sum for every example in it.
+// Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted, dbias.
+// Grid: a block per run of rows.
 
 typedef struct {
     real *dresidual;
@@ -136,16 +136,17 @@ typedef struct {
     RowDropout drop;
 } BackwardRows;
 
-// A tile is computed while the next one is in flight: 96 bytes a thread, dresidual included, in up to 128 registers.
+// A tile is TILE rows. The next one is in flight during each: 96 bytes per thread, dresidual included, in up to 128
+// registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
-// A thread's 8 columns of the tile's rows.
+// A thread's 8 columns of a tile.
 typedef struct {
     Pack<VEC> dy[TILE], x[TILE], dresidual[TILE];
     float mean[TILE], rstd[TILE];
 } RowTile;
 
-// Rows from stop on, and columns of an inactive thread, read as zeros, which add nothing to any sum.
+// Loads a tile. Rows from stop on and columns of threads beyond the row read as zeros, which change no sum.
 template <bool ACCUMULATE>
 __device__ inline void tile_fetch(RowTile &t, const BackwardRows &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
@@ -160,8 +161,7 @@ __device__ inline void tile_fetch(RowTile &t, const BackwardRows &k, int row, in
     }
 }
 
-// First half: adds to dgamma and dbeta; leaves the thread's sums of dy gamma in sums[2 r], of dy gamma xhat in
-// sums[2 r + 1].
+// First half: adds to dgamma and dbeta; sums[2 r], sums[2 r + 1] = the thread's sums of dy gamma and of dy gamma xhat.
 template <int SETS>
 __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][VEC], RowTile &t,
                                  const Pack<VEC> &gamma_pack) {
@@ -182,7 +182,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// The sums over the block. Two `shared` alternate, so that one barrier a tile is enough.
+// Sums over the block. Callers alternate two `shared`, so that one barrier per tile is enough.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -197,7 +197,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: dresidual, what dropout leaves of it, and the latter's columns' sums. means: the sums divided by C.
+// Second half: writes dresidual and dbranch, adds to dbias. means: the sums of the first half / C.
 template <bool ACCUMULATE, bool DROP, int SETS>
 __device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
@@ -228,8 +228,8 @@ __device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VE
     }
 }
 
-// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. One read of everything,
-// one write of dresidual. Threads beyond the row's end only take part in barriers.
+// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once, writes
+// dresidual once. Threads beyond the row only reach the barriers.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ BackwardRows k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -257,14 +257,14 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
             tile_write<ACCUMULATE, DROP>(k, grads, sums, tile, gamma, b, row, stop, c);
         }
-        row = stop; // the last tile may end beyond it
+        row = stop; // the last tile may pass it
         if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
 }
 
-// Any C: the block walks along the row, and the partial sums are kept in their slot.
+// Any C: the block walks along each row and keeps partial sums in their slot.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
 __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ BackwardRows k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -304,14 +304,14 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
             }
             if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
         }
-        __syncthreads(); // shared is written again
+        __syncthreads(); // before `shared` is reused
     }
 }
 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// As many blocks as run at once on 132 multiprocessors, each with registers for 512 threads of the fast kernel.
+// The number of blocks that fit 132 multiprocessors, each with registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

@@ -1,26 +1,27 @@
-// layernorm: layer normalisation (formulas: math/layernorm.h), fused with the residual add before it; its backward yields
-// per-example norms of dgamma and dbeta from the same pass over memory.
+// layernorm: layer normalisation (formulas: math/layernorm.h), fused with the residual add before it. The backward also
+// yields per-example norms of dgamma and dbeta.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
 #include "cuda/reduce.cuh"
 
-// out = (x - mean) * rstd * gamma + beta, statistics in fp32. x = a, or with b the sum a + b rounded to real, which is
-// written to sum (may be a or b); dropout acts on b. b NULL: no sum.
+// out = (x - mean) * rstd * gamma + beta, statistics in fp32.
+//   b NULL:  x = a
+//   else     x = sum = a + dropout(b), rounded to real; sum may be a or b
 // sum, out, a, b (N, C); mean, rstd (N); gamma, beta (C). N is B * T.
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                       const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e);
 
 // dresidual (B, T, C): += dx (accumulate) or = dx. It may be dy.
-// dgamma, dbeta: sums over rows of dy xhat and of dy, with their per-example squares.
-// dbias: sums over rows of dresidual as written: the gradient of the bias of the projection whose output was added to the
-//        residual stream right before. .sum = NULL: not wanted. With dropout the sums of dbranch.
-// dbranch (B, T, C): what dropout leaves of dresidual as written, the gradient of that branch; not written where nothing
-//        drops. It may be dy.
-// dy, x (B, T, C); mean, rstd (B, T); gamma (C). All gradients hold the sum over examples of that of
-// L_b = mean over T of the cross-entropy.
-// The column gradients join jobs, whose memory has layernorm_backward_bytes left for them.
+// dgamma, dbeta: column sums of dy xhat and of dy, with per-example squares.
+// dbranch (B, T, C): dropout applied to the stored dresidual: gradient of the branch whose output was added last to the
+//        residual stream. May be dy. Not written without dropout.
+// dbias: column sums of dbranch, or without dropout of the stored dresidual: bias gradient of the product at that branch's
+//        end. sum NULL: not wanted.
+// dy, x (B, T, C); mean, rstd (B, T); gamma (C). Gradients are sums over examples of the gradient of L_b, the mean
+// cross-entropy over T.
+// Column gradients become a job of jobs, whose memory must have layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C);
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,

@@ -1,14 +1,14 @@
 // linear_sm90: see linear_sm90.cuh.
 //
-// Blocks are persistent, one a multiprocessor, in pairs: a pair's tile is 256 rows, a block's 128, and each block fetches
-// half of the pair's part of the weight for both. A block is
-// - a producer thread, which copies stages of 64 of the summed dimension to shared memory, and
-// - two warpgroups that take turns at tiles: while one multiplies, the other adds the bias to its last sums, rounds them,
-//   finishes them and stores them, 16 rows a warp at a time, through a slot of shared memory of the warp's own. GELU takes
-//   the special function units 3,000 cycles a tile, which a product over 768 takes 9,000 for.
-// A warpgroup waits for the stages of its turn only when the other has seen all stages of the turn before (Shared.order):
-// a barrier tells a phase from the next one only, so one that waits two phases ahead is let through at once.
-// A row's result does not depend on the other rows.
+// Blocks are persistent, one per multiprocessor, in pairs. A pair computes 256 rows x 192 columns, each block 128 rows;
+// each block fetches half of the weight tile for both. A block consists of
+// - a producer thread, which copies stages (64 of the summed dimension) to shared memory, and
+// - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: adds the bias, rounds,
+//   applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU occupies
+//   the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
+// The tiles of a block are its turns. A warpgroup starts waiting for the stages of its turn only after the other has seen
+// all stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two phases ahead returns at
+// once. A row's result does not depend on other rows.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -20,7 +20,7 @@
 namespace {
 
 enum { ROWS = 128, HALVES = 2, GROUPS = 2, WARPS = 4, PAIR = 2, DEPTH = 64, HALF_DEPTH = 32 };
-enum { TURNS = 4 }; // tiles: fetched, multiplied and finished at once, and one more
+enum { TURNS = 4 }; // tiles in flight: one fetched, one multiplied, one finished, one spare
 enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
@@ -29,13 +29,13 @@ enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SL
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
     alignas(16) real bias[GROUPS][WARPS][COLUMNS];
-    alignas(16) float sums[GROUPS][WARPS][COLUMNS]; // of columns
-    uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS];
-    uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS]; // order: the turn before has seen its stages
+    alignas(16) float sums[GROUPS][WARPS][COLUMNS];                // column sums
+    uint64_t full[STAGES], empty[STAGES], own_full[GROUPS][WARPS]; // own_full: bias and extra have arrived
+    uint64_t tile_full[TURNS], tile_empty[TURNS], order[GROUPS];   // order: the turn before has seen its stages
     int tile[TURNS];
 };
 
-// What an epilogue takes: an array like y, a bias, W as (out, in).
+// Operands of the epilogues: an array like y, a bias, a number per row. is_across: W is stored (out, in).
 __host__ __device__ constexpr bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
@@ -46,14 +46,14 @@ __host__ __device__ constexpr bool takes_row_values(LinearEpilogue e) {
 __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU || e == LINEAR_SOFTMAX; }
 
 struct LinearJob {
-    int rows, out, depths; // out: columns of y; depths: stages a tile
-    int down, across;      // tiles of a pair of blocks, of COLUMNS columns
-    int narrow;            // 1: after these, the rest of the columns, one tile across
+    int rows, out, depths; // out: columns of y; depths: stages per tile
+    int down, across;      // a pair's tiles of COLUMNS columns, down and across y
+    int narrow;            // 1: a narrower tile across covers the remaining columns
     const real *bias;
     unsigned *ticket;
-    float *columns;          // column sums of the rows of each block's tile, as a ColumnSplit has them; or NULL
-    int per_example;         // such runs of rows
-    const float *row_values; // Linear's
+    float *columns;          // partial column sums, one run (ColumnSplit) per block's tile; or NULL
+    int per_example;         // runs per example
+    const float *row_values; // this and below: see Linear
     float *row_sums;
     int counted;
 
@@ -64,8 +64,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Tiles go in bands of BAND side by side, from top to bottom, so that the band's part of W stays in L2. Narrow ones come
-// last: all pairs then end at about the same time.
+// Tiles are drawn in bands of BAND tiles across, top to bottom, so that the band's columns of W stay in L2. Narrow tiles
+// come last, so that all pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -76,14 +76,14 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Tiles are drawn as in attention (work_draw), by the producer of a pair's first block, which sends them to both blocks:
-// a pair that starts late leaves its tiles to the others. tile < 0: no more.
+// Draws a tile for a pair, or -1, as attention does (work_draw). The producer of the pair's first block calls it and sends
+// the tile to both blocks.
 __device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
 }
 
-// The tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
+// Waits for the tile of a turn and returns it. AS_WARP: all lanes of a warp call, else one thread.
 template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
     const int tile = s.tile[turn % TURNS];
@@ -92,7 +92,7 @@ template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     return AS_WARP ? uniform(tile) : tile;
 }
 
-// A block's half of a stage of W, sent to both. ALONG: the summed dimension runs along the rows of W as stored.
+// Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W.
 template <bool ALONG>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
@@ -109,7 +109,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
         if (rank == 0) {
             barrier_wait(&s.tile_empty[turn % TURNS], (turn / TURNS & 1) ^ 1);
             for (int to = 0; to < PAIR; to++) send_at(&s.tile[turn % TURNS], drawn, tile_full, to);
-            if (drawn >= 0) drawn = tile_draw(job); // it is there when this tile has been fetched
+            if (drawn >= 0) drawn = tile_draw(job); // arrives while this tile is fetched
         }
         barrier_expect(tile_full, sizeof(int));
         const int tile = tile_await<false>(s, turn);
@@ -132,7 +132,7 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
 
 __device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 
-// A warp's 16 x 16 at columns 16 j of its slot: four 8 x 8 matrices, as stmatrix and ldmatrix have them.
+// Address for stmatrix and ldmatrix of the 16 x 16 values at columns 16 j of a warp's slot: four 8 x 8 matrices.
 __device__ unsigned matrices_at(char *slot, int j) {
     const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
     return shared_address(slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16);
@@ -157,7 +157,7 @@ __device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
     }
 }
 
-// Sends a warp's slot out.
+// Starts the copy of a warp's slot to memory.
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel) {
     fence_before_copies();
     __syncwarp();
@@ -167,7 +167,7 @@ __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int 
     }
 }
 
-// Waits until the warp's slot has been read by the copy out.
+// Waits until that copy has read the slot.
 __device__ void slot_wait() {
     if (threadIdx.x % WARP == 0) copy_out_wait_read();
     __syncwarp();
@@ -175,10 +175,10 @@ __device__ void slot_wait() {
 
 const float LOG2_E = 1.4426950408889634f;
 
-// Of a thread's two rows of a warp's slot.
+// A thread's two rows of a warp's slot: row_values and sums.
 struct RowPair {
     float value[2], sum[2];
-    int thread; // threadIdx.x, read again: what follows from it is then not kept in registers, of which none is left
+    int thread; // threadIdx.x, re-read: no register is free for values derived from it
 };
 
 __device__ void row_values(RowPair &rows, const LinearJob &job, int row, float factor) {
@@ -188,7 +188,7 @@ __device__ void row_values(RowPair &rows, const LinearJob &job, int row, float f
         if (row + 8 * k < job.rows) rows.value[k] = job.row_values[row + 8 * k] * factor;
 }
 
-// 2^(x log2 e + offset), which is added to sum; 0 where it does not count.
+// Returns 2^(x log2 e + offset) and adds it to sum; 0 unless `counts`.
 __device__ float exponential(float x, float offset, bool counts, float &sum) {
     const float power = fmaf(x, LOG2_E, offset);
     const float y = counts ? exp2_fast(power > LINEAR_EXPONENT_MAX ? LINEAR_EXPONENT_MAX : power) : 0.0f; // NaN stays
@@ -196,14 +196,14 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
     return y;
 }
 
-// A warp's 16 rows of sums, finished as far as one value goes (GELU is rows_gelu's), into its slot; what is there is extra.
+// Applies the epilogue (except GELU) to a warp's 16 rows and writes them to its slot, which holds `extra` on entry.
 template <LinearEpilogue EPILOGUE>
 __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
                            const LinearJob &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
-        UNROLL_FOR (int q = 0; q < 4; q++) { // 8 columns on with q / 2, 8 rows on with q % 2
+        UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q: 8 columns on if q / 2, 8 rows on if q % 2
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_DGELU) {
                 const float2 x = unpacked(extra[q]);
@@ -229,7 +229,7 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
     }
 }
 
-// Stores a tile's sums of a thread's rows.
+// Stores the tile's row sums.
 __device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row, int column) {
     row += rows.thread % WARP / 4;
     UNROLL_FOR (int k = 0; k < 2; k++) {
@@ -241,9 +241,9 @@ __device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row
     }
 }
 
-// The slot's values to their GELU, while it is on its way out.
+// Replaces the slot's values by their GELU while the copy of the values is in flight.
 __device__ void rows_gelu(char *slot) {
-    constexpr int HELD = COLUMNS / 64; // computed before the copy out has read the slot
+    constexpr int HELD = COLUMNS / 64; // kept in registers until the copy has read the slot
     unsigned held[HELD][4], r[4];
     UNROLL_FOR (int j = 0; j < HELD; j++) matrices_gelu(slot, j, held[j]);
     slot_wait();
@@ -254,7 +254,7 @@ __device__ void rows_gelu(char *slot) {
     }
 }
 
-// The column sums of a warp's slot, a lane two neighbours of each panel: into sums, or added to it.
+// sums = column sums of a warp's slot (add: +=). A lane sums two neighbouring columns of each panel.
 __device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int p = 0; p < PANELS; p++) {
@@ -266,15 +266,15 @@ __device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) 
         }
         *sum = all;
     }
-    fence_before_copies(); // into the slot
+    fence_before_copies(); // before the next copy into the slot
     __syncwarp();
 }
 
-// Stores the column sums of a warpgroup's tile, its warps' added in order.
+// Stores the column sums of a warpgroup's tile: its warps' sums, added in order.
 __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const LinearJob &job, int row, int column,
                                  int barrier) {
     const int run = row / ROWS;
-    if (row >= job.rows) return; // all of the warpgroup
+    if (row >= job.rows) return; // the whole warpgroup
     threads_sync(barrier, WARPGROUP);
     float *to = job.columns + (size_t)(run + run / job.per_example) * job.out + column;
     for (int c = threadIdx.x % WARPGROUP; c < COLUMNS && column + c < job.out; c += WARPGROUP) {
@@ -282,17 +282,17 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
         UNROLL_FOR (int w = 0; w < WARPS; w++) sum += sums[w][c];
         to[c] = sum;
     }
-    threads_sync(barrier, WARPGROUP); // before the next tile's
+    threads_sync(barrier, WARPGROUP); // before the next tile's sums
 }
 
-// The sums of a warpgroup's tile, of its first N columns.
+// Multiplies a warpgroup's tile, its first N columns, into c.
 template <int N, bool ALONG>
 __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;
     Ring<STAGES> ring;
     ring.stage = turn * depths % STAGES, ring.parity = turn * depths / STAGES & 1;
     int previous = 0;
-    barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // the first turn is after none
+    barrier_wait(&s.order[group], (round & 1) ^ (group == 0)); // turn 0 waits for none
 #        pragma unroll 1
     for (int k = 0; k < depths; k++) {
         barrier_wait(&s.full[ring.stage], ring.parity);
@@ -328,7 +328,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
     char *slot = s.slot[group][warp];
     real *bias = s.bias[group][warp];
     uint64_t *own_full = &s.own_full[group][warp];
-    float c[HALVES][COLUMNS / 2] = {}; // without this ptxas up to 12.8 serialises every wgmma (C7515)
+    float c[HALVES][COLUMNS / 2] = {}; // without zeros ptxas up to 12.8 serialises every wgmma (C7515)
     unsigned own_parity = 0;
     for (int turn = group;; turn += GROUPS) {
         const int tile = tile_await<true>(s, turn);
@@ -345,7 +345,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
             }
         }
-        const int width = job.out - place.column; // of narrow tiles less than COLUMNS
+        const int width = job.out - place.column; // less than COLUMNS for narrow tiles
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
         else if (width > PANEL) tile_multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
         else tile_multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 #    endif
 }
 
-// Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows and `panels` panels.
+// Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x `panels` panels.
 int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
     const CopyTensor t = {REAL_MAP,
                           3,

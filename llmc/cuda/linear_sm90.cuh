@@ -1,44 +1,45 @@
-// linear_sm90: a layer's product on Hopper, with the pass over memory that would follow it, if any, done before the product
-// is stored. Elsewhere cuBLASLt multiplies and kernels of their own follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the
-// same roundings; LINEAR_SCALED and LINEAR_SOFTMAX are crossentropy.cuh's.
+// linear_sm90: products on Hopper whose epilogue does the pass over memory that would follow. Elsewhere cuBLASLt multiplies
+// and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings. LINEAR_SCALED and
+// LINEAR_SOFTMAX serve crossentropy.cuh.
 #pragma once
 
 #include "cuda/reduce.cuh"
 
-enum { LINEAR_SM90_COLUMNS = 192, LINEAR_EXPONENT_MAX = 100 }; // of a tile; so that a row's sum is finite
+enum { LINEAR_SM90_COLUMNS = 192 }; // of a tile
+enum { LINEAR_EXPONENT_MAX = 100 }; // keeps a row's sum finite
 
 typedef enum {
-    LINEAR_GELU,     // y = x W + b; gelu = GELU(y as stored), with the bits of gelu_forward
+    LINEAR_GELU,     // y = x W + b; gelu = GELU(stored y), with the bits of gelu_forward
     LINEAR_RESIDUAL, // y = x W + b + extra, rounded once
-    LINEAR_DGELU,    // y = x W^T gelu'(extra), rounded once; columns: those of y as stored
+    LINEAR_DGELU,    // y = x W^T gelu'(extra), rounded once; columns: sums of the stored y
     LINEAR_BIAS,     // y = x W + b
     LINEAR_SCALED,   // y = row_values[row] x W
     LINEAR_SOFTMAX   // y = exp(x W^T - row_values[row]), at most 2^LINEAR_EXPONENT_MAX; 0 from column `counted` on
 } LinearEpilogue;
 
-// All row-major: x (rows, in), W (in, out), of LINEAR_DGELU and LINEAR_SOFTMAX (out, in), b (out); y, gelu, extra (rows,
-// out), y not extra.
+// Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, gelu, extra (rows, out).
+// y must not be extra.
 struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
     real *y = NULL, *gelu = NULL;
     const float *row_values = NULL; // (rows)
-    float *row_sums = NULL; // (ceil(out / LINEAR_SM90_COLUMNS), rows): LINEAR_SOFTMAX's, by tile, before rounding
+    float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: row sums per tile of unrounded y
     int counted = 0;
-    unsigned *ticket = NULL; // one on the device, 0 before and after
-    ColumnGradient columns = {};
-    int T = 0;               // rows of an example, if columns are wanted: see linear_sm90_sums
-    ColumnJobs *jobs = NULL; // likewise
+    unsigned *ticket = NULL;     // in device memory, 0 before and after
+    ColumnGradient columns = {}; // sum NULL: not wanted
+    int T = 0;                   // with columns: rows of an example (linear_sm90_sums)
+    ColumnJobs *jobs = NULL;     // with columns: the list to join
 };
 
-// Sets *yes if this GPU and this build have linear_sm90, and it takes these widths: multiples of 64.
+// Sets *yes if GPU and build have linear_sm90 and in, out are multiples of 64.
 int linear_sm90_usable(bool *yes, int in, int out, Error *e);
 
-// Does LINEAR_DGELU sum columns for examples of T rows?
+// True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);
 
-// Tiles of row_sums.
+// Tiles per row of row_sums.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
 size_t linear_sm90_column_bytes(int rows, int T, int out);
 

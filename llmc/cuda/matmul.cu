@@ -1,3 +1,4 @@
+// matmul: see matmul.cuh. Plans, tuning, and the choices of a tuning as text.
 #include "cuda/matmul.cuh"
 
 #include "cuda/gelu.cuh"
@@ -15,7 +16,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     mm->stream = stream;
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
-    // Choices of builds that let parts of a product be added up in 16 bits have another identity, and are dropped.
+    // The words about sums drop the choices of older builds, which could add parts of a product in 16 bits.
     const char *sums = sizeof(real) == 2 ? " with fp32 sums" : "";
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s%s, cuBLASLt %zu", properties.name,
              properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
@@ -49,7 +50,7 @@ static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
 }
 
-// A stored row-major matrix (rows, columns) is, to cuBLAS, a column-major one of `columns` rows.
+// A row-major matrix (rows, columns) is to cuBLAS a column-major one of `columns` rows.
 static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
@@ -65,7 +66,7 @@ static int operation_set(MatmulPlan *plan, cublasLtMatmulDescAttributes_t attrib
     return CUBLAS_CALL(cublasLtMatmulDescSetAttribute(plan->operation, attribute, &value, sizeof value), e);
 }
 
-// out^T = op(b)^T op(a)^T: to cuBLAS, which is column-major, our b is A and our a is B.
+// out^T = op(b)^T op(a)^T: our b is A of column-major cuBLAS, our a is B.
 static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
     static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
@@ -87,7 +88,7 @@ static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
                          extra, e);
 }
 
-// At most `most` algorithms for the plan, best first by cuBLASLt's own estimate.
+// Asks cuBLASLt for at most `most` algorithms, best first by its estimate.
 static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmulHeuristicResult_t *found, int *count,
                     Error *e) {
     const MatmulShape *s = &plan->shape;
@@ -95,7 +96,7 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     TRY(CUBLAS_CALL(cublasLtMatmulPreferenceCreate(&preference), e));
     size_t workspace_bytes = MATMUL_WORKSPACE_BYTES;
     uint32_t align = (uint32_t)plan->align;
-    const bool wide = s->out_float || sizeof(real) == 4; // otherwise demand that split-K parts are summed in fp32
+    const bool wide = s->out_float || sizeof(real) == 4; // else demand split-K sums in fp32
     uint32_t reductions = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
@@ -134,17 +135,16 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
 //
-// Training runs at the card's power limit, where a product that needs less energy gets a higher clock, and the clock
-// follows the power after 50 to 100 ms. So after a quick look, which only drops the slow ones, the first few candidates
-// run back to back on a hot card, by turns, each for long enough that its own clock decides.
+// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So a
+// quick look drops the slow candidates; then the first few run by turns on a hot card, each long enough for its own clock.
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
-static const float TUNE_SLOW = 1.1f;  // a candidate slower than the quickest by this factor, cool, is dropped
-static const float TUNE_TIE = 0.995f; // a candidate must take less than this share of the first answer's time, hot
+static const float TUNE_SLOW = 1.1f;  // drop candidates slower than the fastest by this factor, cool
+static const float TUNE_TIE = 0.995f; // replace the first answer only below this fraction of its time, hot
 
-// *out: milliseconds of one run, the mean over runs of about `ms` milliseconds in all, after `settle` milliseconds of
-// other runs. each: an estimate of one run. Infinite for an algorithm that does not run.
+// *out = milliseconds per run: the mean over about `ms` milliseconds, after `settle` milliseconds of runs. each: estimate
+// of one run. Infinite if the algorithm does not run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
@@ -161,19 +161,19 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
     return 0;
 }
 
-// A candidate, and its times in milliseconds.
+// A candidate with its times in milliseconds.
 typedef struct {
     int index; // among the heuristic's answers
     float cool, hot;
 } Candidate;
 
-// The first answer, and the quickest of the others on a quick look; at most TUNE_FINALISTS.
+// Chooses at most TUNE_FINALISTS: the first answer and the fastest others on a quick look.
 static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                           const Operands *o, Candidate *finalist, int *finalists, Error *e) {
     Candidate all[MATMUL_ANSWERS_MAX];
     for (int i = 0; i < count; i++) {
         all[i] = {i, INFINITY, 0.0f};
-        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 1, 1, &all[i].cool, e)); // once, which warms up, and once
+        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 1, 1, &all[i].cool, e)); // one run to warm up, one timed
         if (isinf(all[i].cool)) continue;
         TRY(plan_time(mm, plan, &found[i].algo, o, 1, 0, 4, &all[i].cool, e));
     }
@@ -189,7 +189,7 @@ static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatm
     return 0;
 }
 
-// The first answer, unless another is quicker by more than noise.
+// *fastest = 0, the first answer, unless another is faster by more than noise.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
     Candidate finalist[TUNE_FINALISTS];
@@ -216,9 +216,9 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// An algorithm may be stored and read again with the same version of the library (cublasLt.h): its words in hexadecimal,
-// separated by dots. Its place among the heuristic's answers would not do: their order is not guaranteed.
-// False where the text is full, which drops the choice.
+// Appends a choice: the algorithm's words in hexadecimal, separated by dots. (cublasLt.h allows to store them for one
+// version of the library; the order of the heuristic's answers is not guaranteed.) False: the text is full, the choice
+// dropped.
 static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
@@ -230,7 +230,7 @@ static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t
     return true;
 }
 
-// True if cuBLASLt runs the plan, as it is now, with this algorithm.
+// True if cuBLASLt can run the plan with this algorithm.
 static bool plan_runs(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm) {
     cublasLtMatmulHeuristicResult_t needs;
     return cublasLtMatmulAlgoCheck(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out, algorithm,
@@ -238,7 +238,7 @@ static bool plan_runs(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAl
            needs.workspaceSize <= MATMUL_WORKSPACE_BYTES;
 }
 
-// text: what follows the key. cuBLASLt checks that the words are an algorithm for the plan.
+// Reads the algorithm that follows a key; cuBLASLt checks that it fits the plan.
 static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cublasLtMatmulAlgo_t *algorithm,
                        Error *e) {
     const char *bad = NULL;
@@ -254,7 +254,7 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
                 plan->shape.m, plan->shape.n, plan->shape.k);
 }
 
-// Sets the plan's algorithm: the one tuned for this shape, now or earlier, otherwise the heuristic's first.
+// Sets the plan's algorithm: tuned for this shape, now or earlier, or the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
     const MatmulShape *s = &plan->shape;
     char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,epilogue,batch,alignment="
@@ -267,7 +267,7 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e
     TRY(plan_ask(mm, plan, mm->tuning ? (int)MATMUL_ANSWERS_MAX : 1, found, &count, e));
     if (mm->tuning) {
         TRY(plan_fastest(mm, plan, found, count, o, &fastest, e));
-        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // as after a resume, for the same bits
+        if (!choice_write(mm, key, &found[fastest].algo)) fastest = 0; // a resumed run must choose the same
     }
     plan->algorithm = found[fastest].algo;
     return 0;
@@ -296,12 +296,12 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     if (!s->like_batch) return 0;
     for (cublasLtMatrixLayout_t layout : {plan->a, plan->b, plan->out}) TRY(layout_count(layout, s->batch, e));
     if (plan_runs(mm, plan, &plan->algorithm)) return 0;
-    TRY(plan_ask(mm, plan, 1, &found, &count, e)); // with other bits than in other batches
+    TRY(plan_ask(mm, plan, 1, &found, &count, e)); // bits may differ from other batches
     plan->algorithm = found.algo;
     return 0;
 }
 
-// The epilogue of a product that is in out.
+// Applies an epilogue to a stored product. Grid: any.
 __global__ static void epilogue_kernel(real *out, const real *extra, size_t count, int n, bool bias) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
         const float x = real_to_float(out[i]), y = real_to_float(extra[bias ? i % n : i]);
@@ -309,7 +309,7 @@ __global__ static void epilogue_kernel(real *out, const real *extra, size_t coun
     }
 }
 
-// Finds or makes the plan of a shape. A full table starts again empty.
+// Finds or creates the plan of a shape. A full table is emptied first.
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
 static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
     for (int i = 0; i < mm->count; i++)

@@ -1,4 +1,4 @@
-// mma: the matrix units by warp, on 16 bits: loads of 8 x 8 matrices from shared memory and a product, on any GPU.
+// mma: a warp's matrix product in 16 bits on any GPU, and loads of its operands from shared memory.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -18,7 +18,7 @@ __device__ static void ldmatrix_transposed(unsigned (&r)[4], const real *p) {
                  : "r"(address));
 }
 
-// c (16, 8) += a (16, 16) b (16, 8). A lane has columns 2 (lane % 4) + {0, 1} of c in rows lane / 4 + {0, 8}.
+// c (16, 8) += a (16, 16) b (16, 8). A lane holds columns 2 (lane % 4) + {0, 1} of c in rows lane / 4 + {0, 8}.
 __device__ static void mma(float *c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #    if __CUDA_ARCH__ < 800 // Turing: 8 of the summed dimension at a time
     const unsigned b[2] = {b0, b1};

@@ -1,11 +1,12 @@
+// muon: see muon.cuh. Kernels: grid (MATRIX_BLOCKS, matrix); a warp per row, W columns per lane at a time.
 #include "cuda/muon.cuh"
 #include "cuda/vec.cuh"
 #include "math/muon.h"
 
-enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 }; // blocks of a matrix
-enum { LIKE_MATRICES = 24 };                   // MatmulShape.like_batch: ranks with other shares compute the same bits
+enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 };
+enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: same bits whatever number of matrices a rank owns
 
-// Scratch, for each of `count` matrices: x and y (rows, columns), gram and poly (side, side), and parts of |x|^2.
+// Scratch of `count` matrices: x and y (rows, columns), gram and poly (side, side), partial sums of |x|^2.
 typedef struct {
     real *x, *y, *gram, *poly;
     double *squares; // (count, MATRIX_BLOCKS)
@@ -23,9 +24,9 @@ int muon_capacity(size_t bytes, int rows, int columns) {
     return n < 1 ? 1 : n > MUON_MATRICES_MAX ? MUON_MATRICES_MAX : (int)n;
 }
 
-// ---- From gradients to x, from its orthogonal form to weights. A warp takes a row, W columns a lane at a time -------
+// ---- From gradients to x; from orthogonal x to weights --------------------------------------------------------------
 
-// f(row, column) for this thread's share of a matrix.
+// Calls f(row, column) for this thread's elements of a matrix, W columns at a time.
 template <int W, typename F> __device__ static inline void each_of_matrix(int rows, int columns, F f) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int r = blockIdx.x * MATRIX_WARPS + warp; r < rows; r += MATRIX_BLOCKS * MATRIX_WARPS)
@@ -33,7 +34,7 @@ template <int W, typename F> __device__ static inline void each_of_matrix(int ro
         for (int c = lane * W; c < columns; c += WARP * W) f(r, c);
 }
 
-// Updates the moments. squares: of x, by block.
+// Updates the moments. squares: each block's part of |x|^2.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     momentum_kernel(double *squares, const __grid_constant__ MuonMatrices all, float mu, const float *grad_scale) {
@@ -58,7 +59,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     if (threadIdx.x == 0) squares[blockIdx.y * MATRIX_BLOCKS + blockIdx.x] = total;
 }
 
-// x = x / (|x| + eps), computed again from gradients and moments, which are fp32.
+// out = x / (|x| + eps), x recomputed from fp32 gradients and moments.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     normalize_kernel(real *out, const double *squares, const __grid_constant__ MuonMatrices all, float mu,
@@ -80,6 +81,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     });
 }
 
+// Updates weights by the orthogonal matrices o.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     apply_kernel(const real *o, const __grid_constant__ MuonMatrices all, MuonStep step, float scale,
@@ -104,7 +106,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-// y = a x + (b G + c G^2) x with G = x x^T, or, where x is tall, x (b G + c G^2) with G = x^T x, which is the same.
+// y = a x + (b G + c G^2) x with G = x x^T. A tall x: x (b G + c G^2) with the smaller G = x^T x, which is equal.
 static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int count, int rows, int columns,
                    Error *e) {
     const bool wide = rows <= columns;

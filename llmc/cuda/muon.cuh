@@ -1,13 +1,13 @@
-// muon: Muon's step (math/muon.h) for matrices of one shape, all at once. Newton-Schulz multiplies in the build's type;
-// moments and weights are fp32.
+// muon: Muon's step (math/muon.h) for a batch of matrices of one shape. Newton-Schulz multiplies in `real`; moments and
+// weights are fp32.
 #pragma once
 
 #include "cuda/matmul.cuh"
 
-// Addresses of a matrix's first element. Rows begin `stride` elements apart.
+// Addresses of a matrix's first element; rows lie `stride` elements apart.
 typedef struct {
     float *param, *moment;
-    real *weight; // NULL: param itself is used
+    real *weight; // working copy; NULL: param serves
     const float *grad;
     size_t stride;
 } MuonMatrix;
@@ -23,10 +23,10 @@ typedef struct {
     float momentum, lr, weight_decay;
 } MuonStep;
 
-// Bytes of scratch for `count` matrices; how many matrices, at least one, `bytes` are enough for.
+// Bytes of scratch for `count` matrices; number of matrices, at least one, that `bytes` suffice for.
 size_t muon_scratch_bytes(int count, int rows, int columns);
 int muon_capacity(size_t bytes, int rows, int columns);
 
-// grad x *grad_scale is the clipped mean gradient. Changes nothing where that is NaN.
+// One step. grad x *grad_scale is the clipped mean gradient; NaN: no change.
 int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,
              cudaStream_t stream, Error *e);

@@ -1,10 +1,11 @@
+// optimizer: see optimizer.cuh.
 #include "cuda/optimizer.cuh"
 #include "cuda/vec.cuh"
 #include "math/lamb.h"
 
 #include <assert.h>
 
-// One thread: a few hundred numbers, summed in order.
+// Grid: one thread, which sums a few hundred numbers in order.
 __global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
     double square = 0;
     for (int i = 0; i < count; i++) square += grad_sq[i];
@@ -34,7 +35,7 @@ int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Er
     return CUDA_LAUNCHED(e);
 }
 
-// A thread takes four elements of one tensor: 28 bytes an element read and written, 30 with the copy.
+// Grid: a thread per four elements of one tensor. Memory: 28 bytes per element, 30 with the working copy.
 __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep step, const float *scale) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     step.grad_scale = *scale;
@@ -68,9 +69,9 @@ int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, co
 
 // ---- LAMB -----------------------------------------------------------------------------------------------------------
 
-enum { TRUST_BLOCKS = 128, TRUST_THREADS = 256 }; // blocks of a segment
+enum { TRUST_BLOCKS = 128, TRUST_THREADS = 256 };
 
-// partials (S, TRUST_BLOCKS) of weights and direction.
+// partials (S, TRUST_BLOCKS): squared norms of weights and direction. Grid: (TRUST_BLOCKS, segment).
 __global__ static void __launch_bounds__(TRUST_THREADS)
     trust_kernel(double2 *partials, OptimizerArrays a, const ReduceSegment *segments, AdamWStep step,
                  const float *scale) {
@@ -90,7 +91,7 @@ __global__ static void __launch_bounds__(TRUST_THREADS)
     if (threadIdx.x == 0) partials[blockIdx.y * TRUST_BLOCKS + blockIdx.x] = {weights, direction};
 }
 
-// A warp a segment.
+// Grid: a warp per segment.
 __global__ static void trust_finish_kernel(double *squares, size_t stride, const double2 *partials) {
     double2 sum = {0, 0};
     for (int k = threadIdx.x; k < TRUST_BLOCKS; k += WARP) {

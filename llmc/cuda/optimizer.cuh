@@ -1,5 +1,5 @@
-// optimizer: AdamW and LAMB over any range of the flat parameter array in one launch, clipped by a norm that stays on the
-// device. Muon's matrices are left to muon.cuh.
+// optimizer: AdamW and LAMB over a range of the flat arrays in one launch. The clipping norm stays on the device. Muon's
+// matrices: muon.cuh.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -9,38 +9,37 @@
 
 enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of it (model.h)
 
-// *scale = the factor from the gradient, summed over `batch` examples, to the clipped mean gradient; NaN where the norm
-// sqrt(sum of grad_sq) is not finite. grad_sq (count) in device memory, summed in order.
+// *scale = factor from the gradient, summed over `batch` examples, to the clipped mean gradient; NaN if its norm,
+// sqrt(sum of grad_sq (count)), is not finite.
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
 
 // out = x, rounded to nearest even. n a multiple of 64.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// How 64 elements are updated: as part of a vector, of a matrix, or of one of Muon's matrices.
+// Update of a granule: part of a vector, of a matrix, of one of Muon's matrices.
 enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON };
 
-// Addresses of the first element to update, number 64 k of the flat arrays.
+// Addresses of the first element to update, which begins a granule of the flat arrays.
 typedef struct {
     float *param; // fp32 master weights
-    real *weight; // the working copy of them; NULL where param itself is used
+    real *weight; // working copy; NULL: param serves
     float *moment1, *moment2;
     const float *grad;
-    const UpdateRule *rule; // [i]: of elements [64 i, 64 i + 64)
-    const uint16_t *tensor; // LAMB: [i]: their tensor
-    const float *rate;      // LAMB: (tensors) instead of step.lr; NULL: AdamW
+    const UpdateRule *rule; // (granules)
+    const uint16_t *tensor; // (granules) LAMB: the tensor's number
+    const float *rate;      // (tensors) LAMB: used instead of step.lr; NULL: AdamW
 } OptimizerArrays;
 
-// One step over n elements, a multiple of 64, with *scale as step.grad_scale. Changes nothing if *scale is NaN, and no
-// elements of RULE_MUON.
+// One step over n elements, a multiple of 64, with *scale as step.grad_scale. NaN: no change. Skips RULE_MUON.
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB: squares[s] = the squared norm of the weights of segment s, squares[stride + s] = that of the step's direction.
-// Offsets of segments count from the arrays' first element.
+// LAMB: squares[s] = squared norm of the weights of segment s, squares[stride + s] = squared norm of the step's direction.
+// Segment offsets count from the arrays' first element.
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);
 
-// rate[i] = lr x the trust ratio of tensor i, from squares as above.
+// rate[i] = lr x trust ratio of tensor i, from squares as above.
 int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e);

@@ -7,7 +7,7 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// By one block: *to += the sum of partials (B, G), unless to is NULL. A warp takes an example.
+// By one block, a warp per example: *to += sum of partials (B, G), unless to is NULL.
 __device__ static void example_partials_sum(double *to, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -24,7 +24,7 @@ __device__ static void example_partials_sum(double *to, const double *partials, 
     if (threadIdx.x == 0 && to) *to = before + total;
 }
 
-// One block a set.
+// Grid: a block per set.
 __global__ void __launch_bounds__(SUM_THREADS)
     example_partials_kernel(const __grid_constant__ ExampleSums sums, const double *partials, int B, int G) {
     example_partials_sum(sums.of[blockIdx.x], partials + (size_t)blockIdx.x * B * G, B, G);
@@ -39,26 +39,26 @@ int reduce_example_partials(ExampleSums sums, const double *partials, int sets, 
 // ---- Column gradients -----------------------------------------------------------------------------------------------
 
 ColumnSplit column_split(int B, int T, int target_blocks) {
-    const int row_tile = 4; // rows that kernels take at a time; a run of whole tiles wastes none
+    const int row_tile = 4; // kernels process 4 rows at a time
     const int rows_per_block = (int)round_up((size_t)ceil_div(B * T, target_blocks), row_tile);
     const int blocks = ceil_div(B * T, rows_per_block);
     return {B * T, T, rows_per_block, blocks, blocks + B};
 }
 
-// Stage two in two kernels. The first adds the slots of each example: block (x, set, z) of a job owns W groups of 32
-// columns, W columns a lane, and a batch of examples, each with the same number of warps. It writes the batch's sum, and
-// each example's sum of squares over every 32 columns. The second adds the batches, and the squares: block (0, set) of a
-// job the squares, block (x, set) the batches of the SUM_THREADS columns before SUM_THREADS x.
+// Pass two, in two kernels.
+// 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per example.
+//    It adds the slots of each example; writes the batch's sum, and each example's sum of squares over every 32 columns.
+// 2. Block (0, set) of a job adds the squares; block (1 + x, set) adds the batches of SUM_THREADS columns.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
-// Stage two of one job.
+// Pass two of one job.
 typedef struct {
     ColumnJob job;
     int B;
     int lane_columns, blocks_x; // W; blocks along x
-    int column_groups;          // of 32
+    int column_groups;          // groups of 32 columns
     int warps_per_example;      // a power of two
-    int batch, batches;         // examples of a block; blocks along z
+    int batch, batches;         // examples per block; blocks along z
     float *batch_sums;          // (batches, sets, C)
     double *squares;            // (sets, B, column_groups)
 } ColumnFinish;
@@ -67,11 +67,11 @@ typedef struct {
     ColumnFinish of[COLUMN_JOBS_MAX];
 } ColumnFinishes;
 
-// Stage two of a job. The job's memory, *bytes in all, begins with the partial sums (slots, sets, C).
+// Lays out a job's memory, *bytes in all, which begins with the partial sums (slots, sets, C).
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;
-    const int slots_per_example = split.blocks / B + 2; // at most
+    const int slots_per_example = split.blocks / B + 2; // upper bound
     int warps = 1;
     while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
     const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
@@ -107,7 +107,7 @@ float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets,
     return job.partials;
 }
 
-// Block (x, set, z) of a job. W 4: C is a multiple of 4.
+// Kernel 1, block (x, set, z) of a job. W 4: C is a multiple of 4.
 template <int W> __device__ static void examples_sum(const ColumnFinish &f, int x, int set, int z) {
     __shared__ Floats<W> parts[FINISH_WARPS][WARP];
     __shared__ Floats<W> examples[FINISH_WARPS][WARP];
@@ -133,7 +133,7 @@ template <int W> __device__ static void examples_sum(const ColumnFinish &f, int 
         for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
         examples[warp][lane] = g;
         UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
-        // The sum over 32 neighbouring columns, in the order of warp_sum whatever W.
+        // Add 32 neighbouring columns in the order of warp_sum, whatever W.
         UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
             UNROLL_FOR (int j = 0; j < W; j++) square[j] += __shfl_xor_sync(0xffffffffu, square[j], offset);
         UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)
@@ -199,11 +199,11 @@ int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
     return launch_after(column_total_kernel, dim3(totals), dim3(SUM_THREADS), 0, stream, e, all);
 }
 
-// ---- Squared norms: of the tensors of a flat buffer, of per-example gradients ---------------------------------------
+// ---- Squared norms of the tensors of a flat buffer, and of per-example gradients ------------------------------------
 
 enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
 
-// The thread's share of the sum of squares of x[begin..end).
+// A thread's part of the sum of squares of x[begin..end).
 __device__ static double squares_of_range(const float *x, size_t begin, size_t end) {
     const size_t body = size_t(begin + 3) / 4 * 4 < end ? size_t(begin + 3) / 4 * 4 : end;
     const size_t tail = end / 4 * 4 > body ? end / 4 * 4 : body;
@@ -219,12 +219,12 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
 
-// Block k takes x[k span, (k + 1) span) and writes slot k + s for every segment s in it.
+// Grid: block k sums x[k span, (k + 1) span) and writes slot k + s for every segment s in it.
 __global__ void __launch_bounds__(FLAT_THREADS)
     squares_kernel(double *slots, const float *x, size_t n, size_t span, const ReduceSegment *segments, int S) {
     __shared__ double shared[FLAT_THREADS / WARP];
     const size_t begin = blockIdx.x * span, end = begin + span < n ? begin + span : n;
-    int low = 0, high = S; // the first segment that ends after begin
+    int low = 0, high = S; // find the first segment that ends after begin
     while (low < high) {
         const int middle = (low + high) / 2;
         if (segments[middle].offset + segments[middle].count > begin) high = middle;
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(FLAT_THREADS)
     }
 }
 
-// A warp a segment.
+// Grid: a warp per segment.
 __global__ void squares_finish_kernel(double *squares, const double *slots, size_t span,
                                       const ReduceSegment *segments) {
     const int s = blockIdx.x;
@@ -258,7 +258,7 @@ size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) 
 int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
                    cudaStream_t stream, Error *e) {
     if (S == 0) return 0;
-    // A multiple of 4 floats, so that a block inside one tensor reads 16 bytes at a time.
+    // A multiple of 4 floats: a block inside one tensor then reads 16 bytes at a time.
     const size_t span = size_max(round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
     squares_kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(slots, x, n, span, segments, S);
@@ -267,9 +267,9 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
     return CUDA_LAUNCHED(e);
 }
 
-enum { EXAMPLES_AT_ONCE = 8 }; // in one kernel; their squares stay in registers
+enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
 
-// W columns a thread at a time, E <= EXAMPLES_AT_ONCE examples of x (E, n). partials (E, gridDim.x): their squares.
+// gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): squares of x.
 template <int W>
 __global__ void __launch_bounds__(FLAT_THREADS)
     examples_kernel(float *gradient, double *partials, const float *x, int E, size_t n) {

@@ -5,9 +5,9 @@
 
 #ifndef GNS_FP32
 
-// The driver's cuTensorMapEncodeTiled, without linking to the driver's library. The first call that finds it is the last.
+// Finds the driver's cuTensorMapEncodeTiled, without linking to the driver's library; later calls reuse it.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
-    static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // a constant of the process, once it is there
+    static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known; // constant once set
     cudaDriverEntryPointQueryResult found;
     if ((*encode = known)) return 0;
 #    if CUDART_VERSION >= 12050

@@ -1,7 +1,7 @@
-// sm90: Hopper's own instructions, for kernels that use them: barriers in shared memory, the copy engine (TMA), wgmma,
-// clusters. PTX ISA 8.0, sections "mbarrier", "cp.async.bulk.tensor" and "wgmma".
+// sm90: Hopper's instructions: barriers in shared memory, the copy engine (TMA), wgmma, clusters. PTX ISA 8.0, sections
+// "mbarrier", "cp.async.bulk.tensor" and "wgmma".
 //
-// A tile in shared memory is cut into panels of 64 columns = 128 bytes a row. A panel has the 128-byte swizzle: the
+// A tile in shared memory is cut into panels of 64 columns = 128 bytes per row. Panels have the 128-byte swizzle: the
 // 16-byte piece c of row r lies at c ^ (r % 8). So tiles begin at multiples of 1024 bytes.
 #pragma once
 
@@ -25,7 +25,7 @@ enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
 
 __device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Tells the compiler that a value is the same in all lanes: what follows from it then costs no vector registers.
+// Tells the compiler that x is equal in all lanes, so that values derived from it need no vector registers.
 __device__ static inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 __device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
@@ -36,7 +36,7 @@ __device__ static inline void barrier_arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives at the barrier at this place in block `rank` of the cluster.
+// Arrives at the barrier of the same address in block `rank` of the cluster.
 __device__ static inline void barrier_arrive_at(uint64_t *barrier, int rank) {
     asm volatile("{\n.reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
@@ -61,22 +61,22 @@ __device__ static inline void barrier_wait(uint64_t *barrier, unsigned parity) {
                  : "memory");
 }
 
-// Makes initialised barriers known to the copy engine; a __syncthreads must follow.
+// Makes initialised barriers visible to the copy engine; a __syncthreads must follow.
 __device__ static inline void barriers_publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// A warp arrives once, when all of its lanes are done.
+// Arrives once per warp, when all lanes are done.
 __device__ static inline void warp_arrive(uint64_t *barrier) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// A warp is done with a stage of its own block, `rank`, and of the other block of the pair: arrives at both.
+// Arrives, once per warp, at this barrier in both blocks of a pair. rank: the own block.
 __device__ static inline void pair_arrive(uint64_t *barrier, int rank) {
     __syncwarp();
     if (threadIdx.x % 32 < 2) barrier_arrive_at(barrier, rank ^ (int)(threadIdx.x % 32));
 }
 
-// Position in a ring of stages; the parity flips each time round.
+// Position in a ring of stages. The parity flips with each round.
 template <int STAGES> struct Ring {
     int stage = 0;
     unsigned parity = 0;
@@ -86,12 +86,12 @@ template <int STAGES> struct Ring {
     }
 };
 
-// All threads of a cluster meet: before the first access to another block's shared memory, and after the last.
+// Barrier of a cluster: needed before the first access to another block's shared memory, and after the last.
 __device__ static inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Writes x to this place in block `rank` of the cluster: 4 bytes of the barrier at this place there.
+// Writes x to the address `to` in block `rank` of the cluster, and counts 4 bytes at the barrier there.
 __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int rank) {
     asm volatile(
         "{\n.reg .b32 there, signal;\n"
@@ -102,14 +102,14 @@ __device__ static inline void send_at(int *to, int x, uint64_t *barrier, int ran
         : "memory");
 }
 
-// Threads of whole warps meet at one of the block's barriers 1 to 15.
+// Barrier number 1 to 15 of the block, for `threads` threads of whole warps.
 __device__ static inline void threads_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The copy engine. A box is described by a CUtensorMap (copy_map); what lies outside the tensor arrives as zeros, counts
-// as bytes of the barrier, and is not written.
+// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Elements outside the tensor arrive as zeros,
+// whose bytes the barrier counts too; copies out skip them.
 
 __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                           int b) {
@@ -119,7 +119,7 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-// The same to every block of the cluster whose bit is in `mask`, at the same place, and to the same barrier of each.
+// The same into every block of the cluster whose bit is in `mask`: same address, same barrier.
 __device__ static inline void copy_box_in_all(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                               int b, uint16_t mask) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -140,7 +140,7 @@ __device__ static inline void copy_box_out(const CUtensorMap *map, const void *f
                  : "memory");
 }
 
-// Adds floats to those in memory.
+// Adds floats in memory.
 __device__ static inline void copy_box_add(const CUtensorMap *map, const void *from, int column, int row) {
     asm volatile(
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -151,11 +151,11 @@ __device__ static inline void copy_box_add(const CUtensorMap *map, const void *f
 __device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Orders the threads' own reads and writes of shared memory before the copies that follow, out of it or into it. Reads need
-// it as well: PTX ISA, "Causality order", links accesses of two proxies by a proxy fence alone.
+// Orders the thread's reads and writes of shared memory before later copies out of it or into it. Reads need it too: PTX
+// ISA, "Causality order", links accesses of two proxies by a proxy fence only.
 __device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// `bytes` and both addresses: multiples of 16.
+// Copies `bytes`. They and both addresses must be multiples of 16.
 __device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
@@ -163,8 +163,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// Describes a tensor to the copy engine, in boxes swizzled over 128 bytes. Dimension 0 is the innermost; stride: bytes from
-// element to element of dimensions 1 and up, multiples of 16; the tensor begins at a multiple of 16 bytes.
+// A tensor and its boxes, swizzled over 128 bytes. Dimension 0 is the innermost. stride: bytes between elements of
+// dimensions 1 and up. Strides and the tensor's address must be multiples of 16.
 struct CopyTensor {
     CUtensorMapDataType type;
     int dimensions;
@@ -175,16 +175,16 @@ struct CopyTensor {
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// wgmma. A warpgroup computes 64 rows, a warp 16 of them; accumulators: fragment_row, fragment_column.
+// wgmma. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// Matrix descriptor of a tile: its address, the distance between panels, 1024 bytes between groups of 8 rows, the
-// 128-byte swizzle; all in units of 16 bytes. The offset of step k is added to it.
+// Matrix descriptor of a tile: address, distance between panels, 1024 bytes between groups of 8 rows, in units of 16 bytes;
+// 128-byte swizzle. Add the offset of step k.
 __device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
     unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
     return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// Offsets of step k: 16 columns where the summed dimension runs along the rows, 16 rows where it runs down the columns.
+// Offset of step k: 16 columns if the summed dimension runs along the rows, 16 rows if it runs down the columns.
 template <int ROWS> __device__ constexpr int step_along_rows(int k) {
     return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4;
 }
@@ -198,7 +198,7 @@ template <int PENDING> __device__ static inline void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Keeps the compiler from moving reads of wgmma's registers above the wait, and writes to them below the issue.
+// Keeps the compiler from moving reads of wgmma's registers above the wait, or writes to them below the issue.
 template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
     UNROLL_FOR (int i = 0; i < N; i++) asm volatile("" : "+f"(r[i])::"memory");
 }
@@ -228,8 +228,8 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
         ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #    define SM90_INOUT_16(d, i) SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8)
 
-// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), 16 of the summed dimension, both operands in shared memory. ALONG: the
-// summed dimension runs along the rows of a tile (64 or N rows); otherwise down its columns (16 rows of 64 or N columns).
+// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), over 16 of the summed dimension, both operands in shared memory. ALONG:
+// the summed dimension runs along the rows of a tile of 64 or N rows; else down its columns, 64 or N of them.
 #    define SM90_WGMMA(N, COUNT, A, B, ACCUMULATE, A_DOWN, B_DOWN, ...)                                                \
         template <bool A_ALONG, bool B_ALONG>                                                                          \
         __device__ static inline void wgmma(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {                \
@@ -248,9 +248,9 @@ SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0)
 SM90_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_32(c, 96))
 
-// A warpgroup returns registers to its block's pool, or takes some from it; each of its warps must call. Taking waits until
-// there are enough, forever where all warpgroups together want more than the block has at launch (for 384 threads 168 a
-// thread: 2 x 232 + 40, 2 x 240 + 24).
+// Returns registers of a warpgroup to the block's pool, or allocates from it; every warp of the group must call. Allocating
+// waits until enough are free: forever if all warpgroups want more than the block got at launch (384 threads: 168 each, as
+// 2 x 232 + 40 or 2 x 240 + 24).
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));

@@ -1,12 +1,12 @@
-// vec: vector loads, sums and launches of the memory-bound kernels. A thread takes W columns at a time: 8 (16 bytes of
-// 16-bit values) where the row length allows, else 1. Sums over a warp and a block are fixed trees.
+// vec: vector loads, sums and launches for memory-bound kernels. A thread processes W columns at a time: 8 (16 bytes of
+// 16-bit values) where the row length allows, else 1. Sums over a warp or block are fixed trees.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
 
 enum { WARP = 32, VEC = 8 };
 
-// W neighbouring values as in memory: whole registers, never 16-bit halves, so that 8 of 16 bits take 4.
+// W neighbouring values as stored. Whole registers, no 16-bit halves: 8 values of 16 bits occupy 4.
 template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
 template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
@@ -33,13 +33,13 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler unpack a pack again instead of keeping the floats alive.
+// Makes the compiler unpack again later instead of keeping the floats in registers.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
 
-// Starts to copy 8 values to shared memory; zeros unless `there`. fetch_commit ends a group of the thread's fetches;
-// fetch_wait<N> waits until at most its last N groups are in flight.
+// Starts a copy of 8 values to shared memory; writes zeros unless `there`. fetch_commit ends a group of the thread's
+// fetches; fetch_wait<N> waits until at most the last N groups are in flight.
 __device__ static inline void pack_fetch(Pack<VEC> *to, const real *from, bool there) {
 #if __CUDA_ARCH__ < 800 // no asynchronous copies: at once
     *to = there ? pack_load<VEC>(from) : Pack<VEC>{};
@@ -62,7 +62,7 @@ template <int N> __device__ static inline void fetch_wait(void) {
 #endif
 }
 
-// W floats in memory; 16-byte accesses where W allows.
+// W floats as stored, accessed 16 bytes at a time where W allows.
 template <int W> struct alignas(W == 1 ? 4 : 16) Floats { float x[W]; };
 template <int W> __device__ inline void floats_load(float (&x)[W], const float *p) {
     const Floats<W> v = *reinterpret_cast<const Floats<W> *>(p);
@@ -74,21 +74,21 @@ template <int W> __device__ inline void floats_store(float *p, const float (&x)[
     *reinterpret_cast<Floats<W> *>(p) = v;
 }
 
-// W values in memory, converted by the caller.
+// W values as stored, for any W.
 template <int W> struct alignas(W * sizeof(real)) Reals { real x[W]; };
 
 template <int W> __device__ inline void floats_add(float (&sum)[W], const float (&x)[W]) {
     UNROLL_FOR (int j = 0; j < W; j++) sum[j] += x[j];
 }
 
-// The sum over the warp, in every lane.
+// Returns the sum over the warp, in every lane.
 template <typename F> __device__ inline F warp_sum(F x) {
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
     return x;
 }
 
-// K sums over the warp at once (K a power of two up to 32), with half as many values at each exchange: lane l returns the
-// sum of v[l / (32 / K)]. v is overwritten.
+// Sums K values over the warp (K a power of two up to 32); each exchange halves the values per lane. Lane l returns the
+// sum of v[l / (32 / K)]. Overwrites v.
 template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     const int lane = threadIdx.x % WARP;
     int offset = WARP / 2;
@@ -105,7 +105,8 @@ template <int K> __device__ inline float warp_sum_each(float (&v)[K]) {
     return x;
 }
 
-// The sum over a block of whole warps, in every thread. shared: one F a warp, in use until the next __syncthreads.
+// Returns the sum over a block of whole warps, in every thread. shared: one F per warp, in use until the next
+// __syncthreads.
 template <typename F> __device__ inline F block_sum(F x, F *shared) {
     x = warp_sum(x);
     if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = x;
@@ -115,12 +116,12 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// launch_after hides a kernel's launch: the kernel may start while the one before it on the stream still runs (compute
+// launch_after hides launch latency: the kernel may start while its predecessor on the stream still runs (compute
 // capability 9.0 and later).
-// 1. The kernel before may let it start early with after_allow; without that it starts when that one ends.
-// 2. The kernel must call after_wait before it touches anything that earlier kernels wrote: then the kernel before has
-//    ended, and all kernels before that one, for which it waited itself. So every kernel that calls after_allow must call
-//    after_wait, however it is launched.
+// 1. The kernel starts early only if every block of the predecessor has called after_allow or ended.
+// 2. after_wait returns when the predecessor has ended. Call it before touching anything that earlier kernels wrote.
+// 3. Every kernel that calls after_allow must call after_wait, however it is launched: the successor relies on it for all
+//    older kernels.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -132,7 +133,6 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
-// attribute: may be NULL.
 template <typename... Parameters, typename... Arguments>
 static int launch_with(const cudaLaunchAttribute *attribute, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
                        size_t shared_bytes, cudaStream_t stream, Error *e, Arguments... arguments) {
@@ -158,7 +158,7 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
 }
 
-// A launch in clusters of `size` blocks, after the kernel before on the stream.
+// Launches clusters of `size` blocks.
 template <typename... Parameters, typename... Arguments>
 static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                            cudaStream_t stream, Error *e, Arguments... arguments) {

@@ -1,18 +1,18 @@
 // weight_gradient: see weight_gradient.cuh.
 //
-// One block a multiprocessor, for the whole launch: a warp that feeds, and two warpgroups that multiply. A block's tile of
-// dW is (128, N), a warpgroup's is (64, N). Blocks work in pairs (clusters) on neighbouring tiles, along the rows of dW
-// (they share dY) or along its columns (they share X): each fetches half of the shared operand and multicasts it, so less
-// is read from L2.
+// Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW is
+// (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY) or along
+// its columns (sharing X): each block fetches half of the shared operand and multicasts it, which halves its reads from L2.
 //
-// A pair works through steps (Schedule): a tile and an example, all T rows of X and dY. A warpgroup sums a step in `e`; at
-// its end it adds e to `total` and writes the sum of e's squares to a place of its own. After the last of a pair's steps
-// in a tile, total goes out, 32 columns with every 64 rows of the next step: to dW, or, where other pairs have examples
-// of this tile, to a place of its own, from which finish_kernel sums. So every sum has a fixed order.
-//
-// The columns of dY are summed by the feeder's idle warps, from shared memory. Of the rows of a stage, a block takes those
-// whose number falls to its row of tiles: each is read once, and all stages take the same time. (A whole stage now and then
-// made the kernel a third longer.)
+// Terms: a step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
+// 1. A warpgroup sums a step in `e`. At its end it adds e to `total` and writes the sum of e's squares to a slot of its
+//    own.
+// 2. After a pair's last step in a tile, `total` is stored, 32 columns beside every 64 rows of the next step: to dW if the
+//    pair had all examples of the tile, else to a part of its own; gradient_finish_kernel adds the parts. So all sums have
+//    a fixed order.
+// 3. The feeder's idle warps sum the columns of dY from shared memory. Row r of a stage is summed by the block of tile row
+//    r mod `shares`: each row is read once, and all stages take equal time. (Whole stages by turns made the kernel a third
+//    longer.)
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -25,32 +25,33 @@
 
 #ifndef GNS_FP32
 
-enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: what a warp stores at a time
+enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: a warp's box
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
-// A level of the schedule deals tiles, each with B examples, to its pairs. First whole rounds: a pair has a tile with all B
-// examples. Of the `rest` of the tiles, fewer than there are pairs, each has `full` pairs with `run` examples each. The
-// examples left over are for the pairs left over, by the same rules: the next level. So all pairs end at about the same
-// time, and are at few places in X and dY at any time, and find these in L2; and the cuts are a function of shape and
-// pairs alone.
+// A level of the schedule deals tiles with B examples each to its pairs:
+// 1. Whole rounds: each pair gets `whole` tiles, with all B examples.
+// 2. Each of the `rest` tiles, fewer than pairs, gets `full` pairs with `run` examples each.
+// 3. The remaining examples go to the remaining pairs, by the same rules: the next level.
+// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2. The cuts depend on
+// shape and number of pairs only.
 struct Level {
-    int first, pairs, tile, b, B, whole, rest, run, full; // first: pair; tile, b: the level's first
+    int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
     int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
 };
 
-enum { LEVELS_MAX = 8 }; // at most 5 are used up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
+enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
 
 struct TileSchedule {
     Level level[LEVELS_MAX];
-    int levels, parts, steps; // steps: of the pair that has most
+    int levels, parts, steps; // steps: of the busiest pair
 };
 
 static TileSchedule schedule_of(int tiles, int B, int pairs) {
     TileSchedule s = {};
     Level l = {};
     l.pairs = pairs, l.B = B, l.whole_part = -1;
-    for (int before = 0;;) { // steps of the levels above
+    for (int before = 0;;) { // before: steps of the levels above
         Level &to = s.level[s.levels++];
         l.whole = tiles / l.pairs, l.rest = tiles % l.pairs;
         l.run = !l.rest ? 0 : s.levels == LEVELS_MAX ? l.B : ceil_div(l.rest * l.B, l.pairs);
@@ -69,11 +70,11 @@ static TileSchedule schedule_of(int tiles, int B, int pairs) {
 }
 
 struct Step {
-    int tile, b, part; // part < 0: the tile is whole
-    bool last;         // of the pair's in this tile
+    int tile, b, part; // part < 0: the pair has the whole tile
+    bool last;         // the pair's last step in this tile
 };
 
-// Step i of a pair; false: there is none.
+// *step = step i of a pair; false: there is none.
 __device__ static inline bool step_at(Step *step, const TileSchedule &s, int pair, int i) {
     for (int k = 0; k < s.levels; k++) {
         const Level &l = s.level[k];
@@ -93,7 +94,7 @@ __device__ static inline bool step_at(Step *step, const TileSchedule &s, int pai
     return false;
 }
 
-// Calls f(part) for all parts of remaining tile i, in order.
+// Calls f(part) for all parts of the i-th tile that is cut, in order.
 template <typename F> __device__ static inline void each_part(const TileSchedule &s, int i, F f) {
     for (int k = 0; k < s.levels && i >= 0; k++) {
         const Level &l = s.level[k];
@@ -104,15 +105,15 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. Tiles are those of a pair.
+// A launch. Tiles here are those of a pair.
 struct GradientJob {
     WeightGradientShape shape;
     TileSchedule schedule;
-    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares of an example, one a warp
+    int tiles_m, tiles_n, row_blocks, slots; // row_blocks: of 64 rows; slots: squares per example, one per warp
     bool add;
     float *squares;    // (B, slots), or NULL
-    unsigned *arrived; // (2) see sum_blocks
-    float *columns;    // (B, shares, out), or NULL: column sums of dY
+    unsigned *arrived; // (2) for sum_blocks
+    float *columns;    // (B, shares, out) column sums of dY, or NULL
     int shares;
     const int *row_at;
     float *rows;
@@ -131,8 +132,8 @@ enum { PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST 
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns; of a narrower last one only its columns are fetched. A shared
-// operand comes as two halves of 32 rows.
+// An operand (64 rows, COLUMNS) in panels of 64 columns; a narrower last panel is fetched by its own map. A SHARED operand
+// comes as two halves of 32 rows.
 template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int WHOLE = COLUMNS / PANEL, PANELS = (COLUMNS + PANEL - 1) / PANEL;
     static constexpr int BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
@@ -141,7 +142,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
 
-    // Fetches all of it, or half for both blocks. narrow: the map of a narrower panel.
+    // Fetches the operand, or its half for both blocks. narrow: map of a narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
                                 int column, int b, int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
@@ -162,14 +163,14 @@ template <int N_, bool ALONG_M> struct GradientLayout {
     static constexpr int STAGE_BYTES = X::BYTES + Y::BYTES, FETCHED_BYTES = X::FETCHED_BYTES + Y::FETCHED_BYTES;
     static constexpr int STAGES = (227 * 1024 - SHARED_ALIGNMENT - WARPS * (int)OUT_BYTES) / STAGE_BYTES;
     static constexpr int WORKER_REGISTERS = N == 208 ? 232 : 224, FEEDER_REGISTERS = N == 208 ? 40 : 56;
-    static constexpr bool SUMS_COLUMNS = N != 208; // there are no registers for it
+    static constexpr bool SUMS_COLUMNS = N != 208; // 208 leaves no registers
 
     struct Shared {
         char x[STAGES][X::BYTES], y[STAGES][Y::BYTES], out[WARPS][OUT_BYTES];
         uint64_t full[STAGES], empty[STAGES];
     };
 
-    // The block's own tile
+    // First row and column of the block's tile.
     __device__ static int row(const GradientJob &job, int tile, int rank) {
         return job.m(tile) * PAIR_M + (ALONG_M ? rank * TILE_M : 0);
     }
@@ -180,7 +181,7 @@ template <int N_, bool ALONG_M> struct GradientLayout {
 
 namespace {
 
-// narrow: of the columns of a tile that are left beyond whole panels, or beyond what a warp stores at a time.
+// narrow: boxes for a tile's columns beyond whole panels, or beyond whole OUT_COLUMNS.
 struct GradientMaps {
     CUtensorMap x, dy, dy_narrow, dw, dw_narrow, parts, parts_narrow;
 };
@@ -205,16 +206,17 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
             ring.advance();
         }
     }
-    for (int i = 0; i < L::STAGES; i++) { // until both blocks are done with all that they were sent
+    for (int i = 0; i < L::STAGES; i++) { // wait until both blocks have released all stages
         barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
         ring.advance();
     }
 }
 
-// A warp sums the columns of panels `first`, first + 3: a lane 8 columns of every fourth of the block's rows.
+// Sums the columns of panels `first` and first + 3 of dY over the block's share of rows; a lane: 8 columns of every fourth
+// row.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
-    constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // of a warp
+    constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // per warp
     const int lane = threadIdx.x % WARP, piece = lane % 8, row0 = lane / 8;
     Ring<L::STAGES> ring;
     Step step;
@@ -235,7 +237,7 @@ __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, in
                                                      (piece ^ r % 8) * 16));
                     floats_add(sum[p], v);
                 }
-            fence_before_copies(); // into the stage
+            fence_before_copies(); // before the next copy into the stage
             pair_arrive(&s.empty[ring.stage], rank);
             ring.advance();
         }
@@ -261,21 +263,21 @@ template <int I, int COUNT, class F> __device__ inline void times(F &&f) {
     }
 }
 
-// Where a warp's rows go.
+// Destination of a warp's rows.
 enum Target { NOWHERE, TO_DW, TO_PARTS };
 struct Out {
     Target target;
     int row, column;
 };
 
-// Columns [32 C, 32 C + 32) of a warp's rows, or those left, by way of its own place in shared memory. Each address is
-// written or added to once in a launch, so the order of additions makes no difference. Leaves zeros in c.
+// Stores columns [32 C, 32 C + 32) of a warp's rows, or the remaining ones, through `place`, shared memory of the warp, and
+// zeroes them in c. Each address is written or added to once per launch, so the order of additions does not matter.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
     constexpr bool NARROW = LEFT < OUT_COLUMNS;
     const int lane = threadIdx.x % WARP, column = out.column + OUT_COLUMNS * C;
-    if (lane == 0) copy_out_wait_read(); // of the last columns
+    if (lane == 0) copy_out_wait_read(); // the last copy has read `place`
     __syncwarp();
     UNROLL_FOR (int i = 0; i < (NARROW ? LEFT : OUT_COLUMNS) / 8; i++)
         UNROLL_FOR (int h = 0; h < 2; h++) {
@@ -294,7 +296,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     copy_out_commit();
 }
 
-// Copies those of a warp's 16 rows that are wanted (row_at). at: lane l has that of row l.
+// Copies the wanted ones of a warp's 16 rows to job.rows. at: lane l holds row_at of row l.
 template <int COUNT>
 __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
@@ -308,7 +310,7 @@ __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at
     }
 }
 
-// Waits for the ring's stage and issues e (+)= x^T dy of it as one group.
+// Waits for the ring's stage and issues its e (+)= x^T dy as one group.
 template <class L>
 __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring,
                                       int group, int accumulate) {
@@ -322,14 +324,14 @@ __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &
     wgmma_commit();
 }
 
-// Where the warp's rows of a tile go when its last step is done.
+// Destination of the warp's rows after a step; NOWHERE unless it is the tile's last.
 template <class L> __device__ inline Out out_of(const Step &step, const GradientJob &job, int rank, int warp) {
     if (!step.last) return {};
     if (step.part >= 0) return {TO_PARTS, (step.part * PAIR + rank) * TILE_M + warp * OUT_ROWS, 0};
     return {TO_DW, L::row(job, step.tile, rank) + warp * OUT_ROWS, L::column(job, step.tile, rank)};
 }
 
-// total += e; returns the lane's sum of e's squares.
+// total += e. Returns the lane's sum of squares of e.
 template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], const float (&e)[COUNT]) {
     float q[4] = {};
     UNROLL_FOR (int j = 0; j < COUNT; j++) {
@@ -339,22 +341,22 @@ template <int COUNT> __device__ inline float add_example(float (&total)[COUNT], 
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// Lane l's entry of row_at for row l of the warp.
+// Lane l returns row_at of the warp's row l; 0 if there is none.
 __device__ inline int row_at(const GradientJob &job, int b, int row) {
     const int lane = threadIdx.x % WARP;
     const bool is = job.row_at && lane < OUT_ROWS && row + lane < job.shape.in;
     return is ? job.row_at[(size_t)b * job.shape.in + row + lane] : 0;
 }
 
-// With squares every step is a sum of its own. Without, a pair's steps in a tile are one long sum.
+// A warpgroup's steps. SQUARES: each step is a separate sum; else all of a pair's steps in a tile are one sum.
 template <class L, bool SQUARES>
 __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, const GradientJob &job, int cluster,
                               int rank) {
     constexpr int PIECES = (L::N + OUT_COLUMNS - 1) / OUT_COLUMNS;
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
-    float e[L::N / 2], total[L::N / 2] = {}; // total: with squares only
-    float squares = 0.0f, *square = NULL;    // of the last step; where they go, which is done beside the next products
+    float e[L::N / 2], total[L::N / 2] = {}; // total: with SQUARES only
+    float squares = 0.0f, *square = NULL;    // of the last step, and where to write them, beside the next products
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
         if (SQUARES && square && lane == 0) *square = sum;
@@ -386,7 +388,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         }
 #        pragma unroll 1
         while (k < blocks) next();
-        // Beside the last products: all that does not need them.
+        // Beside the last products do what does not need them.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
@@ -428,7 +430,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     after_allow();
     after_wait();
     if (blockIdx.x == 0 && threadIdx.x == 0) job.arrived[0] = job.arrived[1] = 0;
-    // At the end of each branch: the other block may still write to this one's shared memory.
+    // cluster_sync ends each branch: the other block may still write to this one's shared memory.
     if (threadIdx.x >= WORKERS) {
         registers_give<L::FEEDER_REGISTERS>();
         const int warp = threadIdx.x / WARP - WARPS;
@@ -445,7 +447,7 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 #    endif
 }
 
-// ---- What is left: tiles in parts, and the sums of squares ----------------------------------------------------------
+// ---- Second kernel: adds parts, squares and column sums -------------------------------------------------------------
 
 enum { FINISH_THREADS = 512 };
 
@@ -456,12 +458,12 @@ struct GradientFinish {
     double *squares, *norms; // norms (B)
     ColumnGradient bias;
     double *bias_squares; // (groups of columns)
-    int examples, groups; // blocks for squares, for columns; the rest are for parts
-    int n, tile_blocks;   // columns of a tile; thread blocks that sum one
-    int pair_m, pair_n;   // a pair's tile
+    int examples, groups; // blocks for squares; for columns; the remaining ones add parts
+    int n, tile_blocks;   // columns of a tile; blocks per tile
+    int pair_m, pair_n;   // size of a pair's tile
 };
 
-// partial[i] = mine; the last of `count` blocks to get here adds them all, in order, to *to.
+// partial[i] = mine. The last of `count` blocks to call adds all partials, in order, to *to.
 __device__ void sum_blocks(double *to, double *partial, int i, int count, double mine, unsigned *arrived,
                            double *shared) {
     bool last = false;
@@ -478,7 +480,7 @@ __device__ void sum_blocks(double *to, double *partial, int i, int count, double
     if (threadIdx.x == 0) *to += sum;
 }
 
-// The squares of an example.
+// Adds the squares of example b.
 __device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
     const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
@@ -491,7 +493,7 @@ __device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
     sum_blocks(f.squares, f.norms, b, f.examples, sum, f.job.arrived, shared);
 }
 
-// The bias of 32 columns: a warp takes every 16th example.
+// Bias gradient of 32 columns; a warp adds every 16th example.
 __device__ void columns_finish(const GradientFinish &f, int group, double *shared) {
     constexpr int GROUP_WARPS = FINISH_THREADS / WARP;
     __shared__ float sums[GROUP_WARPS][WARP];
@@ -506,7 +508,7 @@ __device__ void columns_finish(const GradientFinish &f, int group, double *share
         square = add_square(square, example);
     }
     sums[warp][lane] = sum;
-    const double squares = block_sum((double)square, shared); // and all sums are there
+    const double squares = block_sum((double)square, shared); // its barrier also publishes sums
     if (warp == 0 && c < out) {
         float all = f.bias.first ? 0.0f : f.bias.sum[c];
         for (int w = 0; w < GROUP_WARPS; w++) all += sums[w][lane];
@@ -515,6 +517,7 @@ __device__ void columns_finish(const GradientFinish &f, int group, double *share
     if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
 }
 
+// Adds the parts of a piece of a tile to dW.
 __device__ void parts_finish(const GradientFinish &f, int i) {
     const GradientJob &job = f.job;
     const Level &top = job.schedule.level[0];
@@ -525,7 +528,7 @@ __device__ void parts_finish(const GradientFinish &f, int i) {
     if (row >= job.shape.in || column >= job.shape.out) return;
     float *to = f.dw + (size_t)row * job.shape.out + column, sum[4] = {}, last[4] = {}, before[4] = {};
     if (job.add) floats_load(before, to);
-    each_part(job.schedule, index, [&](int part) { // a part is added when the next is on its way
+    each_part(job.schedule, index, [&](int part) { // add the last part while this one is loading
         float v[4];
         floats_load(v, f.parts + ((size_t)(part * PAIR + rank) * quads + q) * 4);
         floats_add(sum, last);
@@ -549,14 +552,13 @@ __global__ void __launch_bounds__(FINISH_THREADS, 3) gradient_finish_kernel(cons
 
 // ---- Host -----------------------------------------------------------------------------------------------------------
 
-// On which a choice of tiles depends, besides on the shape.
+// Outputs that the choice of tiles depends on.
 struct Wants {
     bool squares, columns;
 };
 
-// The tile shapes. Which of them takes a matrix is a question of how many tiles cover it. Clocks are those that an H200
-// took: of 64 rows, four a column for the products and about 80 more, whatever the width; of an example's end; of a part of
-// a tile, which is written and read again.
+// A tile shape and its cost in clocks, measured on an H200: for 64 rows 4 per column and about 80 more; for an example's
+// end; for a part, which is written and read again.
 struct Tiling {
     int n;
     bool along_m;
@@ -571,7 +573,7 @@ struct Tiling {
 
 } // namespace
 
-// Of the others, 160 columns along the rows and 208 along the columns, none was best for a model by 1%.
+// No other tile (160 along the rows, 208 along the columns) won by 1% on any model.
 static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {160, false}};
 
 static TileSchedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
@@ -590,9 +592,9 @@ static Tiling tiling_of(WeightGradientShape s, Wants wants, int clusters) {
     return chosen;
 }
 
-// The workspace: parts, squares, numbers, shares of the column sums.
+// Layout of the workspace: parts, squares, numbers, column sums by share.
 struct Places {
-    size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, counts of arrivals
+    size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, arrivals
     int slots, shares, groups;
 };
 
@@ -630,7 +632,8 @@ static int tiling_launch(bool squares, const GradientMaps &maps, const GradientJ
     return (squares ? product_launch<L, true> : product_launch<L, false>)(maps, job, stream, e);
 }
 
-// X or dY: boxes of `rows` rows of one example, `wide` columns. What is beyond T or the last column arrives as zeros.
+// Map of X or dY, in boxes of `rows` rows of one example x `wide` columns. Elements beyond T or the columns arrive as
+// zeros.
 static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, int wide, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
     return copy_map(map, p,
@@ -643,7 +646,7 @@ static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int co
                     e);
 }
 
-// A matrix of floats: dW, or the parts.
+// Map of dW or of the parts.
 static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wide, Error *e) {
     return copy_map(map, p,
                     {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
@@ -655,7 +658,7 @@ static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wid
                     e);
 }
 
-// What is left of n columns beyond whole pieces; if nothing is, a piece.
+// Columns of n beyond whole pieces; a piece if none are.
 static int left_of(int n, int piece) { return n % piece ? n % piece : piece; }
 
 static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
@@ -671,7 +674,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
 }
 
-// Writes each block's multiprocessor. A block that ended early could leave its own to another, so it waits for all.
+// Writes each block's multiprocessor. Blocks wait for each other: one that ended early could free its own for another.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
@@ -680,8 +683,8 @@ __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     }
 }
 
-// The multiprocessors of all blocks that run at a time, a block a multiprocessor, in clusters of `size`; 0 blocks: none.
-// room: (BLOCKS_MOST + 1) on the device.
+// Finds the multiprocessors of all blocks that run at once, one per multiprocessor, in clusters of `size`. *blocks = 0:
+// none. room: (BLOCKS_MOST + 1) on the device.
 static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -699,7 +702,7 @@ static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
 }
 
-// Places the pairs. Blocks of one cluster are in one GPC; clusters of several sizes, together, cover a GPC.
+// Places the pairs by GPC. Blocks of one cluster lie in one GPC; overlapping clusters of several sizes reveal a whole GPC.
 static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
     for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;
@@ -708,7 +711,7 @@ static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     for (int size : {16, 8, 6, (int)PAIR}) {
         TRY(blocks_where(at, &blocks, size, room, e));
         for (int i = 0; i < blocks; i++) {
-            if (at[i] >= BLOCKS_MOST) return 0; // as they are numbered
+            if (at[i] >= BLOCKS_MOST) return 0; // keep launch order
             const int one = group[at[i / size * size]], other = group[at[i]];
             for (int &g : group) g = g == other ? one : g;
         }
@@ -741,7 +744,7 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
     for (int i = 0; i < pairs->count; i++) pairs->place[i] = (unsigned char)i;
     if (pairs->count == 0) return 0;
     CUDA_TRY(cudaMalloc(&room, (BLOCKS_MOST + 1) * sizeof *room), e);
-    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // it would have made the kernel faster, no more
+    if (pairs_place(pairs, room, &ignored)) cudaGetLastError(); // only speed is lost
     return CUDA_CALL(cudaFree(room), e);
 }
 

@@ -1,11 +1,13 @@
-// transport between GPUs: NCCL, on its own stream next to the engine's. NCCL is set up over MPI.
+// transport_nccl: transfers between GPUs by NCCL, set up over MPI.
 //
-// The order of the two streams:
-// 1. A transfer starts after all work that the engine's stream has queued before it (after_engine).
-// 2. Transfers run one after another, so that they share `rounded`.
-// 3. wait_for makes the engine's stream wait for a transfer, not the host; finish makes the host wait for all.
-// 4. The watchdog holds its lock while it aborts NCCL. Every call that hands NCCL work takes that lock first
-//    (watchdog_handing) and the watchdog awaits its end, so that an aborted communicator gets none.
+// Two streams: the engine's runs kernels, `stream` runs transfers.
+//     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for ended[n] | kernels that need transfer n
+//     stream              wait for engine_done | transfer n | ended[n]
+// 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
+// 2. Transfers run one after another, so they can share `rounded`.
+// 3. nccl_wait_for makes the engine's stream wait, not the host; nccl_finish makes the host wait for all transfers.
+// 4. The watchdog aborts NCCL under its lock. Every call that hands work to NCCL holds this lock too (watchdog_handing), so
+//    an aborted communicator gets no work.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 
@@ -16,21 +18,21 @@
 #include <string.h>
 #include <unistd.h>
 
-// The ring of events holds the last transfers, more than a backward pass over 255 blocks has. A later transfer has taken
-// the event of an older one: a wait for it is then longer than needed, never shorter.
+// Events of the last transfers, more than a backward pass over 255 blocks starts. Events are reused; waiting on a reused
+// one waits too long, never too short.
 enum { MARKS = 512 };
 
 struct Transport {
     Comm *comm;
     WireType wire;
     ncclComm_t nccl;
-    cudaStream_t engine, stream; // the engine's, and ours
-    cudaEvent_t engine_done;     // after the engine's work before the last transfer
-    cudaEvent_t ended[MARKS];    // event n modulo MARKS: after transfer n
-    int64_t started;             // transfers so far
+    cudaStream_t engine, stream; // of kernels; of transfers
+    cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
+    cudaEvent_t ended[MARKS];    // ended[n mod MARKS]: recorded after transfer n
+    int64_t started;             // number of transfers so far
     __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
     size_t largest;              // elements of the largest bucket
-    const Model *whole;          // parts are transport_whole_part's, of unequal length; NULL: transport_part's
+    const Model *whole; // set: ranks own unequal parts (transport_whole_part); NULL: equal ones (transport_part)
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -48,8 +50,8 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-// Where a rank's GPU is. The machine's identity follows NCCL's rule (getHostHash in its utils.cc): NCCL_HOSTID, else its
-// name and the kernel's boot id, since cloned machines share a name.
+// A rank's GPU: machine and bus. The machine is identified as NCCL does it (getHostHash in its utils.cc): by NCCL_HOSTID,
+// else by name and the kernel's boot id, since cloned machines share a name.
 typedef struct {
     char host[64], boot[64], bus[32];
 } GpuPlace;
@@ -68,9 +70,9 @@ static int find_place(GpuPlace *place, Error *e) {
     return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
 }
 
-// Two ranks on one GPU would take each other's memory, and hang in NCCL or crawl. (Ranks that stand for several machines,
-// each with its own NCCL_HOSTID, may share one: dev/test/ranks_check.sh, MACHINES.) NCCL takes two containers of one machine
-// for two machines: a note, from the later rank.
+// Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different NCCL_HOSTID
+// may share one (dev/test/ranks_check.sh, MACHINES). To NCCL two containers of one machine are two machines: the later rank
+// prints a note.
 static int check_apart(Comm *comm, Error *e) {
     GpuPlace mine, *all;
     int same = -1;
@@ -108,7 +110,7 @@ static int nccl_device(Comm *comm, Error *e) {
 
 // ---- Set-up and end -------------------------------------------------------------------------------------------------
 
-// Called in the watchdog's thread.
+// The watchdog's thread calls it.
 static int check_nccl(void *context, Error *e) {
     Transport *t = (Transport *)context;
     ncclResult_t state = ncclSuccess;
@@ -145,7 +147,7 @@ static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t larges
                        Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // stream priorities: transfers need few multiprocessors and go before the engine's kernels
+    int least, most; // priorities: transfers need few multiprocessors and precede the engine's kernels
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
@@ -161,8 +163,8 @@ static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t larges
 
 static void nccl_destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
-    watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted: perhaps only this rank has an error
-    if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for the other ranks, which may have ended
+    watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted: perhaps only this rank failed
+    if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for other ranks, which may have ended
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
@@ -208,9 +210,9 @@ static Range nccl_part_of(const Transport *t, Range bucket, int r) {
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
-// Equal parts of `each` elements are transferred in place; the short remainder goes to, or comes from, the last rank.
+// A bucket in equal parts, transferred in place; the last rank owns the short remainder too.
 typedef struct {
-    size_t each, rest, begin; // elements: of a part, of the remainder, before this rank's part
+    size_t each, rest, begin; // elements of a part; of the remainder; before this rank's part
 } Parts;
 
 static Parts parts_of(const Comm *comm, Range bucket) {
@@ -243,8 +245,7 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
         out[i] = (To)in[i]; // to nearest even
 }
 
-// Enough blocks for the memory's bandwidth: on few multiprocessors rounding takes longer than it saves on the wire (64
-// blocks: 12 ms of a step of 110).
+// Enough blocks for the memory's bandwidth: with 64, rounding took 12 ms of a step of 110, more than it saves on the wire.
 static unsigned convert_blocks(size_t n) {
     const size_t threads = 256, most = 1024;
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
