@@ -9,7 +9,7 @@
 //     transport's stream                       gradients of a bucket       weights of a bucket  NCCL (transport_nccl.cu)
 //     engine->store_stream   copies of weights, moments or gradients to the host, for saves     (engine_state.cu)
 //
-// Kernels of a micro-step, in order. "product" is linear_sm90 on Hopper in 16 bits, else cuBLASLt (matmul).
+// Kernels of a micro-step, in order. A product is linear_sm90 or cuBLASLt (matmul): see Engine.fused_linear.
 //
 //     forward    embedding_forward, layernorm_forward
 //       block    product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,

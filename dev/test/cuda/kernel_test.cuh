@@ -150,8 +150,8 @@ struct Output {
     const void *p;
     size_t bytes;
 };
-static void run_twice(const char *name, const std::function<void()> &reset, const std::function<void()> &call,
-                      const std::vector<Output> &outputs) {
+[[maybe_unused]] static void run_twice(const char *name, const std::function<void()> &reset,
+                                       const std::function<void()> &call, const std::vector<Output> &outputs) {
     std::vector<std::vector<char>> first;
     for (int run = 0; run < 2; run++) {
         reset();
