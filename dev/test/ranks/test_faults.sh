@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
 #
-#     dev/test/ranks/test_faults.sh          each fault once or twice: what make test runs
+#     dev/test/ranks/test_faults.sh          each fault once or twice, for make test
 #     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline is some 2 s where it is what must end the run, and otherwise long
-# enough for a slow disk and busy cores; a run may take 25 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is some 2 s; otherwise it is long enough for a
+# slow disk and busy cores. A run may take 25 s more to end.
 set -u
 rounds=${1:-0}
 . "$(dirname "$0")/../checks.sh" faults
@@ -27,9 +27,10 @@ shard() { # MAGIC COUNT
     for ((i = 0; i < 400; i++)); do printf '%b' "\\x$(printf %02x $((1 + i * 37 % 126)))\\0"; done
 }
 shard 20240520 400 > t.bin
+shorter() { shard 20240520 390 | head -c 1804; }
 
-# Several machines, of so many ranks each, as far as a rank can tell: by what the launcher says, by its place for what
-# they share, and by the machine's name.
+# machine.sh COUNT COMMAND: machines of COUNT ranks each, as far as a rank can tell: by the launcher's variables, by its
+# directory for what ranks share, and by the machine's name.
 cat > machine.sh << 'EOF'
 #!/bin/sh
 machine=$((OMPI_COMM_WORLD_RANK / $1))
@@ -41,21 +42,23 @@ EOF
 chmod +x machine.sh
 machine=() # all ranks are on this one
 
-options() {
+options() { # of every run
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
-        --batch-tokens 192 --threads 1 --val-every 0 \
-        --deadline $deadline ${mode-}
+        --batch-tokens 192 --threads 1 --val-every 0 --deadline $deadline ${mode-}
 }
+forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
 
 launch() { # RANKS COMMAND...: into `log`; the exit code
     local ranks=$1
     shift
     begun=$EPOCHREALTIME
-    timeout -k 3 60 "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none "$@" > log 2>&1
+    timeout -k 3 60 "$mpirun" -np "$ranks" --oversubscribe --allow-run-as-root --bind-to none -x LD_PRELOAD="$work/fault.so" \
+        "$@" > log 2>&1
 }
+own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 
-# How it ended: CODES (a pattern) and what some line must say; 2 where only that is missing.
+# How it ended: CODES (a pattern) and what some line must say; 2 if only that line is missing.
 ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
@@ -71,20 +74,26 @@ soon() { # AFTER: within the deadline that ended it and 25 s of a harm that came
         match($0, /no progress for [0-9]+ s/) { deadline = substr($0, RSTART + 16, RLENGTH - 18) + 0 }
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
 }
-own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 one_error() { [ "$(grep -cE '^(error|stopped)' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
+nobody_accused() { ! grep -E '^error.*(is stopped|keeps the others)' log; }
 
+run() { # RANKS CODES TEXT [NAME=VALUE...] OPTIONS...: with these variables (fault.c)
+    local ranks=$1 codes=$2 text=$3 variables=()
+    shift 3
+    while [[ ${1-} == *=* ]]; do variables+=(-x "$1") && shift; done
+    # shellcheck disable=SC2046
+    launch "$ranks" "${variables[@]}" "${machine[@]}" "$train" $(options) "$@"
+    ended $? "$codes" "$text"
+}
 harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     local told
-    # shellcheck disable=SC2046
-    launch "$1" -x LD_PRELOAD="$work/fault.so" -x FAULT_RANK="$2" -x FAULT_ACTION="$3" -x FAULT_AFTER="$4" \
-        "${machine[@]}" "$train" $(options) --steps 100000000 --out "run$RANDOM" "${@:7}"
-    ended $? "$5" "$6"
+    # shellcheck disable=SC2086
+    run "$1" "$5" "$6" FAULT_RANK="$2" FAULT_ACTION="$3" FAULT_AFTER="$4" $forever --out "run$RANDOM" "${@:7}"
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
 }
 # About once in a hundred times, with busy cores, Open MPI 4.1.4 ends a job in time and with the right code, but without a
-# word on which rank it was: then again. Only where nobody but Open MPI has to say it.
+# word on which rank it was. Tries again, for harms that only Open MPI reports.
 harm_that_mpi_tells() { # as harm
     local told
     for _ in 1 2 3; do
@@ -98,20 +107,20 @@ harm_that_mpi_tells() { # as harm
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
-# What only a deadline ends.
+# Only a deadline ends the faults below.
 stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# Its watchdog runs, and so do those of the others: the board tells which rank is at the earliest collective, whatever
-# some ranks alone did for checkpoints. One watchdog reports.
+# All watchdogs run: the board tells which rank is at the earliest collective, whatever some ranks alone did for
+# checkpoints. One watchdog reports.
 hangs() {
-    deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" || return 1
-    one_error
+    deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
+        one_error
 }
-# Each rank sees the ranks of its own machine only. The machine that knows reports first; the others may see a late rank
-# that waits as they do, and accuse nobody.
-stopped_elsewhere() { # RANK: the last one, and its neighbour on machine 1 sees it; AFTER
+# Each rank sees its own machine's ranks only. The machine that knows reports first; the others may see a late rank that
+# waits as they do, and accuse nobody.
+stopped_elsewhere() { # AFTER: the last rank, which its neighbour on machine 1 sees
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
         --checkpoint-every 0 && one_error
@@ -119,150 +128,99 @@ stopped_elsewhere() { # RANK: the last one, and its neighbour on machine 1 sees 
 stopped_alone() { # on a machine of its own, which nobody sees
     local machine=("$work/machine.sh" 1)
     deadline=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs, collective number [0-9]+: look at the other machines" \
-        --checkpoint-every 0 || return 1
-    ! grep -E '^error.*(is stopped|keeps the others)' log
+        --checkpoint-every 0 && nobody_accused
 }
-hangs_elsewhere() { # its watchdog runs: its neighbour, like other machines, sees which of its ranks is at the earliest collective
+hangs_elsewhere() { # its watchdog runs: both see which of their machine's ranks is at the earliest collective
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 hang "$1" 78 "^error \(rank [23] on node1\): .*; this machine's 2 ranks run; rank 3 \(process [0-9]+ on node1\) is at the earliest collective" \
-        --checkpoint-every 0 || return 1
-    ! grep -E '^error.*(is stopped|keeps the others)' log
+        --checkpoint-every 0 && nobody_accused
 }
-# before it is a rank that MPI knows, or in the midst of becoming one
+# before MPI knows the rank, or while it joins
 never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
-# What is wrong with one rank before the first step: rank 1 runs in a directory of its own.
-apart() { # CODE TEXT PREPARATION: of the directory of rank 1
-    rm -rf d0 d1
-    mkdir d0 d1
-    shard 20240520 400 | tee d0/t.bin > d1/t.bin
-    (cd d1 && eval "$3") || return 1
-    # shellcheck disable=SC2016,SC2046
-    launch 2 -x LD_PRELOAD="$work/fault.so" "${machine[@]}" sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" \
-        $(options) --steps 100000000 --out out
-    ended $? "$1" "$2"
+# Rank 1 has files of its own.
+apart() { # CODE TEXT PREPARATION [NAME=VALUE...] OPTIONS...: PREPARATION of rank 1's directory
+    local machine=("${machine[@]}" sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh)
+    rm -rf d0 d1 && mkdir d0 d1 && cp t.bin d0 && cp t.bin d1 && (cd d1 && eval "$3") || return 1
+    run 2 "$1" "$2" "${@:4}" --out out
 }
-broken_shard() { apart 65 '^error \(rank 1\): t.bin.*magic' 'shard 20240521 400 > t.bin'; }
 elsewhere() { # which of several machines a rank is on
     local machine=("$work/machine.sh" 1)
-    apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' &&
-        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other training data' 'shard 20240520 390 | head -c 1804 > t.bin'
+    apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' --steps 9 &&
+        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other training data' 'shorter > t.bin' --steps 9
 }
-missing_shard() { apart 65 '^error \(rank 1\): .*t.bin' 'rm t.bin'; }
-token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none'; }
-other_data() { apart 65 '^error \(rank 0\): rank 1 has other training data' 'shard 20240520 390 | head -c 1804 > t.bin'; }
+token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none' --steps 9; }
 shard_that_shrinks() { # while it is read
-    rm -rf d0 d1
-    mkdir d0 d1
-    shard 20240520 400 | tee d0/t.bin > d1/t.bin
-    (sleep 1.2; : > d1/t.bin) &
-    # shellcheck disable=SC2016,SC2046
-    launch 3 sh -c 'cd d$((OMPI_COMM_WORLD_RANK % 2)) && exec "$@"' sh "$train" $(options) --steps 100000000 --out out
-    ended $? 65 '^error \(rank 1\): t.bin'
+    (until grep -qs '"step"' d0/out/metrics.jsonl; do sleep 0.05; done && : > d1/t.bin) &
+    # shellcheck disable=SC2086
+    apart 65 '^error \(rank 1\): t.bin' true $forever
+    local code=$?
+    kill $! 2> /dev/null
+    return $code
+}
+shard_that_shrinks_while_saving() { # rank 0 knows, and cannot have the others wait
+    # shellcheck disable=SC2086
+    deadline=4 apart 65 '^error \(rank 0\): t.bin' true FAULT_FSYNC=0.5 FAULT_SAVING=t.bin $forever --checkpoint-every 400 && one_error
 }
 
-other_options() {
+with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and one that runs PROGRAM with these options as well
     # shellcheck disable=SC2046
-    launch 1 "$train" $(options) --steps 9 --out a : -np 2 --oversubscribe "$train" $(options) --steps 9 --out a --lr 1
-    ended $? 64 '^error \(rank 0\): rank 1 has other options than rank 0'
+    launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
+    ended $? "$1" "$2"
 }
-bad_options_on_one_rank() {
-    # shellcheck disable=SC2046
-    launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$train" $(options) --steps 9 --out a --lr x
-    ended $? 64 '^error \(rank 2\): --lr'
-}
+other_options() { with_another 64 '^error \(rank 0\): rank 2 has other options than rank 0' "$train" --lr 1; }
+bad_options_on_one_rank() { with_another 64 '^error \(rank 2\): --lr' "$train" --lr x; }
 another_build() {
     { cat "$train"; echo; } > other && chmod +x other
-    # shellcheck disable=SC2046
-    launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe ./other $(options) --steps 9 --out a
-    ended $? 65 '^error \(rank 0\): rank 2 has another build than rank 0'
+    with_another 65 '^error \(rank 0\): rank 2 has another build than rank 0' ./other
 }
-nowhere_to_write() {
-    : > file
-    # shellcheck disable=SC2046
-    launch 3 "$train" $(options) --steps 9 --out file/out
-    ended $? 74 '^error \(rank 0\): file' && one_error
-}
-not_finite() { # known to all: one of them says it
-    # shellcheck disable=SC2046
-    launch 3 "$train" $(options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100
-    ended $? 76 '^error \(rank 0\): step .* not finite' && one_error
-}
-# While a checkpoint is being written, for longer than the others have patience in a step: the reason is told all the same.
-slow_disk="-x LD_PRELOAD=$work/fault.so -x FAULT_FSYNC=0.5"
-not_finite_while_saving() { # OPTIONS...: known to all, who wait for the save: a checkpoint's patience
-    # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk "$train" $(deadline=2 options) --steps 99 --out nan --lr 100 --grad-clip 0 --weight-decay 100 \
-        --checkpoint-every 3 "$@"
-    ended $? 76 '^error \(rank 0\): step 4.* not finite' && one_error && [ -s nan/step_00000003/MANIFEST.json ]
+nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --out file/out && one_error; }
+
+# A checkpoint is written for longer than the others have patience in a step: the reason is told all the same.
+not_finite_while_saving() { # OPTIONS...: all know, and wait for the save with a checkpoint's patience
+    deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.5 --steps 99 --out nan --lr 100 --grad-clip 0 \
+        --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
 asked_to_stop_while_saving() { # OPTIONS...: two saves, and both make progress
-    # shellcheck disable=SC2046,SC2086
-    launch 2 $slow_disk -x FAULT_SAVING=ask "$train" $(deadline=2 options) --steps 100000000 --out stop --checkpoint-every 400 "$@"
-    ended $? 75 '^stopped \(rank 0\): SIGUSR1 after step' && one_error
+    # shellcheck disable=SC2086
+    deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.5 FAULT_SAVING=ask $forever --out stop \
+        --checkpoint-every 400 "$@" && one_error
 }
-# Long work of rank 0 that makes progress is no hang, however long the others wait; a call that never returns is one.
-saves_slowly() { # ZERO
-    # shellcheck disable=SC2046,SC2086
-    launch 2 ${slow_disk/0.5/0.6} "$train" $(deadline=1 options) --steps 3 --out slow --zero "$1"
-    ended $? 0 '^model in slow/step_00000003'
+# Long work of rank 0 that makes progress is no hang, however long the others wait. A call that never returns is one.
+saves_slowly() { # OPTIONS...
+    deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.6 --steps 3 --out slow "$@"
 }
 samples_slowly() {
-    # shellcheck disable=SC2046,SC2086
-    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_FLUSH=0.04 "$train" $(deadline=1 options) --steps 2 --out slow \
-        --sample-every 1 --sample-tokens 100
-    ended $? 0 '^model in slow/step_00000002'
+    deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.04 --steps 2 --out slow --sample-every 1 --sample-tokens 100
 }
 hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training, when the next is due
-    # shellcheck disable=SC2046
-    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_SAVING=hang "$train" $(deadline=1 options) --out hung "$@"
-    ended $? 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' && soon 3
+    deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
+        FAULT_SAVING=hang --out hung "$@" && soon 3
 }
-# So it is when rank 0 reads what there is to go on from.
+# The same while rank 0 reads the checkpoint to go on from.
 resumes_slowly() {
-    # shellcheck disable=SC2046
-    launch 2 "$train" $(options) --steps 3 --out slow && launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_READ=1 "$train" \
-        $(deadline=2 options) --steps 6 --out slow
-    ended $? 0 '^resuming from slow/step_00000003'
+    run 2 0 . --steps 3 --out slow && deadline=2 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=1 --steps 6 --out slow
 }
 hangs_while_resuming() {
-    # shellcheck disable=SC2046
-    launch 2 "$train" $(options) --steps 3 --out slow && launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_READ=1000 "$train" \
-        $(deadline=0.5 options) --steps 6 --out slow
-    ended $? 78 '^error \(rank [01]\): set-up.*; rank 0 \(process [0-9]+\) keeps the others waiting' && soon 2
-}
-shard_that_shrinks_while_saving() { # DEADLINE: known to rank 0, which cannot have the others wait
-    local deadline=$1
-    mkdir d0 d1
-    shard 20240520 400 | tee d0/t.bin > d1/t.bin
-    # shellcheck disable=SC2016,SC2046,SC2086
-    launch 2 $slow_disk -x FAULT_SAVING=t.bin sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh "$train" $(options) \
-        --steps 100000000 --out out --checkpoint-every 400
-    ended $? 65 '^error \(rank 0\): t.bin' && one_error
+    run 2 0 . --steps 3 --out slow && deadline=0.5 run 2 78 '^error \(rank [01]\): set-up.*; rank 0 \(process [0-9]+\) keeps the others waiting' \
+        FAULT_READ=1000 --steps 6 --out slow && soon 2
 }
 alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is one rank: there is nobody to wait for
-    # shellcheck disable=SC2046,SC2086
-    launch 1 ${slow_disk/0.5/2.5} env -u OMPI_COMM_WORLD_SIZE "$train" $(deadline=0.7 options) --steps 3 --out alone
-    ended $? 0 '^model in alone/step_00000003'
+    local machine=(env -u OMPI_COMM_WORLD_SIZE)
+    deadline=0.7 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=2.5 --steps 3 --out alone
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
-ends_before_open_mpi() { # whose own thread has not run since MPI_Init
-    # shellcheck disable=SC2046
-    launch 2 -x LD_PRELOAD="$work/fault.so" -x FAULT_STARVE=1 "$train" $(options) --steps 1 --out starved
-    ended $? 0 '^model in starved/step_00000001'
-}
-asked_to_stop() { # SIGNAL... SECONDS: scripts/mpirun.sh hands it to the ranks, also while they are being started
-    # shellcheck disable=SC2046
-    launch 3 "$train" $(options) --steps 100000000 --out stop &
-    local job=$!
-    local script signal
-    sleep "${*: -1}"
-    # not before it is there and hears it, which takes its time where the cores are busy
+ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # whose thread has not run since MPI_Init
+asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh hands it to the ranks, also while they are being started
+    # shellcheck disable=SC2086
+    run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
+    local job=$! script signal
+    # not before it is there and hears it
     until script=$(pgrep -P "$(pgrep -P $job timeout)" 2> /dev/null) && catches_usr1 "$script" || ! kill -0 $job; do sleep 0.02; done
+    [ "${*: -1}" = start ] || until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 $job; do sleep 0.02; done
     for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
-    wait $job
-    ended $? 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' && one_error
+    wait $job && one_error
 }
 
 # Faults are mostly waited for, so some run at a time, each in a directory of its own: two mpiruns that start in one TMPDIR
@@ -297,53 +255,50 @@ for ((round = 0; round < rounds; round++)); do
 done
 [ "$rounds" = 0 ] || finish
 
-fault killed 2 0 1
-fault killed 2 1 0.05
-fault killed 3 2 1.2
-mode=$zero3 fault killed 4 1 0.8
-fault exits 2 1 +0.7 3
-fault exits 3 0 1.1 1
-fault exits 3 2 0.1 9
-fault exits_with_0 3 1 +0.7
-fault stopped 2 0 +0.7
-fault stopped 2 1 +0.9
-mode=$zero3 fault stopped 3 2 +0.4
-fault stopped 4 3 +0.6
-fault stopped_elsewhere +0.4
-fault stopped_elsewhere +0.9
-fault stopped_alone +0.5
-fault hangs_elsewhere +0.6
-fault never_came 2 1
-fault never_came 3 0
-fault stopped_early 2 0 0.02
-fault stopped_early 3 2 0.05
-for test in broken_shard elsewhere missing_shard token_out_of_range other_data shard_that_shrinks other_options \
-    bad_options_on_one_rank another_build nowhere_to_write not_finite; do
-    fault $test
-done
-fault hangs 2 0 +0.6
-fault hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
-mode=$zero3 fault hangs 3 0 +0.9 --checkpoint-every 20
-fault not_finite_while_saving
-fault not_finite_while_saving --zero 0
-fault shard_that_shrinks_while_saving 8
-fault shard_that_shrinks_while_saving 4
-fault asked_to_stop_while_saving
-# shellcheck disable=SC2086
-fault asked_to_stop_while_saving $zero3
-fault asked_to_stop_while_saving --zero 0
-fault saves_slowly 0
-fault saves_slowly 1
-mode=$zero3 fault samples_slowly
-fault hangs_while_saving --steps 3
-fault hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
-fault resumes_slowly
-fault hangs_while_resuming
-fault alone
-fault asked_while_joining 3 1
-fault ends_before_open_mpi
-fault asked_to_stop USR1 2
-mode=$zero3 fault asked_to_stop TERM TERM 1.2
-fault asked_to_stop USR1 0.5
-fault asked_to_stop HUP HUP HUP 1.5
+while read -r m name arguments; do # MODE (- or zero3) FAULT ARGUMENTS...
+    # shellcheck disable=SC2086
+    mode=$([ "$m" = - ] || echo "$zero3") fault "$name" $arguments
+done << 'EOF'
+- killed 2 0 1
+- killed 2 1 0.05
+zero3 killed 4 1 0.8
+- exits 2 1 +0.7 3
+- exits 3 0 0.1 1
+- exits_with_0 3 1 +0.7
+- stopped 2 0 +0.7
+zero3 stopped 3 2 +0.4
+- stopped_elsewhere +0.4
+- stopped_alone +0.5
+- hangs_elsewhere +0.6
+- never_came 3 0
+- stopped_early 3 2 0.05
+- elsewhere
+- token_out_of_range
+- shard_that_shrinks
+- other_options
+- bad_options_on_one_rank
+- another_build
+- nowhere_to_write
+- hangs 2 0 +0.6
+- hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
+zero3 hangs 3 0 +0.9 --checkpoint-every 20
+- not_finite_while_saving
+- not_finite_while_saving --zero 0
+- shard_that_shrinks_while_saving
+- asked_to_stop_while_saving --zero 0
+zero3 asked_to_stop_while_saving
+- saves_slowly --zero 0
+- saves_slowly --zero 1
+zero3 samples_slowly
+- hangs_while_saving --steps 3
+- hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
+- resumes_slowly
+- hangs_while_resuming
+- alone
+- asked_while_joining 3 1
+- ends_before_open_mpi
+- asked_to_stop USR1 start
+zero3 asked_to_stop TERM TERM start
+- asked_to_stop HUP HUP HUP step
+EOF
 finish
