@@ -11,6 +11,9 @@ wrong stays, and its name is printed.
 """
 
 import collections
+import concurrent.futures
+import contextlib
+import glob
 import os
 import random
 import re
@@ -39,58 +42,28 @@ def catches_usr1(process):
 
 
 def send(process, number):
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
-    except ProcessLookupError:
-        pass
 
 
-class Marked:
-    """The processes whose environment has GNS_STOP=MARK: command line and environment by process id."""
-
-    def __init__(self, mark):
-        self.variable = f"GNS_STOP={mark}".encode()
-        self.others = set()
-
-    def find(self):
-        found = {}
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or name in self.others:
-                continue
-            try:
-                with open(f"/proc/{name}/environ", "rb") as environ, open(f"/proc/{name}/cmdline", "rb") as command:
-                    variables = environ.read().split(b"\0")
-                    if self.variable in variables:
-                        found[int(name)] = (command.read().replace(b"\0", b" ").decode(), variables)
-                    elif len(variables) > 1:  # one that ends, or begins, has none
-                        self.others.add(name)
-            except OSError:
-                pass
-        return found
-
-    def which(self, target):
-        """Processes that a signal to `target` may go to: ranks that can be asked, or mpirun."""
-        for process, (command, variables) in self.find().items():
-            is_rank = any(v.startswith(b"OMPI_COMM_WORLD_RANK=") for v in variables)
-            if (is_rank and catches_usr1(process)) if target == "rank" else command.startswith("mpirun "):
-                yield process
-
-    def print_state(self, file):
-        for process, (command, _) in self.find().items():
-            try:
-                with open(f"/proc/{process}/status") as status:
-                    lines = re.findall(r"(?:State|PPid|Sig\w+|ShdPnd):.*", status.read())
-                    print(process, command, *lines, sep="\n  ", file=file)
-            except OSError:
-                pass
+def find_marked(mark):
+    """Command line by process id, of the processes whose environment has GNS_STOP=MARK."""
+    found = {}
+    for path in glob.glob("/proc/[0-9]*"):
+        try:
+            with open(f"{path}/environ", "rb") as environ, open(f"{path}/cmdline", "rb") as command:
+                if f"GNS_STOP={mark}".encode() in environ.read().split(b"\0"):
+                    found[int(path[6:])] = command.read().replace(b"\0", b" ").decode()
+        except OSError:
+            pass
+    return found
 
 
 class Stop:
     def __init__(self, work, build, number):
         self.directory = os.path.join(work, f"stop{number}")
         self.log = os.path.join(self.directory, "log")
-        mark = f"{os.getpid()}.{number}"
-        self.marked = Marked(mark)
+        self.mark = f"{os.getpid()}.{number}"
         self.kills = random.random() < 0.2
         self.targets = [random.choice(list(KILLED))] if self.kills else random.choice(TARGETS)
         self.signals = [signal.SIGKILL] if self.kills else [random.choice(SIGNALS) for _ in self.targets]
@@ -101,12 +74,11 @@ class Stop:
         self.command += ["--train", f"{work}/text_train_*.bin", *MODEL.split(), "--val-every", "0", "--steps", "100000000"]
         self.command += ["--zero", random.choice("0123"), "--checkpoint-every", random.choice(["0", "5", "50"])]
         self.command += ["--out", "run"]
-        self.environment = dict(os.environ, GNS_STOP=mark, OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_btl="self,vader",
+        self.environment = dict(os.environ, GNS_STOP=self.mark, OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_btl="self,vader",
                                 DELAYS_MOST=random.choice(["0", "3000", "30000"]), DELAYS_CRASH=f"{self.directory}/crash")
 
     def start(self):
         def begin():
-            os.setsid()
             os.nice(5)
             for number in SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
@@ -114,14 +86,18 @@ class Stop:
         os.mkdir(self.directory)
         with open(self.log, "w") as log:
             return subprocess.Popen(self.command, cwd=self.directory, env=self.environment, stdout=log, stderr=log,
-                                    preexec_fn=begin)
+                                    preexec_fn=begin, start_new_session=True)
 
     def said(self):
         with open(self.log, errors="replace") as log:
             return log.read()
 
     def listeners(self, target, job):
-        return [job.pid] * catches_usr1(job.pid) if target == "launcher" else list(self.marked.which(target))
+        """Processes that a signal to `target` may go to: ranks and mpirun.sh once they can be asked; mpirun."""
+        if target == "launcher":
+            return [job.pid] * catches_usr1(job.pid)
+        start = "mpirun " if target == "mpirun" else self.command[self.command.index("--train") - 1] + " "
+        return [p for p, command in find_marked(self.mark).items() if command.startswith(start) and (target != "rank" or catches_usr1(p))]
 
     def await_moment(self, job):
         """A random one after the first target can hear; mostly while the ranks train."""
@@ -139,23 +115,21 @@ class Stop:
             time.sleep(random.random() * 0.3)
 
     def leftovers(self):
-        """Command lines of processes that stay after the launcher's end: those of ranks that save have time."""
+        """Command lines of processes that stay after the launcher's end. Ranks that save have time."""
         end = time.monotonic() + LIMIT / 2
-        while (left := self.marked.find()) and time.monotonic() < end:
+        while (left := find_marked(self.mark)) and time.monotonic() < end:
             time.sleep(0.1)
         if left:
             self.note_state()
         for process in left:
             send(process, signal.SIGKILL)
-        return [command for command, _ in left.values()]
+        return list(left.values())
 
     def note_state(self):
         with open(f"{self.directory}/state", "a") as state:
-            self.marked.print_state(state)
-
-    def has_checkpoint(self):
-        run = f"{self.directory}/run"
-        return os.path.isdir(run) and any(os.path.exists(f"{run}/{name}/MANIFEST.json") for name in os.listdir(run))
+            for process, command in find_marked(self.mark).items():
+                with contextlib.suppress(OSError), open(f"/proc/{process}/status") as status:
+                    print(process, command, *re.findall(r"(?:State|PPid|Sig\w+|ShdPnd):.*", status.read()), sep="\n  ", file=state)
 
     def fault(self, code):
         """What is wrong with its end; "": nothing."""
@@ -169,7 +143,7 @@ class Stop:
         if code not in wanted:
             return f"exit code {code}"
         must_save = "step  " in self.said() if self.kills else code == 75
-        return "nothing is saved" if must_save and not self.has_checkpoint() else ""
+        return "nothing is saved" if must_save and not glob.glob(f"{self.directory}/run/step_*/MANIFEST.json") else ""
 
     def run(self):
         job = self.start()
@@ -200,29 +174,21 @@ def prepare(build):
 def main():
     build, stops, side_by_side = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 4
     work, begun = prepare(build), time.monotonic()
-    ends, faults, lock, numbers = collections.Counter(), [], threading.Lock(), iter(range(stops))
+    ends, faults, lock = collections.Counter(), [], threading.Lock()
 
-    def stop_some():
-        while True:
-            with lock:
-                number = next(numbers, None)
-            if number is None:
-                return
-            stop = Stop(work, build, number)
-            code, fault = stop.run()
-            with lock:
-                ends["SIGKILL" if stop.kills else " and ".join(stop.targets), code] += 1
-                if fault:
-                    faults.append(fault)
-                    print(f"{stop.directory}: {stop.name}: {fault}", flush=True)
-                if sum(ends.values()) % 250 == 0:
-                    print(f"{sum(ends.values())} stops, {len(faults)} faults, {time.monotonic() - begun:.0f} s", flush=True)
+    def stop_one(number):
+        stop = Stop(work, build, number)
+        code, fault = stop.run()
+        with lock:
+            ends["SIGKILL" if stop.kills else " and ".join(stop.targets), code] += 1
+            if fault:
+                faults.append(fault)
+                print(f"{stop.directory}: {stop.name}: {fault}", flush=True)
+            if sum(ends.values()) % 250 == 0:
+                print(f"{sum(ends.values())} stops, {len(faults)} faults, {time.monotonic() - begun:.0f} s", flush=True)
 
-    threads = [threading.Thread(target=stop_some) for _ in range(side_by_side)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with concurrent.futures.ThreadPoolExecutor(side_by_side) as threads:
+        list(threads.map(stop_one, range(stops)))
     for (target, code), count in sorted(ends.items(), key=str):
         print(f"  {count:5} {target}: exit code {code}")
     seconds = time.monotonic() - begun

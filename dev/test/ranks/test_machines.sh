@@ -29,46 +29,36 @@ change() { # FILE: replaces a byte near its end with another token
     [ "$byte" = 1 ] && byte=2 || byte=1
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
-on_both() { # CODE OPTIONS...: one rank on each machine
-    local command=("$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1
-        --train-tokens "${tokens:-512}" --val-tokens 64
-        --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}")
-    "${mpi[@]}" -np 1 -wdir m0 "${command[@]}" : -np 1 -wdir m1 "${command[@]}" > log 2>&1
+both() { # CODE COMMAND...: one rank on each machine
+    "${mpi[@]}" -np 1 -wdir m0 "${@:2}" : -np 1 -wdir m1 "${@:2}" > log 2>&1
     local code=$?
     [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+}
+on_both() { # CODE OPTIONS...: a run
+    both "$1" "$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1 \
+        --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}"
 }
 refused() { # TEXT: in a single line, and nothing is written
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
-other_training_data() {
-    make_machines && change m1/code_train_000000.bin && on_both 65 --out run && refused "rank 1 has other training data (--train) than rank 0"
+other() { # TEXT CHANGE OPTIONS...: of machine 1's files
+    make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
-other_shard_name() { # checkpoints name shards
-    make_machines && mv m1/code_train_000000.bin m1/code_train_000001.bin && on_both 65 --out run && refused "rank 1 has other training data"
-}
-other_validation_data() {
-    make_machines && change m1/code_val_000000.bin && on_both 65 --out run && refused "rank 1 has other validation data (--val) than rank 0"
-}
-other_questions() {
-    make_machines && sed -i 's/"5"/"6"/' m1/questions.jsonl && on_both 65 --out run && refused "rank 1 has other questions (--hellaswag) than rank 0"
-}
+other_training_data() { other "rank 1 has other training data (--train) than rank 0" "change code_train_000000.bin"; }
+other_shard_name() { other "rank 1 has other training data" "mv code_train_000000.bin code_train_000001.bin"; } # checkpoints name shards
+other_validation_data() { other "rank 1 has other validation data (--val) than rank 0" "change code_val_000000.bin"; }
+other_questions() { other "rank 1 has other questions (--hellaswag) than rank 0" "sed -i 's/\"5\"/\"6\"/' questions.jsonl"; }
+one_file_that_is_gone() { other "(rank 1).*code_val" "rm code_val_000000.bin"; }
 other_replay() {
-    make_machines && on_both 0 --out "$work/run" && cp "$work/run/metrics.jsonl" m0/ && sed 's/"batch": 8/"batch": 16/' m0/metrics.jsonl > m1/metrics.jsonl &&
-        rm -r "$work/run" && on_both 65 --out run --ramp replay:metrics.jsonl && refused "rank 1 has another run to replay (--ramp) than rank 0"
+    make_machines && on_both 0 --out "$work/run" && metrics=$work/run/metrics.jsonl && sed 's/"batch": 8/"batch": 16/' "$metrics" > other.jsonl || return 1
+    other "rank 1 has another run to replay (--ramp) than rank 0" "cp $metrics ../m0; cp ../other.jsonl metrics.jsonl; rm -r $work/run" --ramp replay:metrics.jsonl
 }
-other_data_to_evaluate_on() {
-    make_machines && on_both 0 --out "$work/run" || return 1
-    change m1/code_val_000000.bin
-    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" : \
-        -np 1 -wdir m1 "$train" --eval-only --model "$work/run" --val "code_val_*.bin" > log 2>&1
-    [ $? = 65 ] && refused "rank 1 has other validation data"
+other_data_to_evaluate_on() { # with a model in a place that both machines see
+    make_machines && on_both 0 --out "$work/run" && change m1/code_val_000000.bin && evaluates 65 "$work/run" && refused "rank 1 has other validation data"
 }
-evaluates() { # CODE: a model that is on both machines
-    "${mpi[@]}" -np 1 -wdir m0 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 : \
-        -np 1 -wdir m1 "$train" --eval-only --model mod --val "code_val_*.bin" --threads 1 > log 2>&1
-    local code=$?
-    [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
+evaluates() { # CODE [MODEL]: by default one that is on both machines
+    both "$1" "$train" --eval-only --model "${2-mod}" --val "code_val_*.bin" --threads 1
 }
 other_model() { # by a weight, or by its shape
     make_machines && on_both 0 --out run && rm -rf mod && mv m0/run/step_00000004 mod && rm -r m0/run mod/MANIFEST.json || return 1
@@ -90,10 +80,6 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
     cp -r m0/run m1/run
     tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
 }
-one_file_that_is_gone() {
-    make_machines && rm m1/code_val_000000.bin && on_both 65 --out run && refused "(rank 1).*code_val"
-}
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Cores
 
