@@ -39,12 +39,6 @@ print_help() {
     print $'\n'"All options: $PROGRAM --help"
 }
 
-need_program() {
-    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
-    [[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
-    options=$("$PROGRAM" --config "$RECIPE" "$@" --print-options) || exit # it has said why
-}
-
 # Sets TRAIN and VAL: the options', else the environment's, else FineWeb. A plan looks at no data that is not there yet.
 need_files() {
     local named hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
@@ -60,31 +54,19 @@ need_files() {
     compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
 }
 
-# Sets RANKS, where it is not given, to the number of GPUs: of the names or numbers in CUDA_VISIBLE_DEVICES those before
-# the first invalid one.
-need_gpus() {
-    local gpus where='' device
-    [[ $PROGRAM == *cu && -z ${RUN:-} ]] || { RANKS=${RANKS:-1} && return; }
-    gpus=$(count_gpus)
-    [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
-    if [ -n "${CUDA_VISIBLE_DEVICES+1}" ]; then
-        where=" in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" gpus=0
-        for device in ${CUDA_VISIBLE_DEVICES//,/ }; do
-            [[ $device != -* ]] || break
-            gpus=$((gpus + 1))
-        done
-        [ $gpus -gt 0 ] || fail 69 "CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES leaves no GPU" "Unset it, or name some of this machine's"
+# Sets RANKS, where it is not given, to the number of GPUs, or of those that CUDA_VISIBLE_DEVICES names before the first
+# invalid one.
+need_ranks() {
+    local gpus
+    if [[ $PROGRAM == *cu && -z ${RUN:-} ]]; then
+        gpus=$(count_gpus)
+        [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
+        [ -z "${CUDA_VISIBLE_DEVICES+1}" ] || gpus=$(tr , '\n' <<< "$CUDA_VISIBLE_DEVICES" | sed '/^-/,$d' | grep -c .)
+        [ "${RANKS:=$gpus}" -le "$gpus" ] && [ "$gpus" -gt 0 ] || fail 69 \
+            "RANKS=$RANKS, and GPUs: $gpus${CUDA_VISIBLE_DEVICES+ in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES}" "Use fewer ranks, or several machines: scripts/slurm/"
     fi
-    RANKS=${RANKS:-$gpus}
-    [ "$RANKS" -le "$gpus" ] || fail 69 "RANKS=$RANKS, and $gpus GPU$([ "$gpus" = 1 ] || echo s)$where" "Use RANKS=$gpus, or several machines: scripts/slurm/"
-}
-
-need_mpi() {
-    [ "$RANKS" = 1 ] && return
-    grep -q MPI_Init_thread "$PROGRAM" || fail 64 "$PROGRAM was built without MPI or NCCL" "Install Open MPI and, for GPUs, NCCL; build it again"
-    [ -z "${RUN:-}" ] || return
-    command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again, or use RANKS=1"
-    [[ $(mpirun --version 2> /dev/null) == *"Open MPI"* ]] || fail 64 "$(command -v mpirun) is not Open MPI's" "Put Open MPI's first in PATH"
+    [ "${RANKS:=1}" = 1 ] || grep -q MPI_Init_thread "$PROGRAM" ||
+        fail 64 "$PROGRAM was built without MPI or NCCL" "Install Open MPI and, for GPUs, NCCL; build it again"
 }
 
 ask_to_stop() { # PID: once it catches the signal
@@ -106,8 +88,8 @@ run_job() {
     code_of_ranks $code
 }
 
-# Sets the array `command` to a start that resumes: without --fresh and llm.c's -y, and with -y 1 (resume), which overrules
-# `fresh` in a --config file.
+# Sets the array `command` to a start that resumes: with -y 1 (resume) in place of --fresh and llm.c's -y, which also
+# overrules `fresh` in a --config file.
 command_to_resume() { # COMMAND...
     command=()
     while [ $# -gt 0 ]; do
@@ -119,21 +101,6 @@ command_to_resume() { # COMMAND...
         shift
     done
     command+=(-y 1)
-}
-
-# A job that Slurm queues again may have ended before it did what --fresh (or a --config file's `fresh`) asks for. So the
-# first start writes to the file `note`, next to OUT, what OUT holds. Once OUT holds something else, the run is this job's.
-what_is_there() { echo "$(stat -Lc %i "$OUT" 2> /dev/null) $(newest_checkpoint "$OUT")"; }
-has_begun() { [ -s "$note" ] && [ "$(cat "$note")" != "$(what_is_there)" ]; }
-
-fresh_once() { # drops --fresh from `command` where the job has begun before
-    [ -n "${SLURM_JOB_ID:-}" ] && [ "$(value fresh)" = true ] || return 0
-    note=${OUT%/}.fresh.$SLURM_JOB_ID
-    if [ "${SLURM_RESTART_COUNT:-0}" != 0 ] && has_begun; then
-        command_to_resume "${command[@]}"
-    else
-        mkdir -p "$(dirname "$note")" && what_is_there > "$note"
-    fi
 }
 
 train_until_done() {
@@ -161,18 +128,18 @@ train_until_done() {
 }
 
 launch() { # OPTIONS...
-    local options note='' code command
+    local options command=("$PROGRAM" --config "$RECIPE" "$@")
     [[ " $* " != *" --help "* ]] || { print_help && exit; }
-    need_program "$@"
+    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
+    [[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
+    options=$("${command[@]}" --print-options) || exit # it has said why
     unblock_signals "$@"
     trap_stop_requests
     announce_launcher launch.sh
     ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
     need_files
-    need_gpus
-    need_mpi
+    need_ranks
     given out && OUT=$(value out)
-    command=("$PROGRAM" --config "$RECIPE" "$@")
     default out "${OUT:=${top}runs/$NAME}"
     default train "$TRAIN"
     default val "$VAL"
@@ -182,13 +149,10 @@ launch() { # OPTIONS...
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
     elif [ "$RANKS" -gt 1 ]; then
-        local mpirun=("$root/scripts/mpirun.sh" -np "$RANKS")
-        [[ $PROGRAM == *cu ]] || mpirun+=(--oversubscribe)
-        command=("${mpirun[@]}" "${command[@]}")
+        # shellcheck disable=SC2046
+        command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
     fi
-    fresh_once
+    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # a job that Slurm queues again
     train_until_done
-    code=$?
-    [ -z "$note" ] || { [ $code != 0 ] && has_begun; } || rm -f "$note" # kept for a job that may be queued again
-    exit $code
+    exit
 }

@@ -19,6 +19,7 @@
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 unblock_signals "$@"
 trap_stop_requests
 trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
@@ -92,22 +93,13 @@ copy_output() {
     exec cat > /dev/null
 }
 
-command -v mpirun > /dev/null || {
-    echo "error: no mpirun here. Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none" >&2
-    exit 64
-}
-
+command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"
 temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
-mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || { # mpirun makes it, too
-    echo "error: $temporary: cannot write there, where Open MPI keeps its files. Set TMPDIR to another directory" >&2
-    exit 74
-}
-# 12 MiB are enough for four ranks.
-free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }')
-[ "${free:-16384}" -ge 16384 ] || {
-    echo "error: $temporary: $free KiB are free, and Open MPI needs 16 MiB. Free some space, or set TMPDIR to another directory" >&2
-    exit 74
-}
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun makes it, too
+    fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
+free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }') # 12 MiB are enough for four ranks
+[ "${free:-16384}" -ge 16384 ] ||
+    fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
 # An option that binds overrides this variable, except those that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
@@ -149,14 +141,10 @@ for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpi
     sleep 0.02
 done
 # A signal that came before mpirun had blocked it.
-[[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] || {
-    echo "error: asked to stop before the ranks began. Start the same command again" >&2
-    exit 75
-}
+[[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
+    fail 75 "asked to stop before the ranks began" "Start the same command again"
 # Other codes above 128 are those of a rank that a signal ended, perhaps before the guard looked for ranks.
 # With 1 it ends where it cannot read its arguments, but also where a rank did.
-[ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } || {
-    echo "error: mpirun did not start the ranks (exit code $code): its message is above. Use mpirun.sh -np RANKS PROGRAM OPTIONS" >&2
-    exit 64
-}
+[ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
+    fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
 code_of_ranks "$code"
