@@ -113,30 +113,28 @@ double plan_usable_memory(const PlanDevice *device) {
     return share * device->spec.memory_bytes;
 }
 
-int plan_largest_micro_batch(const Plan *plan, double reserved, int most) {
+bool plan_fits(const Plan *plan, int micro_batch) {
+    MemoryPlan memory;
+    plan_memory(plan, micro_batch, &memory);
+    return (double)memory.total + plan_reserved_bytes(plan) <= plan_usable_memory(&plan->device);
+}
+
+int plan_largest_micro_batch(const Plan *plan) {
     int allowed = MICRO_BATCH_TOKENS_MAX / plan->shape.seq_len;
-    int fits = 0, fails = (most < allowed ? most : allowed) + 1;
-    while (fails - fits > 1) {
-        int middle = fits + (fails - fits) / 2;
-        MemoryPlan memory;
-        plan_memory(plan, middle, &memory);
-        if ((double)memory.total + reserved <= plan_usable_memory(&plan->device)) fits = middle;
-        else fails = middle;
-    }
-    return fits;
+    return plan_most(plan, 0, (allowed < MICRO_BATCH_MAX ? allowed : MICRO_BATCH_MAX) + 1, plan_fits);
 }
 
 int plan_check_fits(const Plan *plan, Error *e) {
-    const double gib = 1 << 30, usable = plan_usable_memory(&plan->device), reserved = plan_reserved_bytes(plan);
-    if (!(usable > 0) || plan_largest_micro_batch(plan, reserved, MICRO_BATCH_MAX)) return 0;
+    const double gib = 1 << 30, usable = plan_usable_memory(&plan->device);
+    if (!(usable > 0) || plan_largest_micro_batch(plan)) return 0;
     Plan lean = *plan;
     lean.shape.recompute = RECOMPUTE_BLOCK;
-    int rows = plan_largest_micro_batch(&lean, reserved, MICRO_BATCH_MAX);
+    int rows = plan_largest_micro_batch(&lean);
     double weights = plan_state(&plan->shape, &plan->device).weights;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
-         ((double)memory.total + reserved) / gib, usable / gib, plan->device.name);
+         ((double)memory.total + plan_reserved_bytes(plan)) / gib, usable / gib, plan->device.name);
     if (plan->shape.inference || weights > usable)
         return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
                           !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);

@@ -8,7 +8,7 @@
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
-// NVIDIA GPUs: measured on an H200 SXM (dev/RESULTS.md) against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
+// NVIDIA GPUs: measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
 // are assumed to reach the same share of their peak.
 static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
@@ -29,8 +29,7 @@ static const PlanEfficiency gpu_efficiency = {
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// A CPU's peak and bandwidth are measured on the spot, so these are the efficiencies of our own kernels
-// (dev/RESULTS.md).
+// A CPU's peak and bandwidth are measured on the spot: these are the efficiencies of our own kernels there.
 static const PlanEfficiency cpu_efficiency = {
     .matmul = 0.92,
     .matmul_reads = 0, // operands are packed into the caches during other products
@@ -117,41 +116,18 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
     }
 }
 
-static void add_work(PlanWork *sum, const PlanWork *work, double times) {
-    for (int i = 0; i < FAMILIES; i++) {
-        sum->family[i].flops += times * work->family[i].flops;
-        sum->family[i].bytes += times * work->family[i].bytes;
-        sum->family[i].seconds += times * work->family[i].seconds;
+// Micro-steps: the mean over steps that measure exact norms, the fraction `exact` of all, and those that do not.
+static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact, double times) {
+    const bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
+    for (int measures = 0; measures < 2 && rows > 0; measures++) {
+        ExactNorms norms = !measures ? EXACT_NONE : fused ? EXACT_FUSED : EXACT_BATCHED;
+        Workload load = {.value = p->device.value,
+                         .head_bytes = p->device.head_bytes,
+                         .exact = norms,
+                         .stores_exponentials = plan_stores_exponentials(&p->device, &p->shape)};
+        load = workload_micro_step(&p->shape, rows, load);
+        add_workload(sum, p, &load, times * (measures ? exact : 1 - exact));
     }
-    for (int i = 0; i < PASSES; i++) sum->pass[i] += times * work->pass[i];
-}
-
-// The share of steps of this batch that measure exact norms.
-static double exact_share(const Plan *p, int64_t batch) {
-    int64_t interval = p->options->run.gns_exact_interval;
-    double tokens = (double)(batch * p->shape.seq_len);
-    double sampled = p->options->run.gns_half_life_tokens * GNS_CALIBRATION_HALF_LIVES / GNS_CALIBRATION_SAMPLES;
-    if (p->options->run.gns_calibrates) return tokens / (tokens + sampled);
-    return interval > 0 ? 1.0 / (double)interval : 0;
-}
-
-// A micro-step: the mean over steps that measure exact norms and those that do not.
-static PlanWork micro_step(const Plan *p, int rows, double exact_part) {
-    PlanWork sum = {0};
-    for (int exact = 0; exact < 2 && rows > 0; exact++) {
-        double part = exact ? exact_part : 1 - exact_part;
-        if (part == 0) continue;
-        bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
-        WorkDevice device = {.value = p->device.value,
-                             .head_bytes = p->device.head_bytes,
-                             .exact = !exact  ? EXACT_NONE
-                                      : fused ? EXACT_FUSED
-                                              : EXACT_BATCHED,
-                             .stores_exponentials = plan_stores_exponentials(&p->device, &p->shape)};
-        Workload load = workload_micro_step(&p->shape, rows, &device);
-        add_workload(&sum, p, &load, part);
-    }
-    return sum;
 }
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------
@@ -175,28 +151,15 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 7: plain data parallelism and ZeRO-1 and -2 pass on two values a
-// parameter and step (gradients scattered; gradients or weights gathered), ZeRO-3 three (weights gathered twice) a
-// micro-step.
-double plan_ring_bytes(const Plan *p, ZeroStage zero, int ranks) {
-    double weights = p->device.value, gathered = zero == ZERO_0   ? sizeof(float)
-                                                 : zero == ZERO_3 ? 2 * weights
-                                                                  : weights;
-    return (ranks - 1.0) / ranks * (double)p->shape.model->flat_count * (wire_bytes(p) + gathered);
-}
-
 // ZeRO-3: the share of the blocks that a pass gathers; the last pass left the others in their slots.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-double plan_critical_tokens(const Plan *p, ZeroStage zero, int ranks) {
-    double bandwidth = plan_link_bandwidth(&p->device, ranks);
-    double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
-    return plan_ring_bytes(p, zero, ranks) / bandwidth * p->device.peak / flops;
-}
-
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 7: plain data parallelism and ZeRO-1 and -2 pass on two values a
+// parameter and step (gradients scattered; gradients or weights gathered). ZeRO-3 passes on three a micro-step (weights
+// gathered twice), but for the blocks in its slots.
 double plan_step_bytes(const Plan *p) {
     const Model *model = p->shape.model;
     double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
@@ -205,6 +168,11 @@ double plan_step_bytes(const Plan *p) {
     if (p->options->zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
     double value = p->options->zero == ZERO_0 ? sizeof(float) : p->device.value;
     return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
+}
+
+double plan_tokens_needed(const Plan *p) {
+    double seconds = plan_step_bytes(p) / plan_link_bandwidth(&p->device, p->ranks);
+    return p->ranks == 1 ? 0 : seconds * p->device.peak / model_flops_per_token(p->shape.model, p->shape.seq_len);
 }
 
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket.
@@ -262,31 +230,32 @@ int plan_variant(Plan *out, PlanVariant *of, const Plan *p, ZeroStage zero, int 
 
 void plan_variant_end(PlanVariant *of) { parallel_destroy(&of->parallel); }
 
-static bool variant_fits(const Plan *p, ZeroStage zero, int ranks) {
+int plan_most(const Plan *p, int low, int over, bool (*holds)(const Plan *p, int n)) {
+    while (over - low > 1) {
+        int middle = low + (over - low) / 2;
+        if (holds(p, middle)) low = middle;
+        else over = middle;
+    }
+    return low;
+}
+
+static bool lacks_memory(const Plan *p, int ranks) {
     Plan variant;
     PlanVariant of;
     Error ignored;
-    MemoryPlan memory;
-    bool fits = false;
-    if (plan_variant(&variant, &of, p, zero, ranks, &ignored) == 0) {
-        plan_memory(&variant, variant.shape.micro_batch, &memory);
-        fits = (double)memory.total + plan_reserved_bytes(&variant) <= plan_usable_memory(&variant.device);
-    }
+    bool fits = plan_variant(&variant, &of, p, (ZeroStage)p->options->zero, ranks, &ignored) == 0 &&
+                plan_fits(&variant, variant.shape.micro_batch);
     plan_variant_end(&of);
-    return fits;
+    return !fits;
 }
 
-// Bisection: from two ranks on, more ranks never take more memory each. One rank has no NCCL, so it is tried first.
+// From two ranks on, more ranks never need more memory each. One rank has no NCCL, so it is tried first.
 int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
-    int fails = 1, fits = most;
-    if (variant_fits(p, zero, 1)) return 1;
-    if (most < 2 || !variant_fits(p, zero, most)) return 0;
-    while (fits - fails > 1) {
-        int middle = fails + (fits - fails) / 2;
-        if (variant_fits(p, zero, middle)) fits = middle;
-        else fails = middle;
-    }
-    return fits;
+    Options options = *p->options;
+    Plan staged = *p;
+    staged.options = &options, options.zero = zero;
+    if (!lacks_memory(&staged, 1)) return 1;
+    return most < 2 || lacks_memory(&staged, most) ? 0 : plan_most(&staged, 1, most, lacks_memory) + 1;
 }
 
 // ---- Steps and runs -------------------------------------------------------------------------------------------------
@@ -294,13 +263,19 @@ int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
 PlanStep plan_step(const Plan *p, int64_t rows) {
     int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps
     int left = (int)(share % p->shape.micro_batch);                                                // rows
-    double exact = exact_share(p, rows);
-    PlanWork full = micro_step(p, whole ? p->shape.micro_batch : 0, exact), rest = micro_step(p, left, exact);
-    PlanStep s = {.first = whole ? full : rest, .last = left ? rest : full, .micro_steps = whole + (left > 0)};
+    // The fraction of steps of this batch that measure exact norms.
+    const Options *o = p->options;
+    double tokens = (double)(rows * p->shape.seq_len), exact = 0;
+    double sampled = o->run.gns_half_life_tokens * GNS_CALIBRATION_HALF_LIVES / GNS_CALIBRATION_SAMPLES;
+    if (o->run.gns_calibrates) exact = tokens / (tokens + sampled);
+    else if (o->run.gns_exact_interval > 0) exact = 1.0 / (double)o->run.gns_exact_interval;
+    PlanStep s = {.micro_steps = whole + (left > 0)};
+    add_micro_steps(&s.first, p, whole ? p->shape.micro_batch : left, exact, 1);
+    add_micro_steps(&s.last, p, left ? left : p->shape.micro_batch, exact, 1);
+    add_micro_steps(&s.all, p, p->shape.micro_batch, exact, (double)whole);
+    add_micro_steps(&s.all, p, left, exact, 1);
     double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
     Workload update = workload_update(p->shape.model, p->shape.optimizer, owned, p->device.value);
-    add_work(&s.all, &full, (double)whole);
-    add_work(&s.all, &rest, 1);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, &s);
     s.seconds = s.all.pass[PASS_FORWARD] + s.all.pass[PASS_BACKWARD] + s.all.pass[PASS_UPDATE] + s.exposed;
@@ -332,10 +307,6 @@ PlanRun plan_run(const Plan *p, double target) {
     return run;
 }
 
-static int64_t greatest_common_divisor(int64_t a, int64_t b) { // Euclid's
-    return b ? greatest_common_divisor(b, a % b) : a;
-}
-
 int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     const Plan untimed = {.ramp = ramp};
     int64_t every = o->checkpoint_every, best = best_every(o);
@@ -343,8 +314,12 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t steps = plan_run(&untimed, 0).steps, written = 1; // at the end
     if (every > 0) written += (steps - 1) / every;
     if (best > 0) written += (steps - 1) / best;
-    if (every > 0 && best > 0) // those at multiples of both are one
-        written -= (steps - 1) / every / (best / greatest_common_divisor(every, best));
+    int64_t divisor = every, rest = best; // greatest common one: Euclid's
+    while (rest > 0) {
+        int64_t next = divisor % rest;
+        divisor = rest, rest = next;
+    }
+    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // those at multiples of both are one
     int64_t kept = o->keep + 1 + (best > 0); // a new one is written before the oldest is removed
     return o->keep > 0 && kept < written ? kept : written;
 }

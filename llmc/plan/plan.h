@@ -96,11 +96,10 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to take as long: at the peak,
+// Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to last as long: at the peak,
 // the link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
-double plan_ring_bytes(const Plan *plan, ZeroStage zero, int ranks);
-double plan_step_bytes(const Plan *plan); // of a whole step, in the plan's mode: every micro-step
-double plan_critical_tokens(const Plan *plan, ZeroStage zero, int ranks);
+double plan_step_bytes(const Plan *plan);
+double plan_tokens_needed(const Plan *plan);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
@@ -112,6 +111,9 @@ typedef struct {
 } PlanVariant;
 int plan_variant(Plan *out, PlanVariant *of, const Plan *plan, ZeroStage zero, int ranks, Error *e);
 void plan_variant_end(PlanVariant *of);
+
+// The largest n from `low` and below `over` for which `holds`, which is true up to some n; low if for none.
+int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
 // The fewest ranks on which it fits with this --zero and the plan's micro-batch; 0: none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
@@ -141,8 +143,10 @@ double plan_copy_bytes(const EngineConfig *shape);   // of the copy on a host th
 double plan_reserved_bytes(const Plan *plan);        // of the device's memory for that copy: on a CPU
 double plan_usable_memory(const PlanDevice *device); // of the device, for all of the run
 
-// The largest micro-batch that fits next to `reserved` bytes, up to `most` and to what the options allow; 0: none.
-int plan_largest_micro_batch(const Plan *plan, double reserved, int most);
+bool plan_fits(const Plan *plan, int micro_batch);
+
+// The largest micro-batch that fits, of those that the options allow; 0: none.
+int plan_largest_micro_batch(const Plan *plan);
 
 // ERR_MEMORY where not even one row fits into the device's memory, if that is known.
 int plan_check_fits(const Plan *plan, Error *e);

@@ -55,11 +55,9 @@ static Figure duration(double seconds) {
     return out;
 }
 
-static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
-
 // ---- Model, device, memory ------------------------------------------------------------------------------------------
 
-static void print_model(FILE *f, const Plan *p) {
+static void print_training(FILE *f, const Plan *p) {
     const ModelConfig *c = &p->shape.model->config;
     double flops = model_flops_per_token(p->shape.model, p->shape.seq_len);
     fprintf(f, "parameters  %s: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
@@ -123,7 +121,7 @@ static void print_memory(FILE *f, const Plan *p) {
     if (p->host_bytes > 0) print_bytes(f, "copy for checkpoints, on the host", p->host_bytes, unit, "\n");
     print_bytes(f, "memory in all", all, unit, "");
     if (p->device.spec.memory_bytes > 0) {
-        int fits = plan_largest_micro_batch(p, reserved, MICRO_BATCH_MAX);
+        int fits = plan_largest_micro_batch(p);
         double usable = plan_usable_memory(&p->device);
         if (unit == 2) fprintf(f, " of %.0f", ldexp(usable, -20));
         else fprintf(f, " of %.1f GiB", ldexp(usable, -30));
@@ -162,7 +160,7 @@ static void print_step(FILE *f, const Plan *p) {
     double mfu = rate * model_flops_per_token(p->shape.model, (int)T) / (p->device.peak * p->ranks);
     fprintf(f, "\nstep of %lld rows, %s tokens", (long long)p->rows, grouped(tokens).s);
     if (p->ranks > 1) fprintf(f, ", on %d ranks", p->ranks);
-    fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, plural(step.micro_steps));
+    fprintf(f, ": %lld micro-step%s\n", (long long)step.micro_steps, step.micro_steps == 1 ? "" : "s");
     if (p->rows < p->ranks)
         fprintf(f, "  FEWER ROWS THAN RANKS: such a run is refused; use --batch-tokens %lld or more\n",
                 (long long)(p->ranks * T));
@@ -189,67 +187,49 @@ static void print_step(FILE *f, const Plan *p) {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-// True for numbers of ranks that get a row: one, a machine, two machines, the plan's, its halves and doubles, the most.
-static bool has_row(const Plan *p, int ranks) {
-    int machine = p->device.spec.devices_a_machine, n = p->ranks;
-    if (ranks > RANKS_MOST) return ranks == n;
-    return ranks == 1 || ranks == machine || ranks == 2 * machine || ranks == n / 4 || ranks == n / 2 || ranks == n ||
-           ranks == 2 * n || ranks == 4 * n || ranks == RANKS_MOST;
-}
-
-static PlanStep step_on(const Plan *plan, int ranks) {
+static Plan on_ranks(const Plan *plan, int ranks) {
     Plan p = *plan;
     p.ranks = ranks;
-    return plan_step(&p, p.rows);
+    return p;
 }
 
-// True if, by bytes, the arithmetic of a step takes longer than its transfers: at the peak and the links' full rate.
+static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link_bandwidth(&p->device, ranks) > 0; }
+
+static int ranks_over(const Plan *p) { return (int)fmin((double)p->rows, 1 << 20) + 1; }
+
+// True if, by bytes, the arithmetic of a step lasts longer than its transfers: at the peak and the links' full rate.
 static bool is_compute_bound(const Plan *plan, int ranks) {
-    Plan p = *plan;
-    p.ranks = ranks;
-    double tokens = (double)(p.rows * p.shape.seq_len) / ranks;
-    double seconds = tokens * model_flops_per_token(p.shape.model, p.shape.seq_len) / p.device.peak;
-    return ranks == 1 || seconds >= plan_step_bytes(&p) / plan_link_bandwidth(&p.device, ranks);
+    Plan p = on_ranks(plan, ranks);
+    return is_linked(plan, ranks) && (double)(p.rows * p.shape.seq_len) / ranks >= plan_tokens_needed(&p);
 }
 
 // True if, by time, at most half of a step is exposed communication.
-static bool is_computing(const Plan *p, int ranks) {
-    PlanStep step = step_on(p, ranks);
-    return 2 * step.exposed <= step.seconds;
+static bool is_computing(const Plan *plan, int ranks) {
+    Plan p = on_ranks(plan, ranks);
+    PlanStep step = plan_step(&p, p.rows);
+    return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// What takes more than half of a step, by time. Latency: that of the rings alone.
-static const char *bound_by(const Plan *p, int ranks) {
-    PlanStep step = step_on(p, ranks);
+// What fills more than half of a step, by time. Latency: that of the rings alone.
+static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
-    if (is_computing(p, ranks)) return "compute";
-    return 2 * (step.exposed - step_on(&instant, ranks).exposed) > step.seconds ? "latency" : "interconnect";
+    PlanStep step = plan_step(p, p->rows);
+    if (is_computing(p, p->ranks)) return "compute";
+    return 2 * (step.exposed - plan_step(&instant, p->rows).exposed) > step.seconds ? "latency" : "interconnect";
 }
 
-// The most ranks, up to `limit`, for which `holds` is true; it is true up to some number of ranks.
-static int most_ranks(const Plan *p, int64_t limit, bool (*holds)(const Plan *p, int ranks)) {
-    const int64_t far = 1 << 20;
-    int most = 1, over = (int)(limit < far ? limit + 1 : far);
-    while (over - most > 1) {
-        int middle = most + (over - most) / 2;
-        if (plan_link_bandwidth(&p->device, middle) > 0 && holds(p, middle)) most = middle;
-        else over = middle;
-    }
-    return most;
-}
-
-static void print_rank_row(FILE *f, const Plan *p, int ranks, double rate_of_one) {
-    double tokens = (double)(p->rows * p->shape.seq_len), price = p->options->price;
-    fprintf(f, "%c%6d %8.0f %9s %9s  %-12s", ranks == p->ranks ? '>' : ' ', ranks,
-            ceil((double)ranks / p->device.spec.devices_a_machine), grouped(tokens / ranks).s,
-            ranks == 1 ? "-" : grouped(plan_critical_tokens(p, (ZeroStage)p->options->zero, ranks)).s,
-            bound_by(p, ranks));
-    if (p->rows < ranks) {
+static void print_rank_row(FILE *f, const Plan *plan, int ranks, double rate_of_one) {
+    const Plan p = on_ranks(plan, ranks);
+    double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
+    fprintf(f, "%c%6d %8.0f %9s %9s  %-12s", ranks == plan->ranks ? '>' : ' ', ranks,
+            ceil((double)ranks / p.device.spec.devices_a_machine), grouped(tokens / ranks).s,
+            ranks == 1 ? "-" : grouped(plan_tokens_needed(&p)).s, bound_by(&p));
+    if (p.rows < ranks) {
         fprintf(f, " fewer rows than ranks\n");
         return;
     }
-    PlanStep step = step_on(p, ranks);
+    PlanStep step = plan_step(&p, p.rows);
     double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
     fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(rate).s,
             100 * rate / (ranks * rate_of_one), hours);
@@ -273,11 +253,19 @@ static void print_ranks(FILE *f, const Plan *p) {
             price ? "  cost a" : "");
     fprintf(f, "%7s %8s %9s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "by bytes", "bound by",
             "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
-    double rate = (double)(p->rows * p->shape.seq_len) / step_on(p, 1).seconds;
-    for (int n = 1; n <= RANKS_MOST || n <= p->ranks; n++)
-        if (has_row(p, n) && (n == 1 || plan_link_bandwidth(d, n) > 0)) print_rank_row(f, p, n, rate);
+    const Plan one = on_ranks(p, 1);
+    double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
+    // One rank, a machine, two machines, the plan's number, its halves and doubles, the most.
+    const int machine = d->spec.devices_a_machine, all = p->ranks;
+    const int numbers[] = {1, machine, 2 * machine, all / 4, all / 2, 2 * all, 4 * all, RANKS_MOST};
+    for (int n = 1; n <= RANKS_MOST || n <= all; n++) {
+        bool shown = n == all;
+        for (int i = 0; i < (int)(sizeof numbers / sizeof *numbers); i++) shown |= n == numbers[i] && n <= RANKS_MOST;
+        if (shown && is_linked(p, n)) print_rank_row(f, p, n, rate);
+    }
+    const int over = ranks_over(p);
     fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
-            most_ranks(p, p->rows, is_compute_bound), most_ranks(p, p->rows, is_computing));
+            plan_most(p, 1, over, is_compute_bound), plan_most(p, 1, over, is_computing));
 }
 
 static void print_modes(FILE *f, const Plan *plan) {
@@ -296,7 +284,7 @@ static void print_modes(FILE *f, const Plan *plan) {
                     ldexp((double)memory.total, -30), fewest_ranks(plan, (ZeroStage)zero).s, 1e-9 * plan_step_bytes(&p),
                     1e3 * plan_step(&p, p.rows).seconds);
             if (!(plan_link_bandwidth(&p.device, p.ranks) > 0)) fprintf(f, "  unknown\n");
-            else fprintf(f, "  %-12s %7d\n", bound_by(&p, p.ranks), most_ranks(&p, p.rows, is_compute_bound));
+            else fprintf(f, "  %-12s %7d\n", bound_by(&p), plan_most(&p, 1, ranks_over(&p), is_compute_bound));
         }
         plan_variant_end(&of);
     }
@@ -308,7 +296,7 @@ static void print_modes(FILE *f, const Plan *plan) {
 
 static void print_run_line(FILE *f, const Plan *p, const char *what, const PlanRun *run) {
     fprintf(f, "%s%s%s step%s of %lld", what, run->cut ? "about " : "", grouped((double)run->steps).s,
-            plural(run->steps), (long long)run->first_batch);
+            run->steps == 1 ? "" : "s", (long long)run->first_batch);
     if (run->first_batch != run->last_batch) fprintf(f, " to %lld", (long long)run->last_batch);
     fprintf(f, " rows");
     if (p->device.peak > 0) {
@@ -352,7 +340,7 @@ static void print_checkpoints(FILE *f, const Plan *p) {
 }
 
 void plan_print(FILE *f, const Plan *p) {
-    print_model(f, p);
+    print_training(f, p);
     print_device(f, p);
     print_memory(f, p);
     if (p->shape.inference) return;

@@ -25,7 +25,7 @@ enum {
 
 static const double accumulator = sizeof(float); // bytes of a gradient
 
-static void add(Workload *w, Work work) {
+static void count_kernel(Workload *w, Work work) {
     assert(w->count < WORK_MAX);
     if (work.count > 0) w->work[w->count++] = work;
 }
@@ -33,10 +33,11 @@ static void add(Workload *w, Work work) {
 // ---- Matrix products: 2 m n k FLOPs, operands read once, the result written once ------------------------------------
 
 // y (N, out) = x (N, in) W, forward; dx (N, in) = dy (N, out) W^T, backward: in and out swapped.
-static void add_product(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
-                        double count) {
-    add(w, (Work){family, WORK_MATMUL, pass, .flops = 2 * rows * in * out, .read = w->value * (rows * in + in * out),
-                  .written = w->value * rows * out, .count = count});
+static void add_matmul(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
+                       double count) {
+    count_kernel(w,
+                 (Work){family, WORK_MATMUL, pass, .flops = 2 * rows * in * out,
+                        .read = w->value * (rows * in + in * out), .written = w->value * rows * out, .count = count});
 }
 
 // dW (in, out) += x^T dy over the rows of `examples`: the sum is read and written. With batched exact norms every
@@ -44,12 +45,12 @@ static void add_product(Workload *w, WorkFamily family, WorkPass pass, double ro
 static void add_gradient(Workload *w, WorkFamily family, double examples, double in, double out, double count) {
     double rows = examples * w->T, gradient = accumulator * in * out;
     bool batched = w->exact == EXACT_BATCHED;
-    add(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
-                  .read = w->value * rows * (in + out) + (batched ? 0 : gradient),
-                  .written = (batched ? examples : 1) * gradient, .count = count});
+    count_kernel(w, (Work){family, WORK_MATMUL, PASS_BACKWARD, .flops = 2 * rows * in * out,
+                           .read = w->value * rows * (in + out) + (batched ? 0 : gradient),
+                           .written = (batched ? examples : 1) * gradient, .count = count});
     if (!batched) return;
-    add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
-                  .read = (examples + 1) * gradient, .written = gradient, .count = count});
+    count_kernel(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 3 * examples * in * out,
+                           .read = (examples + 1) * gradient, .written = gradient, .count = count});
 }
 
 // ---- The parts of the model -----------------------------------------------------------------------------------------
@@ -57,8 +58,8 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
 // `count` kernels that stream over n values: FLOPs for each value, values read and written for each.
 static void add_stream(Workload *w, WorkFamily family, WorkPass pass, double n, double flops, double read,
                        double written, double count) {
-    add(w, (Work){family, WORK_STREAM, pass, .flops = flops * n, .read = read * w->value * n,
-                  .written = written * w->value * n, .count = count});
+    count_kernel(w, (Work){family, WORK_STREAM, pass, .flops = flops * n, .read = read * w->value * n,
+                           .written = written * w->value * n, .count = count});
 }
 
 static void add_gelu(Workload *w, WorkPass pass, double blocks) {
@@ -73,30 +74,22 @@ static void add_layernorms(Workload *w, WorkPass pass, double count) {
 // From ln1's output to fc's, in `blocks` blocks. GELU and fcproj are not included: recomputing repeats GELU alone.
 static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
     double N = w->N, C = w->C;
-    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
-    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, C, blocks);     // proj
-    add_product(w, FAMILY_BLOCK_MATMUL, pass, N, C, 4 * C, blocks); // fc
+    add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
+    add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, C, blocks);     // proj
+    add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, 4 * C, blocks); // fc
     // q k^T and p v, causal: each row sees half of the others (Dao et al. 2022, arXiv 2205.14135, section 4)
-    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, pass, .flops = 2 * N * C * (w->T + 1), .count = blocks,
-                  .read = w->value * N * 3 * C, .written = w->value * N * C});
+    count_kernel(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, pass, .flops = 2 * N * C * (w->T + 1),
+                           .count = blocks, .read = w->value * N * 3 * C, .written = w->value * N * C});
 }
 
 // The masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks.
 static void add_dropout(Workload *w, WorkPass pass, double branches, double attentions) {
     double n = w->N * w->C, probabilities = w->N * (w->T + 1) / 2 * w->NH;
     if (!w->drops) return;
-    add(w, (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * n, .read = w->value * n,
-                  .written = w->value * n, .count = branches});
-    add(w, (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * probabilities, .count = attentions});
-}
-
-static void add_forward(Workload *w) {
-    add_stream(w, FAMILY_EMBEDDING, PASS_FORWARD, w->N * w->C, 1, 2, 1, 1);
-    add_block_forward(w, PASS_FORWARD, w->L);
-    add_gelu(w, PASS_FORWARD, w->L);
-    add_product(w, FAMILY_BLOCK_MATMUL, PASS_FORWARD, w->N, 4 * w->C, w->C, w->L); // fcproj
-    add_layernorms(w, PASS_FORWARD, 2 * w->L + 1);
-    add_dropout(w, PASS_FORWARD, 2 * w->L + 1, w->L);
+    count_kernel(w, (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * n, .read = w->value * n,
+                           .written = w->value * n, .count = branches});
+    count_kernel(w,
+                 (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * probabilities, .count = attentions});
 }
 
 // Logits, loss and their gradient, a chunk of examples at a time: the logits of a whole micro-batch are never kept.
@@ -104,12 +97,12 @@ static void add_head(Workload *w) {
     double example = w->value * w->T * w->V; // bytes
     double chunks = ceil(w->B / fmax(1, fmin(w->B, floor(w->head_bytes / example))));
     double examples = w->B / chunks, rows = examples * w->T;
-    add_product(w, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, w->C, w->V, chunks);
+    add_matmul(w, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, w->C, w->V, chunks);
     double read = w->stores_exponentials ? 3 * w->C : w->V; // values a row: its logits; or lnf twice, and a row of wte
     double written = w->stores_exponentials ? w->C : w->V;
-    add(w, (Work){FAMILY_CROSSENTROPY, WORK_STREAM, PASS_FORWARD, .flops = LOSS_FLOPS * rows * w->V,
-                  .read = w->value * rows * read, .written = w->value * rows * written, .count = chunks});
-    add_product(w, FAMILY_HEAD_MATMUL, PASS_BACKWARD, rows, w->V, w->C, chunks);
+    count_kernel(w, (Work){FAMILY_CROSSENTROPY, WORK_STREAM, PASS_FORWARD, .flops = LOSS_FLOPS * rows * w->V,
+                           .read = w->value * rows * read, .written = w->value * rows * written, .count = chunks});
+    add_matmul(w, FAMILY_HEAD_MATMUL, PASS_BACKWARD, rows, w->V, w->C, chunks);
     add_gradient(w, FAMILY_HEAD_MATMUL, examples, w->V, w->C, chunks);
 }
 
@@ -128,12 +121,12 @@ static void add_backward(Workload *w) {
     add_recomputing(w);
     const double shape[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
-        add_product(w, FAMILY_BLOCK_MATMUL, PASS_BACKWARD, N, shape[i][1], shape[i][0], L);
+        add_matmul(w, FAMILY_BLOCK_MATMUL, PASS_BACKWARD, N, shape[i][1], shape[i][0], L);
         add_gradient(w, FAMILY_BLOCK_MATMUL, w->B, shape[i][0], shape[i][1], L);
     }
     // five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B)
-    add(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, PASS_BACKWARD, .flops = 5 * N * C * (w->T + 1),
-                  .read = w->value * 5 * n, .written = w->value * 3 * n, .count = L});
+    count_kernel(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, PASS_BACKWARD, .flops = 5 * N * C * (w->T + 1),
+                           .read = w->value * 5 * n, .written = w->value * 3 * n, .count = L});
     // GELU's slope: its input is read; the product of fcproj's backward writes the result
     add_stream(w, FAMILY_GELU, PASS_BACKWARD, 4 * n, GELU_BACKWARD_FLOPS, 1, 0, L);
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 3 * n, 1, 1, 0, L); // qkv
@@ -142,28 +135,21 @@ static void add_backward(Workload *w) {
     add_dropout(w, PASS_BACKWARD, 2 * L + 1, L);
     add_stream(w, FAMILY_EMBEDDING, PASS_BACKWARD, n, 2, 2, accumulator / w->value, 1); // a repeated token writes less
     if (w->exact == EXACT_FUSED) // rows of the head's gradients, for its product with the embedding's
-        add(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = accumulator * n,
-                      .written = accumulator * n, .count = 1});
+        count_kernel(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = accumulator * n,
+                               .written = accumulator * n, .count = 1});
 }
 
-Workload workload_micro_step(const EngineConfig *shape, int rows, const WorkDevice *device) {
+Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     const ModelConfig *m = &shape->model->config;
-    Workload w = {
-        .B = rows,
-        .T = shape->seq_len,
-        .N = (double)rows * shape->seq_len,
-        .C = m->channels,
-        .NH = m->heads,
-        .V = shape->model->vocab_padded,
-        .L = m->layers,
-        .value = device->value,
-        .head_bytes = device->head_bytes,
-        .recompute = shape->recompute,
-        .drops = shape->dropout.below > 0,
-        .exact = device->exact,
-        .stores_exponentials = device->stores_exponentials,
-    };
-    add_forward(&w);
+    w.B = rows, w.T = shape->seq_len, w.N = w.B * w.T;
+    w.C = m->channels, w.NH = m->heads, w.V = shape->model->vocab_padded, w.L = m->layers;
+    w.recompute = shape->recompute, w.drops = shape->dropout.below > 0;
+    add_stream(&w, FAMILY_EMBEDDING, PASS_FORWARD, w.N * w.C, 1, 2, 1, 1);
+    add_block_forward(&w, PASS_FORWARD, w.L);
+    add_gelu(&w, PASS_FORWARD, w.L);
+    add_matmul(&w, FAMILY_BLOCK_MATMUL, PASS_FORWARD, w.N, 4 * w.C, w.C, w.L); // fcproj
+    add_layernorms(&w, PASS_FORWARD, 2 * w.L + 1);
+    add_dropout(&w, PASS_FORWARD, 2 * w.L + 1, w.L);
     add_head(&w);
     add_backward(&w);
     return w;
@@ -182,12 +168,12 @@ static double add_muon(Workload *w, const Model *model, double share, double rou
         if (t->layer > 0) continue; // all blocks are counted with the first
         double rows = (double)t->rows, columns = (double)t->columns / matrices, side = fmin(rows, columns);
         double x = rows * columns, small = side * side;
-        add(w, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
-                      .read = fp32 * (3 * x + 4 * small), .written = fp32 * (x + 3 * small),
-                      .count = MUON_STEPS * matrices * model->config.layers * share});
+        count_kernel(w, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
+                               .read = fp32 * (3 * x + 4 * small), .written = fp32 * (x + 3 * small),
+                               .count = MUON_STEPS * matrices * model->config.layers * share});
     }
-    add(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = MUON_FLOPS * elements,
-                  .read = 5 * fp32 * elements, .written = (3 * fp32 + rounded) * elements, .count = 1});
+    count_kernel(w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = MUON_FLOPS * elements,
+                           .read = 5 * fp32 * elements, .written = (3 * fp32 + rounded) * elements, .count = 1});
     return elements;
 }
 
@@ -195,14 +181,15 @@ Workload workload_update(const Model *model, Optimizer optimizer, double owned, 
     Workload w = {0};
     double all = (double)model->flat_count, fp32 = sizeof(float), rounded = value < fp32 ? value : 0;
     double share = owned / all;
-    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .written = fp32 * all, .count = 1}); // clearing
-    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = 2 * all, .read = fp32 * all, .count = 1});
+    count_kernel(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .written = fp32 * all, .count = 1}); // clearing
+    count_kernel(&w,
+                 (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = 2 * all, .read = fp32 * all, .count = 1});
     if (optimizer == OPTIMIZER_MUON) owned -= add_muon(&w, model, share, rounded);
     if (optimizer == OPTIMIZER_LAMB) // the direction and its norm, before the step
-        add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = (ADAMW_FLOPS + 4) * owned,
-                       .read = 4 * fp32 * owned, .count = 1});
+        count_kernel(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = (ADAMW_FLOPS + 4) * owned,
+                                .read = 4 * fp32 * owned, .count = 1});
     // weight, two moments and gradient in; weight, moments and the rounded copy out (Loshchilov and Hutter 2019)
-    add(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned, .read = 4 * fp32 * owned,
-                   .written = (3 * fp32 + rounded) * owned, .count = 1});
+    count_kernel(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned,
+                            .read = 4 * fp32 * owned, .written = (3 * fp32 + rounded) * owned, .count = 1});
     return w;
 }

@@ -41,26 +41,21 @@ enum { WORK_MAX = 64 };
 
 // Kernels, and the sizes that they were counted from.
 typedef struct {
+    // By the device
+    double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
+    double head_bytes; // largest chunk of logits
+    ExactNorms exact;
+    bool stores_exponentials; // of the logits: the loss then makes no pass over them
+    // By the shape
     double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
-    double value;                // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
-    double head_bytes;           // largest chunk of logits
     Recompute recompute;
     bool drops;
-    ExactNorms exact;
-    bool stores_exponentials; // of the logits: the loss then takes no pass over them
     int count;
     Work work[WORK_MAX];
 } Workload;
 
-// The fields of Workload that depend on the device.
-typedef struct {
-    double value, head_bytes;
-    ExactNorms exact;
-    bool stores_exponentials;
-} WorkDevice;
-
-// A micro-step: forward, loss and backward.
-Workload workload_micro_step(const EngineConfig *shape, int rows, const WorkDevice *device);
+// A micro-step: forward, loss and backward. The caller has set w's fields by the device; the others are 0.
+Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w);
 
 // What a step does once: clearing and norms of all gradients, and the optimizer's step over `owned` parameters.
 Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value);
