@@ -6,7 +6,6 @@ sqrt(k) times the learning rate (the rule for Adam: Malladi et al. 2022, arXiv 2
 losses at the end are alike; above it they rise. Here every branch sees the same examples in the same order, too.
 """
 
-import json
 import math
 import os
 import re
@@ -142,15 +141,13 @@ def critical_batch(batches, losses, tolerance):
     return low, high, low * (high / low) ** part
 
 
-def print_result(origin, branches, tolerance, kind, verdict):
+def print_result(origin, branches, tolerance, kind):
+    low, high, crossing = critical_batch([b.batch for b in branches], [b.loss for b in branches], tolerance)
     print(f"\n{'batch':>8} {'k':>6} {'lr':>10} {'steps':>7} {kind + ' loss':>12} {'above the first':>16}")
     for b in branches:
-        harm = b.loss - branches[0].loss
-        losses = f"{b.loss:12.4f} {harm:+16.4f}" if b.loss < math.inf else f"{'diverged':>12} {'':>16}"
-        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {losses}{'' if harm <= tolerance else '  harm'}")
-    low, high, crossing = verdict
-    print(f"\nAfter {branches[0].horizon - origin.tokens:,} tokens from step {origin.step}; harm: more than {tolerance:g} above "
-          "the smallest batch.")
+        print(f"{b.batch:8d} {b.factor:6g} {b.lr:10.3g} {b.steps:7d} {b.loss:12.4f} {b.loss - branches[0].loss:+16.4f}")
+    print(f"\nAfter {branches[0].horizon - origin.tokens:,} tokens from step {origin.step}; an infinite loss has diverged; harm: more "
+          f"than {tolerance:g} above the smallest batch.")
     if high is None:
         print(f"No batch tried does harm: the critical batch here is {low} rows or more. Try larger --factors.")
     elif low == branches[0].batch and crossing <= low:
@@ -193,15 +190,4 @@ def probe(args):
         branch.loss = branch.read_loss(origin)
     if not math.isfinite(branches[0].loss):
         raise Fault(EXIT_INPUT, f"{branches[0].out}: the smallest batch has diverged, so there is nothing to compare")
-    kind = "val" if origin.options.get("val") else "train"
-    verdict = critical_batch(batches, [branch.loss for branch in branches], args.tolerance)
-    print_result(origin, branches, args.tolerance, kind, verdict)
-    if args.json:
-        def known(x):
-            return x if math.isfinite(x) else None
-        write_whole(args.json, json.dumps({
-            "checkpoint": origin.checkpoint, "step": origin.step, "tokens": origin.tokens, "batch": origin.batch,
-            "lr": origin.lr, "noise_scale": known(origin.noise_scale), "branch_tokens": tokens, "loss": kind,
-            "tolerance": args.tolerance, **dict(zip(("no_harm_up_to", "harm_from", "critical_batch"), verdict)),
-            "branches": [{"batch": b.batch, "factor": b.factor, "lr": b.lr, "steps": b.steps, "loss": known(b.loss)}
-                         for b in branches]}, indent=2) + "\n")
+    print_result(origin, branches, args.tolerance, "val" if origin.options.get("val") else "train")

@@ -2,14 +2,13 @@
 """What a larger batch can save, from existing runs.
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
-    critical_batch.py gain RUN         what a batch that follows the noise scale can save over a constant one
     critical_batch.py probe CHECKPOINT the critical batch there, measured: short branches at k times the batch
 
 McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch Training":
 a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
-    (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12),
-and a batch that follows the noise scale has gamma <= 1 on the right instead (appendix D). The probe is the branched
-training of Merrill et al. 2025 (arXiv 2505.23971); it trains, on a machine that has the run's trainer and data.
+    (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12).
+The probe is the branched training of Merrill et al. 2025 (arXiv 2505.23971); it trains, on a machine that has the run's
+trainer and data.
 """
 
 import math
@@ -87,49 +86,6 @@ def fit(args):
         write_whole(args.plot, lambda: report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
 
 
-GAIN_BINS = 16  # enough for the noise scale's shape, few enough for its noise to average out
-
-
-def noise_scales(run):
-    """(B_n, B, steps) of every bin whose noise scale is known; noise scale and batch in rows. S and G2 are averaged before
-    they are divided: the noise of single estimates would look like a noise scale that moves, that is, like gain."""
-    import numpy as np
-
-    # The LayerNorms' scale times c, its ratio to the whole model's. A run writes 1 until it knows c: used as a value, that
-    # would make a constant noise scale grow. Those steps use the first c that is known.
-    c = np.array(run.column("gns_ratio"))
-    at = np.flatnonzero(np.isfinite(c) & (c > 0) & (c != 1))
-    ratio = c[at[np.maximum(0, np.searchsorted(at, range(len(c)), "right") - 1)]] if len(at) else np.ones(len(c))
-    table = np.stack([run.column("gns_ln_s"), run.column("gns_ln_g2"), run.column("batch"), ratio], 1)
-    table = table[np.isfinite(table).all(1) & (table[:, 2] > 0)]
-    if len(table) < GAIN_BINS:
-        raise Fault(EXIT_INPUT, f"{run.path}: {len(table)} steps with a noise scale (--gns ln or exact), not {GAIN_BINS}")
-    parts = np.array_split(table, GAIN_BINS)
-    s, g2, batch, ratio = np.array([part.mean(0) for part in parts]).T
-    good = (g2 > 0) & (s > 0)
-    if good.sum() < GAIN_BINS // 2:
-        raise Fault(EXIT_INPUT, f"{run.path}: G2 is not above 0 in half of the run; the noise scale is not known")
-    return (ratio * s / np.where(good, g2, 1))[good], batch[good], np.array([len(part) for part in parts], float)[good]
-
-
-def gain(args):
-    """gamma (McCandlish et al. 2018, appendix D). s counts progress in steps of an infinite batch: a step at batch B makes
-    1 / (1 + B_n / B) of one (eq. 2.6)."""
-    import numpy as np
-
-    noise, batch, steps = noise_scales(Run(args.run))
-    ds = steps / (1 + noise / batch)
-    gamma = (np.sqrt(noise) @ ds) ** 2 / (ds.sum() * (noise @ ds))
-    print(f"The noise scale B_n over the run, in examples (rows), at {len(noise)} of {GAIN_BINS} points, and the batch of the run:")
-    for name, i in (("first", 0), ("middle", len(noise) // 2), ("last", -1)):
-        print(f"  {name:7} B_n = {noise[i]:10.4g}   batch = {batch[i]:.4g}")
-    print(f"""gamma = (integral sqrt(B_n) ds)^2 / (s integral B_n ds) = {gamma:.4f}
-A batch that follows B = sqrt(r B_n), with a constant r, has (S/S_min - 1)(E/E_min - 1) = gamma, where a constant one has 1:
-1 where B_n never moves, towards 0 the more it moves. Against the constant batch B_crit such a batch saves {50 * (1 - math.sqrt(gamma)):.1f}% of the
-steps and of the examples together, or {50 * (1 - gamma):.1f}% of either at as many of the other. This is what the model of plain SGD
-with the best learning rate at each step promises: no measured result.""")
-
-
 def factors(text):
     values = [finite_number(word) for word in text.split(",")]
     if not all(0 < k <= 1024 for k in values):
@@ -146,28 +102,24 @@ def tokens(text):
 
 def main():
     parser = Parser(description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="fit|gain|probe")
+    commands = parser.add_subparsers(required=True, metavar="fit|probe")
     one = commands.add_parser("fit", help="S_min, E_min and B_crit from runs at several constant batches")
     one.add_argument("runs", nargs="+", metavar="RUN")
     one.add_argument("--target", type=finite_number, help="loss to reach (default: the lowest that all runs reach)")
     one.add_argument("--plot", metavar="FILE", help="also draw the knee, E against S, as SVG")
     one.set_defaults(act=fit)
-    two = commands.add_parser("gain", help="gamma from one run's noise scales")
-    two.add_argument("run", metavar="RUN")
-    two.set_defaults(act=gain)
-    three = commands.add_parser("probe", help="branches from a checkpoint at several batches, at equal tokens")
-    three.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
-    three.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
+    two = commands.add_parser("probe", help="branches from a checkpoint at several batches, at equal tokens")
+    two.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
+    two.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
-    three.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
+    two.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
                        "the checkpoint's, at least 32 steps of the largest batch)")
-    three.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats a token above the smallest batch's "
+    two.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats a token above the smallest batch's "
                        "that does no harm (default: %(default)s)")
-    three.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
-    three.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")
-    three.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
-    three.add_argument("--json", metavar="FILE", help="also write the result as JSON")
-    three.set_defaults(act=probe)
+    two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
+    two.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")
+    two.add_argument("--out", help="directory for the branches (default: RUN/probe_NNNNNNNN)")
+    two.set_defaults(act=probe)
     args = parser.parse_args()
     args.act(args)
 

@@ -106,7 +106,6 @@ track_gns() {
         --channels 128 --seq-len 64 --micro-batch 32 --train-tokens 3e5 --val-every 0 --batch-tokens 512 \
         --ramp "replay:$run/metrics.jsonl" --out "$work/replay"
     page report "$PYTHON" scripts/report.py "$run" "$work/replay" -o "$work/report.html"
-    page gain "$PYTHON" scripts/critical_batch.py gain "$run"
     page probe "$PYTHON" scripts/critical_batch.py probe "$run" --factors 1,2,4 --tokens 20000 && says probe 'critical batch'
     page wandb "$PYTHON" scripts/to_wandb.py "$run" --dry-run
     printf '%s\n' "a $bytes --batch-tokens 2048 --train-tokens 1e6" "b $bytes --batch-tokens 8192 --train-tokens 1e6" > "$work/queue"
