@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Several GPUs of one machine as ranks: every number of ranks trains the same run, also one that is stopped and resumed
-# with another number; a run whose rank is killed or stopped ends; the speed of all together, and the memory that they
-# take. Prints one table at the end; whole logs are in $OUT.
+# with another number; a run whose rank is killed or stopped ends; speed and memory of all together. Prints one table at
+# the end; whole logs are in $OUT.
 #
 #     dev/test/ranks_check.sh [agree] [optimizers] [resume] [faults] [scaling] [memory]          (default: all)
 #
@@ -39,8 +39,7 @@ command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
 grep -q MPI_Init_thread "$TRAINER" || fail 64 "$TRAINER was built without MPI" "Install Open MPI (and NCCL) and build it again"
 command -v python3 > /dev/null || fail 64 "no python3" "Install it: it makes the random text"
 
-# NVLink multicast (NVLS) is off: some machines forbid it, and the figures are to be comparable. All ranks are on this
-# machine and communicate through shared memory.
+# Without NVLink multicast (NVLS), which some machines forbid, figures are comparable. MPI goes through shared memory.
 export NCCL_NVLS_ENABLE=0 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader OMPI_MCA_btl_vader_single_copy_mechanism=none
 mpirun=(scripts/mpirun.sh)
 [ "$(id -u)" != 0 ] || mpirun+=(--allow-run-as-root)
@@ -55,8 +54,7 @@ elif [ "$MACHINES" -gt 1 ]; then # each machine has consecutive ranks, and all G
     as_machine=(bash -c 'export NCCL_HOSTID=machine$((OMPI_COMM_WORLD_RANK / $0)) CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_RANK % $0)); exec "$@"' "$gpu_count")
 fi
 
-# Shapes: for GPUs, or small enough for a CPU. d7's blocks have an odd number of parts' units: not even two ranks' parts are
-# of equal length.
+# Shapes: for GPUs, or small enough for a CPU. In d7 not even two ranks' parts have equal length.
 if [ -z "$SMALL" ]; then
     agree_T=512 agree_shape=(--model d7 --seq-len 512) agree_rows=16 agree_batch=62 agree_steps=50 agree_lr=5e-5
     resume_batch=1024 resume_steps=60 resume_lr=5e-5 resume_tolerance=1e-3 cadence_tolerance=1e-3
@@ -163,12 +161,7 @@ await_success() { # WHAT: false where the run fails
     await_end "$(seconds_left)"
     [ $code = 0 ] || { tell_failure "$1"; return 1; }
 }
-
-run_whole() { # NAME RANKS OPTIONS...
-    [ "$(seconds_left)" -gt 0 ] || { row SKIP "$1" "no time left"; return 1; }
-    begin "$@"
-    await_success "$1"
-}
+time_is_left() { [ "$(seconds_left)" -gt "$2" ] || { row SKIP "$1" "no time left"; return 1; }; } # WHAT SECONDS
 
 values() { grep -o "\"$2\": [^,}]*" "$work/$1/metrics.jsonl" | cut -d ' ' -f 2; } # NAME FIELD
 median() { sort -g | awk '{ x[NR] = $1 } END { print NR ? (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 : "nan" }'; }
@@ -205,11 +198,12 @@ same_bits() { # A B
     fi
 }
 
-# The batch does not divide evenly among the ranks.
-agree_run() { # NAME RANKS OPTIONS...
+agree_run() { # NAME RANKS OPTIONS...: a batch that ranks cannot divide evenly
     local tokens=$((agree_batch * agree_T))
-    run_whole "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
+    time_is_left "$1" 0 || return 1
+    begin "$1" "$2" "${agree_shape[@]}" --micro-batch "$agree_rows" --batch-tokens $tokens --steps $agree_steps \
         --lr $agree_lr --warmup-tokens $((agree_steps * tokens / 2)) "${@:3}"
+    await_success "$1"
 }
 
 agree_ranks() { # NAME
@@ -220,57 +214,44 @@ agree_ranks() { # NAME
     done
 }
 
-# In fp32 rounding is too small for training to magnify it: a difference is a fault.
-agree_fp32() {
-    local TRAINER=$BUILD/cuda-FP32/train_gpt2cu loss_tolerance=1e-4 gns_tolerance=1e-3
-    if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
-}
-
-# Sums over the ranks at each of the four micro-steps are in another order, and so rounded otherwise.
-agree_by_micro_step() {
-    local name=$1-r$RANKS-micro-step loss_tolerance=$cadence_tolerance agree_rows=$((agree_rows / 4))
-    agree_run "$name" "$RANKS" --zero 2 --reduce micro-step && same_run "$name" "$1-r1"
-    agree_run "$name-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$name-z3" "$name"
-}
-
-# Rounding every gradient to bf16 for the transfer moves a loss less than a bf16 engine's own rounding may.
-agree_in_bf16() {
-    local name=$1-r$RANKS-wire-bf16 loss_tolerance=1e-3 gns_tolerance=0.02
-    agree_run "$name" "$RANKS" --comm-dtype bf16 && same_run "$name" "$1-r1"
+same_in_every_mode() { # NAME OPTIONS...: as the run NAME, which has ZeRO's default
+    local zero
+    for zero in 0 2 3; do agree_run "$1-z$zero" "$RANKS" --zero $zero "${@:2}" && same_bits "$1-z$zero" "$1"; done
 }
 
 agree() {
-    local name=b$agree_batch all=b$agree_batch-r$RANKS zero
+    local name=b$agree_batch all=b$agree_batch-r$RANKS
     agree_ranks "$name"
-    for zero in 0 2 3; do # besides the default
-        agree_run "$all-z$zero" "$RANKS" --zero "$zero" && same_bits "$all-z$zero" "$all"
-    done
+    same_in_every_mode "$all"
     agree_run "$name-again" "$RANKS" && same_bits "$name-again" "$all"
-    agree_by_micro_step "$name"
-    agree_in_bf16 "$name"
-    [ -z "$gpus" ] || agree_fp32
+
+    # Sums over the ranks at each of four micro-steps are in another order, and so rounded otherwise.
+    local loss_tolerance=$cadence_tolerance by=$all-micro-step rows=$agree_rows
+    agree_rows=$((rows / 4)) agree_run "$by" "$RANKS" --zero 2 --reduce micro-step && same_run "$by" "$name-r1"
+    agree_rows=$((rows / 4)) agree_run "$by-z3" "$RANKS" --zero 3 --reduce micro-step --recompute block && same_bits "$by-z3" "$by"
+
+    # Gradients rounded to bf16 for the transfer move a loss less than a bf16 engine's own rounding may.
+    loss_tolerance=1e-3 gns_tolerance=0.02
+    agree_run "$all-wire-bf16" "$RANKS" --comm-dtype bf16 && same_run "$all-wire-bf16" "$name-r1"
+
+    # In fp32 rounding is too small for training to magnify it: a difference is a fault.
+    local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3
+    loss_tolerance=1e-4
+    [ -z "$gpus" ] || if [ -x "$TRAINER" ]; then agree_ranks fp32; else row SKIP "fp32" "no $TRAINER"; fi
 }
 
-# Another optimizer: as on one rank, and the same bits in every mode. Muon's matrices each stay whole on a rank.
+# Another optimizer: as on one rank, and the same bits in every mode. Muon keeps each matrix whole on a rank.
 optimizers() {
-    local name zero
+    local name
     for name in ${OPTIMIZERS:-lamb muon}; do
         agree_run "$name-r1" 1 --optimizer "$name" || continue
         agree_run "$name" "$RANKS" --optimizer "$name" && same_run "$name" "$name-r1"
-        for zero in 0 2 3; do
-            agree_run "$name-z$zero" "$RANKS" --optimizer "$name" --zero "$zero" && same_bits "$name-z$zero" "$name"
-        done
+        same_in_every_mode "$name" --optimizer "$name"
     done
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
 # faults: a run whose rank is killed or stopped ends soon, and names the rank
-
-deadline=5 # seconds
-fault_begin() { # NAME OPTIONS...
-    begin "$1" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
-        --steps 100000000 --zero "$ZERO" --deadline $deadline "${@:2}"
-}
 
 strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
     struck=$(now)
@@ -279,37 +260,35 @@ strike() { # SIGNAL [RANK]: to that rank, or to the run as a whole
 }
 
 ends_with() { # WHAT CODE TEXT SECONDS: since `struck`
-    local seconds said
+    local seconds said verdict=FAIL
     await_end $(($4 + 10))
     seconds=$(calculate "$(now) - $struck" %.1f)
     said=$(grep -hoE "$3" "$(log "$current")" | tail -n 1 | cut -c 1-150)
-    if [ $code = "$2" ] && [ -n "$said" ] && [ "${seconds%.*}" -lt "$4" ]; then
-        row PASS "$1" "exit code $code after $seconds s: $said"
-    else
-        row FAIL "$1" "exit code $code after $seconds s (wanted $2 within $4 s, and a line with '$3')"
-    fi
+    [ $code != "$2" ] || [ -z "$said" ] || [ "${seconds%.*}" -ge "$4" ] || verdict=PASS
+    row $verdict "$1" "exit code $code after $seconds s (wanted $2 within $4 s): ${said:-no line with '$3'}"
 }
 
 faults() {
-    local victim=$((RANKS - 1)) after stopped
-    stopped="rank $victim \(process [0-9]+\) is stopped or gone"
-    fault_begin killed
-    await_steps 10
-    strike KILL $victim
-    ends_with "rank $victim killed" 78 "process rank $victim .* signal 9" 15
-
-    fault_begin stopped
-    await_steps 10
-    strike STOP $victim
-    ends_with "rank $victim stopped" 78 "$stopped" $((deadline + 15))
-
-    for after in 0 1; do # while MPI starts, and while CUDA or NCCL does
-        fault_begin stopped-after-$after --deadline 2
-        until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
-        sleep $after
-        strike STOP $victim
-        ends_with "rank $victim stopped $after s after its start" 78 "$stopped|rank $victim has not started" 25
-    done
+    local victim=$((RANKS - 1)) name signal wanted gone
+    gone="rank $victim \(process [0-9]+\) is stopped or gone"
+    while read -r name signal deadline wanted; do # after ten steps, or so many seconds: while MPI starts, and CUDA or NCCL
+        begin "$name" "$RANKS" "${agree_shape[@]}" --micro-batch $agree_rows --batch-tokens $((8 * RANKS * agree_T)) \
+            --steps 100000000 --zero "$ZERO" --deadline "$deadline"
+        case $name in
+        *-after-*)
+            until [ -n "$(run_processes $victim)" ] || ! runs; do :; done
+            sleep "${name##*-}"
+            ;;
+        *) await_steps 10 ;;
+        esac
+        strike "$signal" $victim
+        ends_with "rank $victim $name" 78 "$wanted" $((deadline + 20))
+    done << EOF
+killed KILL 5 process rank $victim .* signal 9
+stopped STOP 5 $gone
+stopped-after-0 STOP 2 $gone|rank $victim has not started
+stopped-after-1 STOP 2 $gone|rank $victim has not started
+EOF
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -328,7 +307,7 @@ resume_stop() { # WHAT STEPS SIGNAL [RANK]: asks the run to stop after this many
 }
 
 resume() {
-    local parts=$((RANKS > 2 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
+    local parts=$((RANKS > 3 ? RANKS / 2 : RANKS)) loss_tolerance=$resume_tolerance quarter=$((resume_steps / 4))
     resume_begin undisturbed "$RANKS"
     await_success undisturbed || return
     resume_begin stopping "$RANKS"
@@ -351,7 +330,7 @@ tok_per_s() { values "$1" tok_per_s | sed -n "6,${2}p" | median; } # NAME STEPS:
 
 # Runs STEPS steps and kills the run, which saves nothing. Files: NAME.speed, and NAME.memory in MiB.
 speed_run() { # NAME RANKS STEPS OPTIONS...
-    [ "$(seconds_left)" -gt 5 ] || { row SKIP "$1" "no time left"; return 1; }
+    time_is_left "$1" 5 || return 1
     begin "$1" "$2" --seq-len $speed_T --steps 1000000 "${@:4}"
     await_steps "$3" || { await_end 0; tell_failure "$1"; return 1; }
     memory_used > "$work/$1.memory"

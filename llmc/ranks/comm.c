@@ -332,19 +332,10 @@ int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
 }
 
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
-    char name[COMM_HOST + 32], (*hosts)[COMM_HOST];
-    uint64_t *hashes; // (ranks)
-    if (comm->ranks == 1) return 0;
-    TRY(memory_alloc((void **)&hashes, sizeof hash * (size_t)comm->ranks, "the ranks' hashes", e));
-    int failed = comm_gather(comm, &hash, hashes, sizeof hash, e), other = 1;
-    while (!failed && other < comm->ranks && hashes[other] == hashes[0]) other++;
-    memory_free(hashes);
-    if (failed || other == comm->ranks) return failed;
-    TRY(comm_hosts(comm, &hosts, e));
-    comm_name(name, sizeof name, other, hosts);
-    memory_free(hosts);
-    comm_settle(comm);
-    return FAIL(e, code, hint, "rank %s has %s than rank 0", name, what);
+    uint64_t first = hash;
+    TRY(comm_broadcast(comm, &first, sizeof first, e));
+    int failed = hash == first ? 0 : FAIL(e, code, hint, "this rank has %s than rank 0", what);
+    return comm_agree(comm, failed, e);
 }
 
 int comm_same_build(Comm *comm, Error *e) {

@@ -87,7 +87,7 @@ int comm_agree(Comm *comm, int code, Error *e);
 int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e);
 int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]);
 
-// 0 if all ranks have the same hash (hash_bytes). Otherwise a settled error that names a rank that differs from rank 0.
+// 0 if all ranks have the same hash (hash_bytes). Otherwise a settled error of the lowest rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
 
 // comm_same for the program's file.

@@ -148,7 +148,7 @@ apart() { # CODE TEXT PREPARATION [NAME=VALUE...] OPTIONS...: PREPARATION of ran
 elsewhere() { # which of several machines a rank is on
     local machine=("$work/machine.sh" 1)
     apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' --steps 9 &&
-        apart 65 '^error \(rank 0 on node0\): rank 1 on node1 has other training data' 'shorter > t.bin' --steps 9
+        apart 65 '^error \(rank 1 on node1\): this rank has other training data' 'shorter > t.bin' --steps 9
 }
 token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none' --steps 9; }
 shard_that_shrinks() { # while it is read
@@ -169,11 +169,11 @@ with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and one that runs PR
     launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
     ended $? "$1" "$2"
 }
-other_options() { with_another 64 '^error \(rank 0\): rank 2 has other options than rank 0' "$train" --lr 1; }
+other_options() { with_another 64 '^error \(rank 2\): this rank has other options than rank 0' "$train" --lr 1; }
 bad_options_on_one_rank() { with_another 64 '^error \(rank 2\): --lr' "$train" --lr x; }
 another_build() {
     { cat "$train"; echo; } > other && chmod +x other
-    with_another 65 '^error \(rank 0\): rank 2 has another build than rank 0' ./other
+    with_another 65 '^error \(rank 2\): this rank has another build than rank 0' ./other
 }
 nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --out file/out && one_error; }
 

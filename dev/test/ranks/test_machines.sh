@@ -45,17 +45,17 @@ same_files() { make_machines && on_both 0 --out run; }
 other() { # TEXT CHANGE OPTIONS...: of machine 1's files
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
-other_training_data() { other "rank 1 has other training data (--train) than rank 0" "change code_train_000000.bin"; }
-other_shard_name() { other "rank 1 has other training data" "mv code_train_000000.bin code_train_000001.bin"; } # checkpoints name shards
-other_validation_data() { other "rank 1 has other validation data (--val) than rank 0" "change code_val_000000.bin"; }
-other_questions() { other "rank 1 has other questions (--hellaswag) than rank 0" "sed -i 's/\"5\"/\"6\"/' questions.jsonl"; }
+other_training_data() { other "this rank has other training data (--train) than rank 0" "change code_train_000000.bin"; }
+other_shard_name() { other "this rank has other training data" "mv code_train_000000.bin code_train_000001.bin"; } # checkpoints name shards
+other_validation_data() { other "this rank has other validation data (--val) than rank 0" "change code_val_000000.bin"; }
+other_questions() { other "this rank has other questions (--hellaswag) than rank 0" "sed -i 's/\"5\"/\"6\"/' questions.jsonl"; }
 one_file_that_is_gone() { other "(rank 1).*code_val" "rm code_val_000000.bin"; }
 other_replay() {
     make_machines && on_both 0 --out "$work/run" && metrics=$work/run/metrics.jsonl && sed 's/"batch": 8/"batch": 16/' "$metrics" > other.jsonl || return 1
-    other "rank 1 has another run to replay (--ramp) than rank 0" "cp $metrics ../m0; cp ../other.jsonl metrics.jsonl; rm -r $work/run" --ramp replay:metrics.jsonl
+    other "this rank has another run to replay (--ramp) than rank 0" "cp $metrics ../m0; cp ../other.jsonl metrics.jsonl; rm -r $work/run" --ramp replay:metrics.jsonl
 }
 other_data_to_evaluate_on() { # with a model in a place that both machines see
-    make_machines && on_both 0 --out "$work/run" && change m1/code_val_000000.bin && evaluates 65 "$work/run" && refused "rank 1 has other validation data"
+    make_machines && on_both 0 --out "$work/run" && change m1/code_val_000000.bin && evaluates 65 "$work/run" && refused "this rank has other validation data"
 }
 evaluates() { # CODE [MODEL]: by default one that is on both machines
     both "$1" "$train" --eval-only --model "${2-mod}" --val "code_val_*.bin" --threads 1
@@ -65,18 +65,18 @@ other_model() { # by a weight, or by its shape
     for m in "${machines[@]}"; do cp -r mod "$m"; done
     evaluates 0 || return 1
     printf x | dd of=m1/mod/model.safetensors bs=1 seek=$(($(stat -c %s mod/model.safetensors) - 2)) conv=notrunc status=none
-    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0" || return 1
+    evaluates 65 && refused "this rank has another model (--model, --tokenizer) than rank 0" || return 1
     local shape=(--vocab-size 256 --layers 2 --heads 1 --channels 32)
     make_machines && on_both 0 --out run && cp -r mod m0 && mv m0/run/step_00000004 m1/mod && rm -r m0/run m1/mod/MANIFEST.json || return 1
-    evaluates 65 && refused "rank 1 has another model (--model, --tokenizer) than rank 0"
+    evaluates 65 && refused "this rank has another model (--model, --tokenizer) than rank 0"
 }
 other_checkpoint() { # all machines must have the checkpoint to resume from
     make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
     cp -r gone m1/run && on_both 0 --out run && ! grep '^resuming' log || return 1 # rank 0 decides
     echo >> m1/run/step_00000004/MANIFEST.json
-    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 1): this rank has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
     rm -rf m1/run
-    tokens=1024 on_both 65 --out run && grep -q "^error (rank 0): rank 1 has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    tokens=1024 on_both 65 --out run && grep -q "^error (rank 1): this rank has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
     cp -r m0/run m1/run
     tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
 }
