@@ -1,95 +1,46 @@
 // The CPU engine in bf16 (--dtype bf16) against itself in fp32, on the same weights, which bf16 holds exactly: loss,
 // gradients, per-example norms, logits, steps of training; bits on several threads, with recomputation, and in state.
-#include "../small_model.h"
-#include "../test.h"
-
 #include "base/float16.h"
 #include "cpu/matmul_kernel.h"
+#include "world.h"
 
 enum { ROWS = 6, T = 24, STEPS = 40 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
 static double dropout; // of the engines made from here on; above 0 they have the mask of documents as well
 
-typedef struct {
-    Model model;
-    float *param, smoothing;
-    uint16_t tokens[STEPS * ROWS * (T + 1)];
-} World;
-
-static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
-
 // Nearer to GPT-2's own values than small_params', as in the tests of the CUDA engine: rounding is a smaller share then.
-static void world_open(World *w) {
-    Error e;
-    CHECK(model_create(&w->model, &shape, &e) == 0, "%s", e.what);
-    w->param = malloc(w->model.flat_count * sizeof(float));
-    small_params(&w->model, 1, w->param);
-    for (int k = 0; k < w->model.tensor_count; k++) {
-        const Tensor *t = &w->model.tensors[k];
+static World rounded_world(void) {
+    World w = world_of(shape, T, STEPS * ROWS, 1);
+    for (int k = 0; k < w.model.tensor_count; k++) {
+        const Tensor *t = &w.model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
-        float *p = w->param + t->offset;
+        float *p = w.param + t->offset;
         for (size_t i = 0; i < t->count; i++) p[i] = bf16_to_f32(f32_to_bf16(mean + share * (p[i] - mean)));
     }
-    small_tokens(shape.vocab, 2, sizeof w->tokens / sizeof *w->tokens, w->tokens);
-}
-static void world_close(World *w) {
-    model_destroy(&w->model);
-    free(w->param);
+    return w;
 }
 
-static Engine *engine_of(World *w, Dtype dtype, int threads, Recompute recompute) {
-    Error e;
-    Engine *engine = NULL;
-    EngineConfig config = {.model = &w->model,
-                           .micro_batch = ROWS,
-                           .seq_len = T,
-                           .threads = threads,
-                           .gns = GNS_EXACT,
-                           .dtype = dtype,
-                           .document_mask = dropout > 0,
-                           .separator = 3,
-                           .dropout = dropout_of(dropout, 11),
-                           .recompute = recompute,
-                           .label_smoothing = w->smoothing};
-    CHECK(engine_create(&cpu_engine, &engine, &config, &e) == 0, "%s", e.what);
-    CHECK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e) == 0, "%s", e.what);
-    return engine;
-}
-
-typedef struct {
-    double loss, grad_sq[64], example_sq[64];
-    float *grad;
-} Outcome;
-
-static Outcome measure(World *w, Engine *engine, const uint16_t *tokens, int micro_batch) {
-    Error e;
-    Outcome o = {.grad = malloc(w->model.flat_count * sizeof(float))};
-    StepResult r = {.grad_sq = o.grad_sq, .example_sq = o.example_sq};
-    for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] = NAN;
-    engine_examples(engine, 100);
-    CHECK(small_batch(engine, tokens, ROWS, T, micro_batch, GNS_EXACT, &e) == 0, "%s", e.what);
-    CHECK(engine_norms(engine, all_of(w), &e) == 0 && engine_result(engine, &r, &e) == 0, "%s", e.what);
-    CHECK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e) == 0, "%s", e.what);
-    o.loss = r.loss_sum / ROWS;
-    return o;
-}
-
-// |a - b| / |b| over a tensor.
-static double difference(const float *a, const float *b, size_t n) {
-    double error = 0, square = 0;
-    for (size_t i = 0; i < n; i++) error += pow((double)a[i] - b[i], 2), square += pow((double)b[i], 2);
-    return sqrt(error / square);
+static Engine *typed_engine(const World *w, Dtype dtype, int threads, Recompute recompute, float smoothing) {
+    return engine_of(w, (EngineConfig){.micro_batch = ROWS,
+                                       .threads = threads,
+                                       .gns = GNS_EXACT,
+                                       .dtype = dtype,
+                                       .document_mask = dropout > 0,
+                                       .separator = 3,
+                                       .dropout = dropout_of(dropout, 11),
+                                       .recompute = recompute,
+                                       .label_smoothing = smoothing});
 }
 
 // The tolerances are those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_step(float smoothing) {
-    World w = {.smoothing = smoothing};
-    world_open(&w);
-    Engine *exact = engine_of(&w, DTYPE_FP32, 1, RECOMPUTE_NONE),
-           *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
-    Outcome want = measure(&w, exact, w.tokens, ROWS), got = measure(&w, rounded, w.tokens, 4);
-    CHECK(fabs(got.loss - want.loss) < 2e-3, "loss %.6f, want %.6f", got.loss, want.loss);
+    World w = rounded_world();
+    Engine *exact = typed_engine(&w, DTYPE_FP32, 1, RECOMPUTE_NONE, smoothing),
+           *rounded = typed_engine(&w, DTYPE_BF16, 2, RECOMPUTE_NONE, smoothing);
+    Outcome want = measure(&w, exact, w.tokens, 100, ROWS, ROWS, GNS_EXACT),
+            got = measure(&w, rounded, w.tokens, 100, ROWS, 4, GNS_EXACT);
+    CHECK(fabs(got.loss - want.loss) < 2e-3 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
     for (int k = 0; k < w.model.tensor_count; k++) {
         const Tensor *t = &w.model.tensors[k];
         double error = difference(got.grad + t->offset, want.grad + t->offset, t->count);
@@ -109,15 +60,12 @@ static void test_step_of_smoothed_loss(void) { check_step(0.2f); }
 
 // Threads and recomputation change no bit.
 static void test_same_bits(void) {
-    World w = {0};
-    world_open(&w);
+    World w = rounded_world();
     Outcome first = {0};
     for (int i = 0; i < 4; i++) {
-        Engine *engine = engine_of(&w, DTYPE_BF16, 1 + i % 2,
-                                   i < 2    ? RECOMPUTE_NONE
-                                   : i == 2 ? RECOMPUTE_GELU
-                                            : RECOMPUTE_BLOCK);
-        Outcome o = measure(&w, engine, w.tokens, ROWS);
+        static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
+        Engine *engine = typed_engine(&w, DTYPE_BF16, 1 + i % 2, recompute[i], 0);
+        Outcome o = measure(&w, engine, w.tokens, 100, ROWS, ROWS, GNS_EXACT);
         if (i == 0) first = o;
         CHECK(!memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)) && o.loss == first.loss, "engine %d", i);
         if (i > 0) free(o.grad);
@@ -139,19 +87,18 @@ static double train(World *w, Engine *engine) {
                           .grad_clip = 1,
                           .step = step,
                           .batch = ROWS};
-        Outcome o = measure(w, engine, w->tokens, ROWS); // the same examples again and again
+        Outcome o = measure(w, engine, w->tokens, 100, ROWS, ROWS, GNS_EXACT); // the same examples again and again
         CHECK(engine_update(engine, all_of(w), &u, &e) == 0, "%s", e.what);
-        if (step > STEPS / 2) sum += o.loss / (STEPS / 2);
+        if (step > STEPS / 2) sum += o.loss / ROWS / (STEPS / 2);
         free(o.grad);
     }
     return sum;
 }
 
 static void test_training(void) {
-    World w = {0};
-    world_open(&w);
-    Engine *exact = engine_of(&w, DTYPE_FP32, 2, RECOMPUTE_NONE),
-           *rounded = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
+    World w = rounded_world();
+    Engine *exact = typed_engine(&w, DTYPE_FP32, 2, RECOMPUTE_NONE, 0),
+           *rounded = typed_engine(&w, DTYPE_BF16, 2, RECOMPUTE_NONE, 0);
     double want = train(&w, exact), got = train(&w, rounded);
     CHECK(want < 4 && fabs(got - want) < 0.01, "mean loss of the second half: %.4f, fp32 %.4f", got, want);
     engine_destroy(exact), engine_destroy(rounded);
@@ -160,12 +107,11 @@ static void test_training(void) {
 
 // Master weights are fp32: what is loaded comes back to the bit, and the kernels read it rounded.
 static void test_weights(void) {
-    World w = {0};
     Error e;
     uint64_t hash[2];
-    world_open(&w);
+    World w = rounded_world();
     for (size_t i = 0; i < w.model.flat_count; i++) w.param[i] *= 1 + 1e-5f;
-    Engine *engine = engine_of(&w, DTYPE_BF16, 1, RECOMPUTE_NONE);
+    Engine *engine = typed_engine(&w, DTYPE_BF16, 1, RECOMPUTE_NONE, 0);
     float *back = malloc(w.model.flat_count * sizeof(float));
     CHECK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e) == 0, "%s", e.what);
     CHECK(!memcmp(back, w.param, w.model.flat_count * sizeof(float)), "other weights came back");
@@ -180,11 +126,10 @@ static void test_weights(void) {
 
 // A text that grows by a token at a time, whose keys and values are kept: the same logits as from its beginning.
 static void test_logits(void) {
-    World w = {0};
     Error e;
     float kept[70], anew[70];
-    world_open(&w);
-    Engine *engine = engine_of(&w, DTYPE_BF16, 2, RECOMPUTE_NONE);
+    World w = rounded_world();
+    Engine *engine = typed_engine(&w, DTYPE_BF16, 2, RECOMPUTE_NONE, 0);
     for (int n = 1; n <= T; n++) CHECK(engine_logits(engine, w.tokens, n, kept, &e) == 0, "%s", e.what);
     CHECK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e) == 0, "%s", e.what); // forgets them
     CHECK(engine_logits(engine, w.tokens, T, anew, &e) == 0, "%s", e.what);

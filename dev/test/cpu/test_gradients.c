@@ -7,58 +7,30 @@
 // shows gradients that the engine lacks. The step changes the loss by about 1e-2, where rounding and curvature matter
 // least, and the four-point formula removes the curvature (Abramowitz and Stegun 1964, 25.3.6):
 //     f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12 h + O(h^4)
-#include "../small_model.h"
-#include "../test.h"
+#include "world.h"
 
-enum { DIRECTIONS = 4, MAX_ROWS = 8 };
+enum { DIRECTIONS = 4 };
 static const double loss_change = 1e-2;  // nats, of a step
 static const double longest_step = 5e-2; // |h d| at most, where the slope is small
 static const double tolerance = 2e-4;    // of |g| |d|; 4e-5 is the worst seen
 
 typedef struct {
-    Model model;
+    World w;
     Engine *engine;
-    int seq_len, rows;
-    uint16_t tokens[MAX_ROWS * 64];
-    float *params, *moved, *grad, *direction, *token_loss;
+    int rows;
+    float *moved, *direction, *token_loss;
+    Outcome at; // grad: the gradient
 } Setup;
-
-static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
-
-static int setup_create(Setup *s, ModelConfig shape, int seq_len, int rows, uint64_t seed, Error *e) {
-    *s = (Setup){.seq_len = seq_len, .rows = rows};
-    TRY(model_create(&s->model, &shape, e));
-    float **arrays[] = {&s->params, &s->moved, &s->grad, &s->direction};
-    for (size_t i = 0; i < 4; i++)
-        TRY(memory_alloc((void **)arrays[i], s->model.flat_count * sizeof(float), "parameters", e));
-    TRY(memory_alloc((void **)&s->token_loss, (size_t)(rows * seq_len) * sizeof(float), "losses", e));
-    small_tokens(shape.vocab, seed, (size_t)(rows * (seq_len + 1)), s->tokens);
-    small_params(&s->model, seed, s->params);
-    memcpy(s->moved, s->params, s->model.flat_count * sizeof(float));
-    for (size_t i = 0; i < s->model.flat_count; i++) s->grad[i] = NAN;
-    EngineConfig config = {.model = &s->model, .micro_batch = rows, .seq_len = seq_len, .threads = 1};
-    TRY(engine_create(&cpu_engine, &s->engine, &config, e));
-    TRY(engine_load(s->engine, STATE_PARAM, all_of(&s->model), s->params, e));
-    TRY(small_batch(s->engine, s->tokens, rows, seq_len, rows, GNS_OFF, e));
-    return engine_store(s->engine, STATE_GRAD, all_of(&s->model), s->grad, e);
-}
-
-static void setup_destroy(Setup *s) {
-    engine_destroy(s->engine);
-    model_destroy(&s->model);
-    float *arrays[] = {s->params, s->moved, s->grad, s->direction, s->token_loss};
-    for (size_t i = 0; i < 5; i++) memory_free(arrays[i]);
-}
 
 // The sum over the rows of L_b, whose gradient the engine holds, with a tensor moved by h along the direction.
 static double loss_at(Setup *s, const Tensor *t, double h) {
     Error e = {0};
-    int T = s->seq_len, rows = s->rows;
+    int T = s->w.seq_len, rows = s->rows;
     Range range = {t->offset, t->offset + t->count};
-    for (size_t i = range.begin; i < range.end; i++) s->moved[i] = (float)(s->params[i] + h * s->direction[i]);
+    for (size_t i = range.begin; i < range.end; i++) s->moved[i] = (float)(s->w.param[i] + h * s->direction[i]);
     int code = engine_load(s->engine, STATE_PARAM, range, s->moved + range.begin, &e);
     for (int i = 0; i < rows * T; i++) s->token_loss[i] = NAN;
-    if (!code) code = engine_eval(s->engine, s->tokens, rows, T, s->token_loss, &e);
+    if (!code) code = engine_eval(s->engine, s->w.tokens, rows, T, s->token_loss, &e);
     CHECK(code == 0, "%s", e.what);
     double sum = 0;
     for (int i = 0; i < rows * T; i++) sum += (double)s->token_loss[i] / T;
@@ -74,7 +46,7 @@ static double dot(const float *a, const float *b, size_t n) {
 // direction = half of g, by chance, to length 1, plus noise of length 1.
 static void direction_draw(Setup *s, const Tensor *t, uint64_t stream) {
     float *d = s->direction + t->offset;
-    const float *g = s->grad + t->offset;
+    const float *g = s->at.grad + t->offset;
     double half = 0, noise = 0;
     for (int pass = 0; pass < 2; pass++) // lengths first
         for (size_t i = 0; i < t->count; i++) {
@@ -87,7 +59,7 @@ static void direction_draw(Setup *s, const Tensor *t, uint64_t stream) {
 // Error of one direction, relative to |g| |d|.
 static double direction_error(Setup *s, const Tensor *t, uint64_t stream) {
     direction_draw(s, t, stream);
-    const float *g = s->grad + t->offset, *d = s->direction + t->offset;
+    const float *g = s->at.grad + t->offset, *d = s->direction + t->offset;
     double slope = dot(g, d, t->count), length = sqrt(dot(d, d, t->count)), norm = sqrt(dot(g, g, t->count));
     double h = fmin(loss_change / fabs(slope), longest_step / length);
     double near = loss_at(s, t, h) - loss_at(s, t, -h), far = loss_at(s, t, 2 * h) - loss_at(s, t, -2 * h);
@@ -96,22 +68,25 @@ static double direction_error(Setup *s, const Tensor *t, uint64_t stream) {
 }
 
 static void check_model(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
-    Setup s;
-    Error e = {0};
-    int code = setup_create(&s, shape, seq_len, rows, seed, &e);
-    CHECK(code == 0, "%s", e.what);
+    Setup s = {.w = world_of(shape, seq_len, rows, seed), .rows = rows};
+    s.engine = engine_of(&s.w, (EngineConfig){.micro_batch = rows, .threads = 1});
+    s.moved = floats_of(&s.w), s.direction = floats_of(&s.w);
+    s.token_loss = malloc((size_t)(rows * seq_len) * sizeof(float));
+    s.at = measure(&s.w, s.engine, s.w.tokens, 0, rows, rows, GNS_OFF);
     double worst = 0;
     const char *where = "";
-    for (int k = 0; !code && k < s.model.tensor_count; k++) {
-        const Tensor *t = &s.model.tensors[k];
+    for (int k = 0; k < s.w.model.tensor_count; k++) {
+        const Tensor *t = &s.w.model.tensors[k];
         for (uint64_t i = 0; i < DIRECTIONS; i++) {
             double error = direction_error(&s, t, SMALL_DIRECTIONS + 2 * (DIRECTIONS * (uint64_t)k + i));
             CHECK(error <= tolerance, "%s: slope off by %.3g of |g| |d|", t->name, error);
             if (error > worst) worst = error, where = t->name;
         }
     }
-    printf("  worst of %d directions: %.2g of |g| |d| (%s)\n", DIRECTIONS * s.model.tensor_count, worst, where);
-    setup_destroy(&s);
+    printf("  worst of %d directions: %.2g of |g| |d| (%s)\n", DIRECTIONS * s.w.model.tensor_count, worst, where);
+    engine_destroy(s.engine);
+    world_close(&s.w);
+    free(s.moved), free(s.direction), free(s.token_loss), free(s.at.grad);
 }
 
 static void test_two_layers(void) { check_model((ModelConfig){2, 2, 32, 61, 13}, 13, 3, 1); }

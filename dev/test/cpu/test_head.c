@@ -1,36 +1,7 @@
 // The head of the CPU engine: the same losses and gradients in one chunk as in several, the same distribution from
 // engine_logits as from the losses, logits far from 0; and sums of squares of arrays as long as wte.
 #include "cpu/layers.h"
-#include "../small_model.h"
-#include "../test.h"
-
-typedef struct {
-    Model model;
-    Engine *engine;
-    float *param, *grad;
-} Setup;
-
-static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
-
-static void setup_create(Setup *s, ModelConfig shape, int seq_len, int micro_batch) {
-    Error e = {0};
-    *s = (Setup){0};
-    CHECK_OK(model_create(&s->model, &shape, &e), &e);
-    size_t bytes = s->model.flat_count * sizeof(float);
-    CHECK_OK(memory_alloc((void **)&s->param, bytes, "parameters", &e), &e);
-    CHECK_OK(memory_alloc((void **)&s->grad, bytes, "gradients", &e), &e);
-    EngineConfig config = {.model = &s->model, .micro_batch = micro_batch, .seq_len = seq_len, .threads = 2};
-    CHECK_OK(engine_create(&cpu_engine, &s->engine, &config, &e), &e);
-    small_params(&s->model, 1, s->param);
-    CHECK_OK(engine_load(s->engine, STATE_PARAM, all_of(&s->model), s->param, &e), &e);
-}
-
-static void setup_destroy(Setup *s) {
-    engine_destroy(s->engine);
-    model_destroy(&s->model);
-    memory_free(s->param);
-    memory_free(s->grad);
-}
+#include "world.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
 // A chunk of 65536 logits has 256 rows. One micro-step of 450 rows takes two chunks, three micro-steps of 150 one each.
@@ -38,37 +9,23 @@ static void setup_destroy(Setup *s) {
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
 
-static double many_run(Setup *s, int micro_batch, const uint16_t *tokens) {
-    Error e = {0};
-    double grad_sq[TENSOR_KINDS], example_sq[TENSOR_KINDS];
-    StepResult result = {.loss_sum = NAN, .grad_sq = grad_sq, .example_sq = example_sq};
-    setup_create(s, many_words, MANY_T, micro_batch);
-    for (size_t i = 0; i < s->model.flat_count; i++) s->grad[i] = NAN;
-    CHECK_OK(small_batch(s->engine, tokens, MANY_ROWS, MANY_T, micro_batch, GNS_OFF, &e), &e);
-    CHECK_OK(engine_norms(s->engine, all_of(&s->model), &e), &e);
-    CHECK_OK(engine_result(s->engine, &result, &e), &e);
-    CHECK_OK(engine_store(s->engine, STATE_GRAD, all_of(&s->model), s->grad, &e), &e);
-    return result.loss_sum;
-}
-
 static void test_several_chunks(void) {
-    Setup one, several; // of an engine that takes one row at a time, and all at once
-    uint16_t tokens[MANY_ROWS * (MANY_T + 1)];
-    small_tokens(many_words.vocab, 2, sizeof tokens / sizeof *tokens, tokens);
-    double want = many_run(&one, 1, tokens), got = many_run(&several, MANY_ROWS, tokens);
-    CHECK_CLOSE(got, want, 1e-6, 1.0);
-    for (int k = 0; k < one.model.tensor_count; k++) {
-        const Tensor *t = &one.model.tensors[k];
-        double difference = 0, square = 0;
-        for (size_t i = t->offset; i < t->offset + t->count; i++) {
-            double d = (double)several.grad[i] - one.grad[i];
-            difference += d * d;
-            square += (double)one.grad[i] * one.grad[i];
-        }
-        CHECK(sqrt(difference) <= 1e-5 * sqrt(square), "%s: gradients %.2g apart", t->name, sqrt(difference / square));
+    World w = world_of(many_words, MANY_T, MANY_ROWS, 2);
+    Outcome o[2]; // of an engine that takes one row at a time, and all at once
+    for (int i = 0; i < 2; i++) {
+        int micro_batch = i ? MANY_ROWS : 1;
+        Engine *engine = engine_of(&w, (EngineConfig){.micro_batch = micro_batch, .threads = 2});
+        o[i] = measure(&w, engine, w.tokens, 0, MANY_ROWS, micro_batch, GNS_OFF);
+        engine_destroy(engine);
     }
-    setup_destroy(&one);
-    setup_destroy(&several);
+    CHECK_CLOSE(o[1].loss, o[0].loss, 1e-6, 1.0);
+    for (int k = 0; k < w.model.tensor_count; k++) {
+        const Tensor *t = &w.model.tensors[k];
+        double apart = difference(o[1].grad + t->offset, o[0].grad + t->offset, t->count);
+        CHECK(apart <= 1e-5, "%s: gradients %.2g apart", t->name, apart);
+    }
+    free(o[0].grad), free(o[1].grad);
+    world_close(&w);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -91,20 +48,19 @@ static double smoothed_loss_of(const float *x, int n, int target, double smoothi
 // Samples are drawn from the distribution that the loss is taken of, after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
-    Setup s;
     Error e = {0};
-    uint16_t tokens[T + 1];
     float loss[T], logits[V];
-    setup_create(&s, (ModelConfig){2, 2, 32, V, T}, T, 1);
-    small_tokens(V, 3, T + 1, tokens);
+    World w = world_of((ModelConfig){2, 2, 32, V, T}, T, 1, 3);
+    Engine *engine = engine_of(&w, (EngineConfig){.micro_batch = 1, .threads = 2});
     for (int i = 0; i < T; i++) loss[i] = NAN;
-    CHECK_OK(engine_eval(s.engine, tokens, 1, T, loss, &e), &e);
+    CHECK_OK(engine_eval(engine, w.tokens, 1, T, loss, &e), &e);
     for (int n = 1; n <= T; n++) {
         for (int v = 0; v < V; v++) logits[v] = NAN;
-        CHECK_OK(engine_logits(s.engine, tokens, n, logits, &e), &e);
-        CHECK_CLOSE(loss_of(logits, V, tokens[n]), loss[n - 1], 1e-5, 1.0);
+        CHECK_OK(engine_logits(engine, w.tokens, n, logits, &e), &e);
+        CHECK_CLOSE(loss_of(logits, V, w.tokens[n]), loss[n - 1], 1e-5, 1.0);
     }
-    setup_destroy(&s);
+    engine_destroy(engine);
+    world_close(&w);
 }
 
 // exp of such logits is infinite, or 0, in fp32.

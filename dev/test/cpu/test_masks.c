@@ -1,10 +1,8 @@
 // Masks of dropout and of documents. Dropout's against math/dropout.h, and their statistics; an engine with both masks has
 // the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row is its documents
 // alone. dev/oracle has the gradients.
-#include "../small_model.h"
-#include "../test.h"
-
 #include "cpu/masks.h"
+#include "world.h"
 
 // ---- Masks ----------------------------------------------------------------------------------------------------------
 
@@ -77,70 +75,28 @@ static void test_statistics(void) {
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
-typedef struct {
-    Model model;
-    float *param;
-    uint16_t tokens[ROWS * (T + 1)];
-} World;
-
-typedef struct {
-    double loss, example_sq[64];
-    float *grad;
-} Outcome;
-
-static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
-
-static void world_open(World *w) {
-    Error e;
-    CHECK_OK(model_create(&w->model, &shape, &e), &e);
-    w->param = malloc(w->model.flat_count * sizeof(float));
-    small_params(&w->model, 3, w->param);
-    small_tokens(shape.vocab, 4, ROWS * (T + 1), w->tokens);
-}
-static void world_close(World *w) {
-    model_destroy(&w->model);
-    free(w->param);
-}
-
-static Engine *engine_of(const World *w, double p, bool documents, int threads, Recompute recompute) {
-    Error e;
-    Engine *engine = NULL;
-    EngineConfig config = {.model = &w->model,
-                           .micro_batch = ROWS,
-                           .seq_len = T,
-                           .threads = threads,
-                           .gns = GNS_EXACT,
-                           .recompute = recompute,
-                           .document_mask = documents,
-                           .separator = SEPARATOR,
-                           .dropout = dropout_of(p, 9)};
-    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
-    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
-    return engine;
+static Engine *masked_engine(const World *w, double p, bool documents, int threads, Recompute recompute) {
+    return engine_of(w, (EngineConfig){.micro_batch = ROWS,
+                                       .threads = threads,
+                                       .gns = GNS_EXACT,
+                                       .recompute = recompute,
+                                       .document_mask = documents,
+                                       .separator = SEPARATOR,
+                                       .dropout = dropout_of(p, 9)});
 }
 
 // Rows [row, row + rows), which are examples FIRST + row, ...; micro_batch at a time.
-static Outcome measure(const World *w, Engine *engine, int row, int rows, int micro_batch) {
-    Error e;
-    double grad_sq[64];
-    Outcome o = {.grad = malloc(w->model.flat_count * sizeof(float))};
-    StepResult r = {.grad_sq = grad_sq, .example_sq = o.example_sq};
-    engine_examples(engine, (uint64_t)(FIRST + row));
-    CHECK_OK(small_batch(engine, w->tokens + row * (T + 1), rows, T, micro_batch, GNS_EXACT, &e), &e);
-    CHECK_OK(engine_result(engine, &r, &e), &e);
-    CHECK_OK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e), &e);
-    o.loss = r.loss_sum;
-    return o;
+static Outcome measure_rows(const World *w, Engine *engine, int row, int rows, int micro_batch) {
+    return measure(w, engine, w->tokens + row * (T + 1), FIRST + row, rows, micro_batch, GNS_EXACT);
 }
 
 static void test_same_bits(void) {
     static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
-    World w;
     Outcome first = {0};
-    world_open(&w);
+    World w = world_of(shape, T, ROWS, 3);
     for (int i = 0; i < 4; i++) {
-        Engine *engine = engine_of(&w, 0.25, true, 1 + i % 2, recompute[i]);
-        Outcome o = measure(&w, engine, 0, ROWS, 2);
+        Engine *engine = masked_engine(&w, 0.25, true, 1 + i % 2, recompute[i]);
+        Outcome o = measure_rows(&w, engine, 0, ROWS, 2);
         if (i == 0) first = o;
         CHECK(o.loss == first.loss && !memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)), "engine %d", i);
         if (i > 0) free(o.grad);
@@ -152,18 +108,17 @@ static void test_same_bits(void) {
 
 // An example's masks do not depend on the rows beside it: the losses' sum, and the examples' norms.
 static void test_micro_batches(void) {
-    World w;
-    world_open(&w);
-    Engine *engine = engine_of(&w, 0.25, true, 1, RECOMPUTE_NONE);
+    World w = world_of(shape, T, ROWS, 3);
+    Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE);
     double loss = 0, example_sq[64] = {0};
     for (int b = 0; b < ROWS; b++) {
-        Outcome one = measure(&w, engine, b, 1, 1);
+        Outcome one = measure_rows(&w, engine, b, 1, 1);
         loss += one.loss;
         for (int k = 0; k < w.model.tensor_count; k++) example_sq[k] += one.example_sq[k];
         free(one.grad);
     }
     for (int micro_batch = 1; micro_batch <= ROWS; micro_batch++) {
-        Outcome o = measure(&w, engine, 0, ROWS, micro_batch);
+        Outcome o = measure_rows(&w, engine, 0, ROWS, micro_batch);
         CHECK(o.loss == loss, "micro-batch %d: loss %.17g, row by row %.17g", micro_batch, o.loss, loss);
         for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(o.example_sq[k], example_sq[k], 1e-6, example_sq[k]);
         free(o.grad);
@@ -173,14 +128,13 @@ static void test_micro_batches(void) {
 }
 
 static void test_only_training_drops(void) {
-    World w;
     Error e;
     float loss[2][ROWS * T], logits[2][50];
     double trained[2];
-    world_open(&w);
+    World w = world_of(shape, T, ROWS, 3);
     for (int i = 0; i < 2; i++) {
-        Engine *engine = engine_of(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE);
-        Outcome o = measure(&w, engine, 0, ROWS, ROWS);
+        Engine *engine = masked_engine(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE);
+        Outcome o = measure_rows(&w, engine, 0, ROWS, ROWS);
         trained[i] = o.loss;
         free(o.grad);
         CHECK_OK(engine_eval(engine, w.tokens, ROWS, T, loss[i], &e), &e);
@@ -196,7 +150,7 @@ static void test_only_training_drops(void) {
 static void check_packed(World *w, const int *lengths) {
     Error e;
     float packed[T], alone[T], logits[2][50];
-    Engine *mask = engine_of(w, 0, true, 2, RECOMPUTE_NONE), *plain = engine_of(w, 0, false, 1, RECOMPUTE_NONE);
+    Engine *mask = masked_engine(w, 0, true, 2, RECOMPUTE_NONE), *plain = masked_engine(w, 0, false, 1, RECOMPUTE_NONE);
     for (int t = 0; t <= T; t++) w->tokens[t] = (uint16_t)(w->tokens[t] == SEPARATOR ? 0 : w->tokens[t]);
     for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w->tokens[t] = SEPARATOR;
     CHECK_OK(engine_eval(mask, w->tokens, 1, T, packed, &e), &e);
@@ -213,8 +167,7 @@ static void check_packed(World *w, const int *lengths) {
 }
 
 static void test_packed(void) {
-    World w;
-    world_open(&w);
+    World w = world_of(shape, T, ROWS, 3);
     check_packed(&w, (const int[]){T});
     check_packed(&w, (const int[]){20, 1, 1, 33, T - 55});
     check_packed(&w, (const int[]){1, 12, 47, T - 60});

@@ -1,55 +1,17 @@
 // The updates of the CPU engine (--optimizer): the same bits on any number of threads, nothing from a gradient that is not
 // finite, and bf16 beside fp32. That they are what the papers say is the oracle's.
-#include "../small_model.h"
-#include "../test.h"
-
 #include "arrays.h"
 #include "base/float16.h"
 #include "cpu/layers.h"
 #include "cpu/matmul.h"
+#include "world.h"
 
 enum { ROWS = 2, T = 12, STEPS = 3 };
 static const ModelConfig shape = {.layers = 2, .heads = 2, .channels = 96, .vocab = 70, .context = T}; // parallel loops
 
-typedef struct {
-    Model model;
-    float *param;
-    uint16_t tokens[STEPS * ROWS * (T + 1)];
-} World;
-
-static Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
-
-static float *floats_of(const World *w) {
-    float *x = malloc(range_float_bytes(all_of(w)));
-    for (size_t i = 0; i < w->model.flat_count; i++) x[i] = NAN;
-    return x;
-}
-
-static void world_open(World *w) {
-    Error e = {0};
-    CHECK_OK(model_create(&w->model, &shape, &e), &e);
-    w->param = floats_of(w);
-    small_params(&w->model, 1, w->param);
-    small_tokens(shape.vocab, 2, sizeof w->tokens / sizeof *w->tokens, w->tokens);
-}
-
-static void world_close(World *w) {
-    model_destroy(&w->model);
-    free(w->param);
-}
-
-static Engine *engine_of(World *w, Optimizer optimizer, int threads, Dtype dtype) {
-    Error e = {0};
-    Engine *engine = NULL;
-    EngineConfig config = {.model = &w->model,
-                           .micro_batch = ROWS,
-                           .seq_len = T,
-                           .threads = threads,
-                           .dtype = dtype,
-                           .optimizer = optimizer};
-    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
-    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
-    return engine;
+static Engine *optimizing_engine(const World *w, Optimizer optimizer, int threads, Dtype dtype) {
+    return engine_of(w,
+                     (EngineConfig){.micro_batch = ROWS, .threads = threads, .dtype = dtype, .optimizer = optimizer});
 }
 
 static void make_step(World *w, Engine *engine, Optimizer optimizer, int step) {
@@ -81,7 +43,7 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
     Error e = {0};
     float loss[2][ROWS * T];
-    Engine *other = engine_of(w, OPTIMIZER_ADAMW, 1, dtype);
+    Engine *other = optimizing_engine(w, OPTIMIZER_ADAMW, 1, dtype);
     CHECK_OK(engine_load(other, STATE_PARAM, all_of(w), param, &e), &e);
     CHECK_OK(engine_eval(engine, w->tokens, ROWS, T, loss[0], &e), &e);
     CHECK_OK(engine_eval(other, w->tokens, ROWS, T, loss[1], &e), &e);
@@ -91,7 +53,7 @@ static void check_weights(World *w, Engine *engine, const float *param, Dtype dt
 
 // Weights after all steps.
 static float *train(World *w, Optimizer optimizer, int threads, Dtype dtype) {
-    Engine *engine = engine_of(w, optimizer, threads, dtype);
+    Engine *engine = optimizing_engine(w, optimizer, threads, dtype);
     for (int step = 1; step <= STEPS; step++) make_step(w, engine, optimizer, step);
     float *after = state_of(w, engine, STATE_PARAM);
     check_weights(w, engine, after, dtype);
@@ -100,9 +62,8 @@ static float *train(World *w, Optimizer optimizer, int threads, Dtype dtype) {
 }
 
 static void test_threads(void) {
-    World w;
     float *after[OPTIMIZERS];
-    world_open(&w);
+    World w = world_of(shape, T, STEPS * ROWS, 1);
     size_t bytes = range_float_bytes(all_of(&w));
     for (int o = 0; o < OPTIMIZERS; o++) {
         float *more = train(&w, (Optimizer)o, 2, DTYPE_FP32);
@@ -116,11 +77,10 @@ static void test_threads(void) {
 }
 
 static void test_nonfinite_gradient(void) {
-    World w;
-    world_open(&w);
+    World w = world_of(shape, T, STEPS * ROWS, 1);
     w.param[w.model.tensors[4].offset] = NAN;
     for (int o = 0; o < OPTIMIZERS; o++) {
-        Engine *engine = engine_of(&w, (Optimizer)o, 1, DTYPE_FP32);
+        Engine *engine = optimizing_engine(&w, (Optimizer)o, 1, DTYPE_FP32);
         make_step(&w, engine, (Optimizer)o, 1);
         for (int kind = 0; kind < 3; kind++) {
             float *got = state_of(&w, engine, kind == 0 ? STATE_PARAM : kind == 1 ? STATE_MOMENT1 : STATE_MOMENT2);
@@ -169,8 +129,7 @@ static void test_adamw_of_any_length(void) {
 // Masters are fp32: what three steps did to them is as in fp32 but for the gradients' rounding.
 static void test_bf16(void) {
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
-    World w;
-    world_open(&w);
+    World w = world_of(shape, T, STEPS * ROWS, 1);
     for (int o = 0; o < OPTIMIZERS; o++) {
         float *want = train(&w, (Optimizer)o, 1, DTYPE_FP32), *got = train(&w, (Optimizer)o, 1, DTYPE_BF16);
         double off = 0, moved = 0;

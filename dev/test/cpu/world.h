@@ -1,0 +1,76 @@
+// world: a small model with its weights and tokens, CPU engines of it, and what they measure.
+#pragma once
+
+#include "../small_model.h"
+#include "../test.h"
+
+typedef struct {
+    Model model;
+    int seq_len;
+    float *param;
+    uint16_t *tokens;
+} World;
+
+static inline Range all_of(const World *w) { return (Range){0, w->model.flat_count}; }
+
+static inline float *floats_of(const World *w) {
+    float *x = malloc(range_float_bytes(all_of(w)));
+    for (size_t i = 0; i < w->model.flat_count; i++) x[i] = NAN;
+    return x;
+}
+
+// Tokens: `rows` rows of seq_len and one more.
+static inline World world_of(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
+    World w = {.seq_len = seq_len};
+    Error e = {0};
+    size_t count = (size_t)rows * (size_t)(seq_len + 1);
+    CHECK_OK(model_create(&w.model, &shape, &e), &e);
+    w.param = floats_of(&w);
+    w.tokens = malloc(count * sizeof *w.tokens);
+    small_params(&w.model, seed, w.param);
+    small_tokens(shape.vocab, seed, count, w.tokens);
+    return w;
+}
+
+static inline void world_close(World *w) {
+    model_destroy(&w->model);
+    free(w->param), free(w->tokens);
+}
+
+// An engine with the world's weights. config: without its model.
+static inline Engine *engine_of(const World *w, EngineConfig config) {
+    Error e = {0};
+    Engine *engine = NULL;
+    config.model = &w->model;
+    config.seq_len = w->seq_len;
+    CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
+    CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
+    return engine;
+}
+
+typedef struct {
+    double loss, grad_sq[64], example_sq[64]; // loss: the sum over the rows
+    float *grad;
+} Outcome;
+
+// A step without update, of `rows` rows, which are examples `first`, first + 1, ...
+static inline Outcome measure(const World *w, Engine *engine, const uint16_t *tokens, int first, int rows,
+                              int micro_batch, GnsMode mode) {
+    Error e = {0};
+    Outcome o = {.grad = floats_of(w)};
+    StepResult r = {.loss_sum = NAN, .grad_sq = o.grad_sq, .example_sq = o.example_sq};
+    engine_examples(engine, (uint64_t)first);
+    CHECK_OK(small_batch(engine, tokens, rows, w->seq_len, micro_batch, mode, &e), &e);
+    CHECK_OK(engine_norms(engine, all_of(w), &e), &e);
+    CHECK_OK(engine_result(engine, &r, &e), &e);
+    CHECK_OK(engine_store(engine, STATE_GRAD, all_of(w), o.grad, &e), &e);
+    o.loss = r.loss_sum;
+    return o;
+}
+
+// |a - b| / |b|
+static inline double difference(const float *a, const float *b, size_t n) {
+    double error = 0, square = 0;
+    for (size_t i = 0; i < n; i++) error += pow((double)a[i] - b[i], 2), square += pow((double)b[i], 2);
+    return sqrt(error / square);
+}
