@@ -93,9 +93,6 @@ test-crash-run:
 	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
 
-test-terminal: $(BUILD)/train_gpt2 $(BUILD)/data/tokenize ## what a terminal of 80 and of 40 columns shows; a minute
-	@GNS_BUILD=$(BUILD) dev/test/terminal_check.sh
-
 # Left out: tests that need MPI, and test_crash, which takes an hour under qemu. CFLAGS=-O3: a test checks in the objects that
 # a tile stays in registers.
 ARM_UNIT := $(filter-out %/test_crash %/test_crash_ranks,$(UNIT))
@@ -124,4 +121,4 @@ results: ## measures this build as far as this machine can, and writes dev/RESUL
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-terminal test-arm test-arm-run fuzz-coverage bench bench-save results
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-arm test-arm-run fuzz-coverage bench bench-save results

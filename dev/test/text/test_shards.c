@@ -288,14 +288,10 @@ static void test_mixture(void) {
     }
     for (int k = 0; k < N; k++) again += (last[0][k] == last[1][k]) + (last[1][k] == last[2][k]);
     CHECK(again < N, "sources in one order: %llu", (unsigned long long)again);
-    // any order of asking
-    uint64_t *want = malloc(EXAMPLES * sizeof *want);
-    for (uint64_t i = 0; i < EXAMPLES; i++) want[i] = dataset_window_at(mixed, i);
-    for (int i = 0; i < 300; i++) {
-        uint64_t example = draw(EXAMPLES);
-        CHECK(dataset_window_at(mixed, example) == want[example], "example %llu", (unsigned long long)example);
-    }
-    free(want);
+    // the order of this seed, in any order of asking: a resumed run must read on in it
+    uint64_t hash = 0;
+    for (uint64_t i = EXAMPLES; i-- > 0;) hash += hash_element(i, (uint32_t)dataset_window_at(mixed, i));
+    CHECK(hash == 0x86cc9428affed597u, "another order: %016llx", (unsigned long long)hash);
     dataset_close(plain);
     dataset_close(mixed);
 }
