@@ -354,7 +354,6 @@ def main():
                         help="FILE:FIELD not to compare, with * and ?, for example 'state.json:ramp.*'")
     parser.add_argument("--keep", metavar="DIR", help="keep the runs in this new directory")
     parser.add_argument("--reuse", metavar="DIR", help="take the data and the runs before from what --keep DIR has kept")
-    parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--list", action="store_true", help="print the cases' names, and end")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.only or any(fnmatch.fnmatchcase(c.name, p) for p in arguments.only)]
@@ -387,8 +386,6 @@ def main():
                 failed += why is not None
                 print(f"{'FAIL' if why else 'PASS'} same_runs/{case.name} {time.time() - start:.2f}s"
                       f"{': ' + why if why else ''}", flush=True)
-                if why and arguments.stop:
-                    break
     finally:
         if not arguments.keep:
             shutil.rmtree(work)

@@ -89,55 +89,39 @@ static size_t planned_in_all(const EngineConfig *config) {
               got_, want_);                                                                                            \
     } while (0)
 
-// What is recomputed is kept of one block alone; what every block keeps is its input.
-static void test_training_plan(void) {
+// What is recomputed is kept of one block alone; what every block keeps is its input. Exact norms take the largest gradient
+// and rows of the head's; document masks positions; dropout's masks are not kept; smoothing keeps losses without it too.
+// Without training: the weights, and of all blocks one's memory, whatever would be recomputed or measured; but for one row
+// each block's own qkv.
+static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;
         make_model(i, &model);
         EngineConfig c = config_of(i, &model);
         Count n = count_of(i);
         size_t always = around_blocks(i) + of_backward(i, &model) + n.L * n.x, flat = of_floats(model.flat_count);
+        size_t exact = of_floats(model_tensor_largest(&model)) + of_floats(4 * n.C) + of_floats(n.N * n.C);
+        size_t own = shapes[i].rows == 1 ? (n.L - 1) * of_floats(n.N * 3 * n.C) : 0;
         const size_t kept[][2] = {{n.L, n.L}, {n.L, 1}, {1, 1}}; // blocks' insides, GELU outputs
         size_t workspaces = planned(&c, "kernel workspaces");
         CHECK(workspaces > 0, "no workspaces");
-        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_BLOCK; recompute++) {
-            c.recompute = (Recompute)recompute;
-            size_t activations = always + kept[recompute][0] * n.inside + kept[recompute][1] * n.gelu;
+        for (int mode = 0; mode < 6; mode++) {
+            c = config_of(i, &model);
+            c.recompute = (Recompute)(mode % 3), c.gns = mode < 3 ? GNS_OFF : GNS_EXACT;
+            size_t activations = always + kept[mode % 3][0] * n.inside + kept[mode % 3][1] * n.gelu;
+            size_t all = activations + 4 * flat + workspaces + (mode < 3 ? 0 : exact);
             CHECK_BYTES(planned(&c, "activations"), activations);
             CHECK_BYTES(planned(&c, "parameters"), flat);
             CHECK_BYTES(planned(&c, "gradients"), flat);
             CHECK_BYTES(planned(&c, "AdamW moments"), 2 * flat);
-            CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces);
-            c.gns = GNS_EXACT;
-            size_t exact = of_floats(model_tensor_largest(&model)) + of_floats(4 * n.C) + of_floats(n.N * n.C);
-            CHECK_BYTES(planned(&c, "exact per-example norms"), exact);
-            CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + exact);
-            c.gns = GNS_OFF;
-            c.document_mask = true, c.dropout.below = 1; // positions; masks are not kept
-            CHECK_BYTES(planned_in_all(&c), activations + 4 * flat + workspaces + whole(2 * n.N));
-            c.document_mask = false, c.dropout.below = 0;
-            c.label_smoothing = 0.1f; // losses without it too
+            CHECK_BYTES(planned(&c, "exact per-example norms"), mode < 3 ? 0 : exact);
+            CHECK_BYTES(planned_in_all(&c), all);
+            c.document_mask = true, c.dropout.below = 1;
+            CHECK_BYTES(planned_in_all(&c), all + whole(2 * n.N));
+            c.document_mask = false, c.dropout.below = 0, c.label_smoothing = 0.1f;
             CHECK_BYTES(planned(&c, "activations"), activations + of_floats(n.N));
-            c.label_smoothing = 0;
-        }
-        model_destroy(&model);
-    }
-}
-
-// Without training: the weights, and of all blocks one's memory, whatever would be recomputed or measured; but for one
-// row each block's own qkv.
-static void test_inference_plan(void) {
-    for (int i = 0; i < SHAPES; i++) {
-        Model model;
-        make_model(i, &model);
-        EngineConfig c = config_of(i, &model);
-        Count n = count_of(i);
-        size_t flat = of_floats(model.flat_count), workspaces = planned(&c, "kernel workspaces");
-        c.inference = true;
-        for (int mode = 0; mode < 6; mode++) {
-            c.recompute = (Recompute)(mode % 3), c.gns = mode < 3 ? GNS_LN : GNS_EXACT;
-            size_t own = shapes[i].rows == 1 ? (n.L - 1) * of_floats(n.N * 3 * n.C) : 0;
-            size_t activations = around_blocks(i) + n.x + n.inside + n.gelu + own;
+            c.label_smoothing = 0, c.inference = true;
+            activations = around_blocks(i) + n.x + n.inside + n.gelu + own;
             CHECK_BYTES(planned(&c, "activations"), activations);
             CHECK_BYTES(planned(&c, "parameters"), flat);
             CHECK_BYTES(planned_in_all(&c), activations + flat + workspaces);
@@ -238,6 +222,6 @@ static void test_asked_for(void) {
 int main(void) {
     trainer_setup();
     trainer.engine.create = create_and_tell;
-    RUN(test_training_plan, test_inference_plan, test_taken_as_planned, test_asked_for);
+    RUN(test_plans, test_taken_as_planned, test_asked_for);
     return trainer_end();
 }

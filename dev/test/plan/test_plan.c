@@ -511,34 +511,6 @@ static void test_exposed_weights(void) {
     }
 }
 
-// The number is the smallest that fits, found by trying all; stages never need more ranks than those before them.
-static void test_fewest_ranks(void) {
-    for (double gib = 20; gib <= 60; gib += 20) {
-        int before = 0;
-        for (int zero = ZERO_0; zero <= ZERO_3; zero++) {
-            Plan p = plan_of("d60", "H200", 1);
-            p.device.spec.memory_bytes = gib * (1 << 30);
-            p.sharing = (ParallelConfig){.micro_batch = 1, .batch_max = 64, .reduce = REDUCE_MICRO_STEP};
-            options.reduce = REDUCE_MICRO_STEP;
-            int got = plan_fewest_ranks(&p, (ZeroStage)zero, 64), want = 0;
-            for (int ranks = 64; ranks >= 1; ranks--) {
-                Plan v;
-                PlanVariant of;
-                Error e;
-                MemoryPlan memory;
-                CHECK_OK(plan_variant(&v, &of, &p, (ZeroStage)zero, ranks, &e), &e);
-                plan_memory(&v, 1, &memory);
-                if ((double)memory.total <= 0.97 * gib * (1 << 30)) want = ranks;
-                plan_variant_end(&of);
-            }
-            CHECK(got == want, "ZeRO-%d in %g GiB: from %d ranks, want %d", zero, gib, got, want);
-            CHECK(!before || (got > 0 && got <= before), "ZeRO-%d: %d ranks, the stage before %d", zero, got, before);
-            before = got;
-        }
-        CHECK(before > 0, "%g GiB: ZeRO-3 fits nowhere", gib);
-    }
-}
-
 // With Muon ranks have different shares; a plan is of the fullest rank.
 static void test_fullest_rank(void) {
     enum { RANKS = 8 };
@@ -731,7 +703,7 @@ int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
         test_measured_steps, test_exponentials, test_measured_kernels, test_measured_cpu, test_memory_estimate,
         test_library_memory, test_state_bytes, test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights,
-        test_fewest_ranks, test_fullest_rank, test_steps_are_cut, test_runs, test_seconds_of_a_run,
-        test_checkpoints_at_a_time, test_devices_here_and_elsewhere, test_cpu_is_measured);
+        test_fullest_rank, test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time,
+        test_devices_here_and_elsewhere, test_cpu_is_measured);
     return test_summary();
 }

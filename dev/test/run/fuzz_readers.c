@@ -472,7 +472,14 @@ static void fuzz(void) {
 
 // ---- The files ------------------------------------------------------------------------------------------------------
 
-static void make_index(void) {
+static void save_text(const char *path, const char *text) {
+    Error e = {0};
+    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
+}
+
+static void make_models(void) {
+    int32_t header[256] = {20240326, 3, 8, 64, LAYERS, 1, 8, 64};
+    float zero = 0;
     Error e = {0};
     copy_tree("step", "many");
     CHECK(rename("many/model.safetensors", "many/part-0.safetensors") == 0, "rename");
@@ -482,23 +489,12 @@ static void make_index(void) {
         fprintf(f, "%s\"%s\": \"part-0.safetensors\"", k ? ", " : "", model.tensors[k].name);
     fputs("}}\n", f);
     fclose(f);
-    CHECK_OK(read_weights("many", &e), &e);
-}
-
-static void make_bin(void) {
-    int32_t header[256] = {20240326, 3, 8, 64, LAYERS, 1, 8, 64};
-    float zero = 0;
-    Error e = {0};
-    FILE *f = fopen("model.bin", "wb");
+    f = fopen("model.bin", "wb");
     fwrite(header, sizeof header, 1, f);
     for (size_t i = 0; i < model.parameters; i++) fwrite(&zero, 4, 1, f);
     fclose(f);
+    CHECK_OK(read_weights("many", &e), &e);
     CHECK_OK(read_bin("model.bin", &e), &e);
-}
-
-static void save_text(const char *path, const char *text) {
-    Error e = {0};
-    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
 }
 
 // GPT-2's files in small: all bytes, and "he", "the".
@@ -549,8 +545,7 @@ static void test_files_are_made(void) {
     options_defaults(&run.setup.options);
     CHECK_OK(read_manifest("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
-    make_index();
-    make_bin();
+    make_models();
     make_tokenizers();
     CHECK_OK(tokenizer_create_bytes(&byte_tokenizer, &e), &e);
 }
