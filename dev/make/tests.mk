@@ -93,13 +93,12 @@ test-crash-run:
 	@$(MAKE) --no-print-directory -s SAN=1 $(CRASH_FUZZER)
 	@GNS_LONG=1 dev/test/run.sh $(BUILD) $(CRASH_TESTS) $(CRASH_FUZZER)
 
-# Left out: tests that need MPI, and test_crash, which takes an hour under qemu. CFLAGS=-O3: a test checks in the objects that
-# a tile stays in registers.
+# Left out: tests that need MPI, and test_crash, which takes an hour under qemu.
 ARM_UNIT := $(filter-out %/test_crash %/test_crash_ranks,$(UNIT))
 test-arm: ## the CPU trainer for 64-bit Arm under qemu: unit tests, and runs that it and this machine resume; 8 to 17 minutes
 	@scripts/deps.sh test-arm
 	@$(MAKE) --no-print-directory -s -j2 ARM=0 $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
-	@GNS_HERE=$(BUILD) $(MAKE) --no-print-directory -s ARM=1 CFLAGS=-O3 test-arm-run
+	@GNS_HERE=$(BUILD) $(MAKE) --no-print-directory -s ARM=1 test-arm-run
 test-arm-run:
 	@$(MAKE) --no-print-directory -s -j2 $(ARM_UNIT) $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
 	@GNS_RUNNER=dev/test/arm_run.sh dev/test/run.sh $(BUILD) dev/test/arm_check.sh $(ARM_UNIT)

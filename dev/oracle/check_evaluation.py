@@ -70,7 +70,7 @@ class World:
 
     def __init__(self, tokenizer, work, rng, questions, layers, heads, channels, context):
         self.tokenizer, self.work, self.heads, self.context = tokenizer, Path(work), heads, context
-        self.params = random_params(rng, layers, channels, tokenizer.vocab, context)
+        self.params = gpt2.random_params(rng, layers, channels, tokenizer.vocab, context)
         self.model = self.work / "model"
         self.model.mkdir()
         save_file(self.params, self.model / "model.safetensors")
@@ -98,23 +98,6 @@ class World:
             return -log_p[jnp.arange(len(row) - 1), row[1:]]
 
         return np.asarray(jax.lax.map(one, jnp.asarray(rows)))
-
-
-def random_params(rng, layers, C, V, T):
-    """Lively parameters: at GPT-2's initial values all endings score alike."""
-    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
-    for i in range(layers):
-        for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
-                                   ("mlp.c_proj", 4 * C, C)):
-            shapes[f"h.{i}.{name}.weight"], shapes[f"h.{i}.{name}.bias"] = (inner, outer), (outer,)
-        for name in ("ln_1", "ln_2"):
-            shapes[f"h.{i}.{name}.weight"] = shapes[f"h.{i}.{name}.bias"] = (C,)
-    params = {}
-    for name, shape in shapes.items():
-        deviation = 0.3 if name.startswith("w") else 0.2 if len(shape) == 1 else shape[0] ** -0.5
-        mean = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
-        params[name] = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
-    return params
 
 
 def sentence(rng, most):

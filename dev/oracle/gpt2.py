@@ -24,6 +24,23 @@ LN_EPS = 1e-5
 WTE = "wte.weight"
 
 
+def random_params(rng, layers, C, V, T):
+    """Lively parameters, fp32: at GPT-2's initial values biases and LayerNorms hardly matter."""
+    shapes = {"wte.weight": (V, C), "wpe.weight": (T, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(layers):
+        for name, inner, outer in (("attn.c_attn", C, 3 * C), ("attn.c_proj", C, C), ("mlp.c_fc", C, 4 * C),
+                                   ("mlp.c_proj", 4 * C, C)):
+            shapes[f"h.{i}.{name}.weight"], shapes[f"h.{i}.{name}.bias"] = (inner, outer), (outer,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{i}.{name}.weight"] = shapes[f"h.{i}.{name}.bias"] = (C,)
+    params = {}
+    for name, shape in shapes.items():
+        deviation = 0.3 if name.startswith("w") else 0.2 if len(shape) == 1 else shape[0] ** -0.5
+        mean = 1.0 if "ln_" in name and name.endswith("weight") else 0.0
+        params[name] = (mean + deviation * rng.standard_normal(shape)).astype(np.float32)
+    return params
+
+
 def layer_norm(x, weight, bias):  # (T, C)
     mean = x.mean(axis=-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(axis=-1, keepdims=True)  # of the population, not of the sample

@@ -1,26 +1,13 @@
 #!/usr/bin/env bash
-# The CPU trainer for Arm under qemu ($GNS_BUILD, run by dev/test/arm_run.sh) beside this machine's ($GNS_HERE): the tile
-# that stays in registers, equal shards, equal bits of two runs and of 1 and 2 threads, losses within rounding, runs that
+# The CPU trainer for Arm under qemu ($GNS_BUILD, run by dev/test/arm_run.sh) beside this machine's ($GNS_HERE): equal shards, equal bits of two runs and of 1 and 2 threads, losses within rounding, runs that
 # one begins and the other resumes. Run by make test-arm.
 set -u
 . "$(dirname "$0")/checks.sh" arm
-here=$root/${GNS_HERE:-build/cpu} matmul=$build/llmc/cpu/matmul_fp32.o
+here=$root/${GNS_HERE:-build/cpu}
 unset GNS_RUNNER
 cd "$work" || exit 70
 on_arm() { "$root/dev/test/arm_run.sh" "$root/$build/$1" "${@:2}"; } # PROGRAM ARGUMENTS...
 on_here() { "$here/$1" "${@:2}"; }
-
-# The innermost loops of compute_tile: 24, 16 and 8 fused multiply-adds by element, at most three loads, no stack.
-tile_in_registers() {
-    aarch64-linux-gnu-objdump -d --no-show-raw-insn --disassemble=compute_tile "$root/$matmul" | awk '
-        /fmla/ { fmla++; if ($0 !~ /s\[[0-3]\]/) whole++ }
-        /\t(ld|st)[a-z0-9]+\t[{]?[vqs][0-9]/ { loads++; if (/\[sp/) stack++ }
-        /\t(b\.[a-z]+|cbn?z|b)\t/ { if (fmla) print fmla, loads + 0, stack + 0, whole + 0; fmla = loads = stack = whole = 0 }' > loops
-    for loop in "24 3 0 0" "16 2 0 0" "8 2 0 0"; do
-        grep -qx "$loop" loops || { echo "no loop of '$loop' (fmla, loads, of the stack, fmla of whole vectors) among:" && cat loops && return 1; }
-    done
-}
-try tile_in_registers
 
 cat "$root"/llmc/*/*.h > text.txt
 begin

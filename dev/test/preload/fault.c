@@ -111,22 +111,13 @@ int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
     return code;
 }
 
-static char *copy_of(const char *name) {
-    const char *value = getenv(name);
-    return value ? strdup(value) : NULL;
-}
-
 __attribute__((constructor)) static void begin(void) {
-    fault.rank = copy_of("OMPI_COMM_WORLD_RANK");
-    fault.victim = copy_of("FAULT_RANK");
-    fault.action = copy_of("FAULT_ACTION");
-    fault.after = copy_of("FAULT_AFTER");
-    fault.fsync = copy_of("FAULT_FSYNC");
-    fault.flush = copy_of("FAULT_FLUSH");
-    fault.read = copy_of("FAULT_READ");
-    fault.saving = copy_of("FAULT_SAVING");
-    fault.starve = copy_of("FAULT_STARVE");
-    fault.host = copy_of("FAULT_HOST");
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "FAULT_RANK", "FAULT_ACTION", "FAULT_AFTER",  "FAULT_FSYNC",
+                                        "FAULT_FLUSH",          "FAULT_READ", "FAULT_SAVING", "FAULT_STARVE", "FAULT_HOST"};
+    for (int i = 0; i < 10; i++) {
+        const char *value = getenv(names[i]);
+        (&fault.rank)[i] = value ? strdup(value) : NULL; // the fields in this order
+    }
     if (!is_victim() || strcmp(fault.action, "ask") == 0 || *fault.after == '+') return;
     if (atof(fault.after) > 0) arm();
     else strike((void *)fault.action);
