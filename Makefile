@@ -161,7 +161,7 @@ help: ## this list
 
 # Keeps what takes long to make: runs, also those in build/, Python's environment and Arm's libraries.
 clean: ## removes what was compiled; keeps runs and build/venv
-	rm -rf $(wildcard build/cpu build/cpu-* build/cuda-* build/fuzz_coverage) train_gpt2 train_gpt2cu data/tokenize
+	rm -rf $(wildcard build/cpu build/cpu-* build/cuda-*) train_gpt2 train_gpt2cu data/tokenize
 	@rmdir build 2> /dev/null || [ ! -d build ] || { cd build && kept=(*) && \
 		echo "kept: $${kept[*]/#/build/} (rm -rf build removes these as well)"; }
 

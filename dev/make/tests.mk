@@ -108,9 +108,6 @@ fuzz-run:
 	@$(MAKE) --no-print-directory -s -j2 SAN=1 $(FUZZERS)
 	@for f in $(FUZZERS); do $$f 3000 || exit 1; done
 
-fuzz-coverage: ## the readers under libFuzzer, FUZZ_SECONDS=600 each; needs clang
-	@dev/test/fuzz_coverage.sh $(or $(FUZZ_SECONDS),600) $(LDLIBS)
-
 bench: $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_step bench_engine) ## CPU kernels and whole steps against the FMA peak, OpenBLAS and PyTorch
 	@dev/bench/bench_cpu.sh $(BUILD)
 
@@ -120,4 +117,4 @@ results: ## measures this build as far as this machine can, and writes dev/RESUL
 bench-save: $(BUILD)/dev/bench/bench_save ## saves of 124M with optimizer state against dd conv=fsync, in turns
 	@GOMP_SPINCOUNT=1000 $<
 
-.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-arm test-arm-run fuzz-coverage bench bench-save results
+.PHONY: check $(WITH_DEPS) $(WITH_DEPS:%=%-run) test-venv test-programs test-arm test-arm-run bench bench-save results

@@ -206,19 +206,6 @@ static void test_write_and_read(void) {
     memory_free(b);
 }
 
-// A file without tensors is valid.
-static void test_no_tensors(void) {
-    SafetensorsWriter *writer;
-    SafetensorsReader reader;
-    Error e = {0};
-    const char *path = "none.safetensors";
-    CHECK_OK(writer_create(&writer, path, &e), &e);
-    CHECK_OK(writer_finish(writer, &e), &e);
-    CHECK_OK(safetensors_open(&reader, path, &e), &e);
-    CHECK(reader.count == 0 && !safetensors_find(&reader, "x") && !metadata_of(&reader, "x"), "not empty");
-    safetensors_close(&reader);
-}
-
 // ---- Bad files ------------------------------------------------------------------------------------------------------
 
 // Writes a file with this header and `data` bytes of data.
@@ -338,7 +325,7 @@ static void test_unusual_but_right(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_half_every_value, test_half_rounding, test_write_and_read, test_no_tensors, test_bad_headers,
-        test_bad_files, test_unusual_but_right);
+    RUN(test_half_every_value, test_half_rounding, test_write_and_read, test_bad_headers, test_bad_files,
+        test_unusual_but_right);
     return scratch_end();
 }

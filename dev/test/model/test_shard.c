@@ -368,41 +368,6 @@ static void test_shares_that_recompute(void) {
     }
 }
 
-// Several micro-steps: what is collected is the sum of each one's gradients, in order.
-static void test_collected_micro_steps(void) {
-    World w;
-    Error e = {0};
-    Rank *rank = &w.rank[1];
-    static const int rows[] = {2, 1};
-    world_open(&w, &shapes[2], SHARED_GRADS, RECOMPUTE_NONE);
-    float *sum = take(w.model.flat_count * sizeof(float));
-    double squares[200] = {0};
-    CHECK_OK(rank_begin_step(rank, &e), &e);
-    for (int m = 0, row = 0; m < 2; row += rows[m++]) {
-        StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq, 0};
-        CHECK_OK(engine_begin_step(w.whole, &e), &e);
-        CHECK_OK(engine_micro_step(w.whole, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
-        CHECK_OK(engine_rank_norms(w.whole, all_of(&w), &e), &e);
-        CHECK_OK(engine_result(w.whole, &r, &e), &e);
-        for (int k = 0; k < w.model.tensor_count; k++) squares[k] += w.rank_sq[k];
-        CHECK_OK(engine_store(w.whole, STATE_GRAD, all_of(&w), w.x, &e), &e);
-        for (size_t i = 0; i < w.model.flat_count; i++) sum[i] = m == 0 ? w.x[i] : sum[i] + w.x[i];
-        CHECK_OK(rank_micro_step(rank, rows_of(&w, 0, row), rows[m], GNS_LN, &e), &e);
-        CHECK_OK(turn_ends(&w, rank->engine, &e), &e);
-    }
-    StepResult r = {0, w.grad_sq, w.example_sq, w.rank_sq, 0};
-    CHECK_OK(rank_norms(rank, &e), &e);
-    CHECK_OK(engine_result(rank->engine, &r, &e), &e);
-    CHECK_OK(engine_store(rank->engine, STATE_GRAD, all_of(&w), w.y, &e), &e);
-    for (int i = 0; i < rank->config.owned_count; i++) {
-        Range o = rank->owned[i];
-        CHECK(memcmp(sum + o.begin, w.y + o.begin, range_float_bytes(o)) == 0, "bucket %d differs", i);
-    }
-    for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(w.rank_sq[k], squares[k], 1e-9, 1e-30);
-    memory_free(sum);
-    world_close(&w);
-}
-
 // ---- Weights in transfer --------------------------------------------------------------------------------------------
 
 typedef struct {
@@ -513,6 +478,6 @@ int main(int argc, char **argv) {
     engine_destroy(engine);
     model_destroy(&w.model);
     RUN(test_owned_ranges, test_sharded_gradients, test_sharded_weights, test_shares_that_recompute,
-        test_collected_micro_steps, test_awaited_weights, test_memory_plan);
+        test_awaited_weights, test_memory_plan);
     return test_summary();
 }

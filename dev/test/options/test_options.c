@@ -388,16 +388,6 @@ static void test_config_precedence(void) {
     CHECK_ERROR(options_print(stdout, &o, &e), &e, ERR_USAGE, "--prompt");
 }
 
-// The help of an option is a phrase of its own, which does not continue the name of the value.
-static void test_help_is_phrases(void) {
-    static const char *const continues[] = {"of ",    "for ",  "to ",    "in ", "over ", "between ", "instead ",
-                                            "added ", "with ", "above ", "as ", "that ", "on which "};
-    for (int i = 0; i < OPTION_COUNT; i++)
-        for (size_t k = 0; k < sizeof continues / sizeof *continues; k++)
-            CHECK(strncmp(option_rows[i].help, continues[k], strlen(continues[k])) != 0, "--%s %s",
-                  option_rows[i].field, option_rows[i].help);
-}
-
 static void test_help(void) {
     Options o;
     char *text = NULL;
@@ -491,6 +481,6 @@ int main(void) {
     scratch_begin();
     RUN(test_table_is_sound, test_defaults, test_choices_match_enums, test_limits_are_the_models, test_numbers,
         test_command_line_errors, test_several_words, test_aliases, test_config_lines, test_config_of_several_ranks,
-        test_config_precedence, test_help_is_phrases, test_help, test_json);
+        test_config_precedence, test_help, test_json);
     return scratch_end();
 }

@@ -4,8 +4,7 @@
 //
 // A sample is a well-formed file, changed up to 11 times. A reader may accept it, and what it then gives must be in range;
 // or it refuses it with one error that names the file and a remedy. The sanitizers catch the rest. GNS_LONG=1: at least ten
-// thousand samples of each. With GNS_LIBFUZZER this is a libFuzzer target (make fuzz-coverage) for the reader that the
-// environment's GNS_FUZZ_TARGET names.
+// thousand samples of each.
 #include "base/hash.h"
 #include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
@@ -550,36 +549,6 @@ static void test_files_are_made(void) {
     CHECK_OK(tokenizer_create_bytes(&byte_tokenizer, &e), &e);
 }
 
-#ifdef GNS_LIBFUZZER
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
-// The corpus, in the scratch directory's "corpus", begins with a well-formed sample.
-int LLVMFuzzerInitialize(int *argc, char ***argv) {
-    (void)argc, (void)argv;
-    Error e;
-    const char *name = getenv("GNS_FUZZ_TARGET");
-    trainer_setup();
-    test_files_are_made();
-    for (int i = 0; i < TARGETS; i++)
-        if (name && strcmp(name, targets[i].file) == 0) target = &targets[i];
-    if (target->make) target->make();
-    if (directory_create("corpus", &e) == 0 && target->make) save_sample("corpus/as_made");
-    else copy_file(target->file, "corpus/as_made");
-    return 0;
-}
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    random_state = bytes;
-    if (bytes >= MAX_BYTES) return 0;
-    memcpy(sample.bytes, data, bytes);
-    sample.count = bytes;
-    if (target->settle == settle_manifest) settle_manifest();
-    try_sample();
-    if (test_state.failures) abort();
-    return 0;
-}
-#else
 int main(int argc, char **argv) {
     if (argc > 1) seconds = atof(argv[1]);
     if (argc > 2) seed = strtoull(argv[2], NULL, 10);
@@ -593,4 +562,3 @@ int main(int argc, char **argv) {
     tokenizer_destroy(byte_tokenizer);
     return trainer_end();
 }
-#endif

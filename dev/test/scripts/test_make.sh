@@ -12,11 +12,11 @@ begin
 mkdir -p "$work"/tree/{data,build/{cpu/llmc,cpu-nompi-generic-san,cuda-BF16,demo/run/step_00000008,ramp_study,venv/bin,cpustudy}}
 cd "$work/tree" || exit 70
 with_make
-touch build/cpu/llmc/x.o build/demo/run/step_00000008/model.safetensors build/fuzz_coverage
+touch build/cpu/llmc/x.o build/demo/run/step_00000008/model.safetensors
 ln -s build/cpu/train_gpt2 train_gpt2
 ln -s ../build/cpu/data/tokenize data/tokenize
 returns 0 make clean
-for gone in build/cpu build/cpu-nompi-generic-san build/cuda-BF16 build/fuzz_coverage train_gpt2 data/tokenize; do
+for gone in build/cpu build/cpu-nompi-generic-san build/cuda-BF16 train_gpt2 data/tokenize; do
     check "$gone is left" [ ! -e $gone -a ! -L $gone ]
     check "$gone: not said to go" grep -qE "^rm .*$gone( |\$)" "$work/log"
 done

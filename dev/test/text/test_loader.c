@@ -1,6 +1,5 @@
 // The loader gives the rows of dataset_rows, whether it read them ahead or not; it ends and fails cleanly.
 #include "text/loader.h"
-#include "ranks/parallel.h"
 #include "shard_file.h"
 #include "../scratch.h"
 
@@ -92,31 +91,6 @@ static void test_reads_ahead(void) {
     fixture_close(&f);
 }
 
-// The ranks' shares, each read by its own loader in micro-batches, are together the step's rows.
-static void test_shares_of_ranks(void) {
-    make_shard("ranks.bin", 3000, V);
-    for (int ranks = 1; ranks <= 5; ranks++) {
-        uint64_t step_first = draw(100);
-        int64_t B = ranks + (int64_t)draw(40), row = 0;
-        for (int rank = 0; rank < ranks; rank++) {
-            Fixture f = fixture_open("ranks.bin", 4, T);
-            Share share = parallel_share(B, rank, ranks);
-            CHECK(share.first == row, "rank %d of %d begins at row %lld, not %lld", rank, ranks, (long long)share.first,
-                  (long long)row);
-            for (int64_t done = 0, n; done < share.count; done += n, row += n) {
-                const uint16_t *rows;
-                n = share.count - done < 4 ? share.count - done : 4;
-                CHECK_OK(loader_rows(f.loader, step_first + (uint64_t)row, (int)n, &rows, &e), &e);
-                loader_expect(f.loader, step_first + (uint64_t)(row + n), 4);
-                CHECK(same_rows(&f, rows, step_first + (uint64_t)row, (int)n), "rank %d of %d, row %lld", rank, ranks,
-                      (long long)row);
-            }
-            fixture_close(&f);
-        }
-        CHECK(row == B, "%d ranks took %lld rows of %lld", ranks, (long long)row, (long long)B);
-    }
-}
-
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
 // Waits up to ten seconds until the process has no other thread, and returns how many it has: a thread stays in /proc for a
@@ -172,6 +146,6 @@ static void test_errors_reach_the_caller(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_order, test_reads_ahead, test_shares_of_ranks, test_ends_while_reading, test_errors_reach_the_caller);
+    RUN(test_order, test_reads_ahead, test_ends_while_reading, test_errors_reach_the_caller);
     return scratch_end();
 }

@@ -100,35 +100,6 @@ static void test_sequential(void) {
     free(rows);
 }
 
-// Each epoch visits every window once; epochs and seeds differ; the order looks shuffled.
-static void test_epochs(void) {
-    const int lengths[3] = {523, 12, 399}, T = 5;
-    free(make_shards("epoch", lengths, 3, 256));
-    Dataset *data, *other;
-    uint64_t seed = draw(UINT32_MAX);
-    CHECK_OK(dataset_open(&data, "epoch_*.bin", T, 256, seed, &e), &e);
-    CHECK_OK(dataset_open(&other, "epoch_*.bin", T, 256, seed + 1, &e), &e);
-    uint64_t N = dataset_describe(data).windows;
-    char *seen = malloc(N);
-    int same_epoch = 0, same_seed = 0, in_order = 0;
-    for (uint64_t epoch = 0; epoch < 20; epoch++) {
-        memset(seen, 0, N);
-        for (uint64_t k = 0; k < N; k++) {
-            uint64_t w = dataset_window_at(data, epoch * N + k);
-            CHECK(w < N && !seen[w], "window %llu twice or outside", (unsigned long long)w);
-            if (w < N) seen[w] = 1;
-            same_epoch += w == dataset_window_at(data, (epoch + 1) * N + k);
-            same_seed += w == dataset_window_at(other, epoch * N + k);
-            in_order += w == k;
-        }
-    }
-    // Chance agreement is Poisson with mean 1 an epoch, 20 here; 60 is beyond chance.
-    CHECK(same_epoch < 60 && same_seed < 60 && in_order < 60, "%d %d %d agreements", same_epoch, same_seed, in_order);
-    free(seen);
-    dataset_close(data);
-    dataset_close(other);
-}
-
 // With shifts: of each epoch the same number of tokens for all windows, the last of a shard at its end; over epochs every
 // shift; otherwise the same order, and validation as before.
 static void test_shifted_windows(void) {
@@ -434,7 +405,7 @@ static void test_large_shard(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_layout, test_sequential, test_epochs, test_shifted_windows, test_any_split, test_words, test_mixture,
-        test_many_shards, test_interrupted_and_short_reads, test_literal_name, test_bad_shards, test_large_shard);
+    RUN(test_layout, test_sequential, test_shifted_windows, test_any_split, test_words, test_mixture, test_many_shards,
+        test_interrupted_and_short_reads, test_literal_name, test_bad_shards, test_large_shard);
     return scratch_end();
 }
