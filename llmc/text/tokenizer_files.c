@@ -83,21 +83,19 @@ static bool is_text(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
 }
 
-static int open_json(JsonFile *file, const char *directory, const char *name, Error *e) {
-    TRY(path_join(file->path, sizeof file->path, directory, name, e));
-    if (!file_exists(file->path)) return 0;
-    TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
-    return cJSON_IsObject(file->json.root) ? 0 : FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
-}
-
 static int open_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
-    static const char *const names[ADDED_FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json"};
-    bool one_file = form[0] == form[1];
-    for (int i = 0; i < ADDED_FILES; i++) TRY(open_json(&r->files[i], directory, names[i], e));
-    if (!one_file) TRY(open_json(&r->files[VOCAB], directory, form[0], e));
-    r->vocab = &r->files[one_file ? TOKENIZER_JSON : VOCAB];
+    const char *vocab = form[0] == form[1] ? NULL : form[0];
+    const char *const names[FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", vocab};
+    for (int i = 0; i < FILES && names[i]; i++) {
+        JsonFile *file = &r->files[i];
+        TRY(path_join(file->path, sizeof file->path, directory, names[i], e));
+        if (!file_exists(file->path)) continue;
+        TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
+        if (!cJSON_IsObject(file->json.root)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
+    }
+    r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
     TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
-    return one_file ? 0 : file_read(r->merges_path, FILE_BYTES_MAX, &r->merges_text, &r->merges_bytes, e);
+    return vocab ? file_read(r->merges_path, FILE_BYTES_MAX, &r->merges_text, &r->merges_bytes, e) : 0;
 }
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
@@ -272,26 +270,26 @@ static int spell_tokens(VocabReader *r, Error *e) {
     return 0;
 }
 
-static uint32_t *name_slot(const VocabReader *r, const char *name, size_t bytes) {
-    return tokenizer_slot(r->t, hash_bytes(HASH_START, name, bytes), name, bytes);
+// The slot of the token with these bytes, or the empty one for it.
+static uint32_t *slot_of(const VocabReader *r, const char *bytes, size_t count) {
+    return tokenizer_slot(r->t, hash_bytes(HASH_START, bytes, count), bytes, count);
 }
 
-static int find_token(const VocabReader *r, const char *name, size_t bytes) { return (int)*name_slot(r, name, bytes) - 1; }
-
 static int index_names(VocabReader *r, Error *e) {
-    for (int token = 0; token < r->t->vocab_size; token++) {
+    Tokenizer *t = r->t;
+    for (int token = 0; token < t->vocab_size; token++) {
         size_t bytes;
-        const char *text = tokenizer_decode(r->t, token, &bytes);
-        uint32_t *slot = name_slot(r, text, bytes);
+        const char *text = tokenizer_decode(t, token, &bytes);
+        uint32_t *slot = slot_of(r, text, bytes);
         if (*slot)
             return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->entries[token].path,
                         *slot - 1, token);
         *slot = (uint32_t)token + 1;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
-        int token = find_token(r, &(char){(char)b}, 1);
-        r->t->lacks[b] = token < 0;
-        if (token >= 0) r->t->byte_token[b] = (uint16_t)token;
+        uint32_t slot = *slot_of(r, &(char){(char)b}, 1);
+        t->lacks[b] = !slot;
+        if (slot) t->byte_token[b] = (uint16_t)(slot - 1);
     }
     return 0;
 }
@@ -305,7 +303,7 @@ static int fail_merge(const VocabReader *r, int number, const char *what, const 
 // The token of a part of a merge, or -1. A part longer than all tokens' names is none.
 static int find_part(VocabReader *r, const char *name, size_t length) {
     int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
-    return bytes > 0 ? find_token(r, r->scratch, (size_t)bytes) : -1;
+    return bytes > 0 ? (int)*slot_of(r, r->scratch, (size_t)bytes) - 1 : -1;
 }
 
 static int add_merge(VocabReader *r, int number, const char *left, size_t left_length, const char *right,
@@ -317,7 +315,7 @@ static int add_merge(VocabReader *r, int number, const char *left, size_t left_l
     const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
     memcpy(r->scratch, a_text, a_bytes);
     memcpy(r->scratch + a_bytes, b_text, b_bytes);
-    int merged = find_token(r, r->scratch, a_bytes + b_bytes);
+    int merged = (int)*slot_of(r, r->scratch, a_bytes + b_bytes) - 1;
     if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
     if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
@@ -488,21 +486,19 @@ static void put_config(const Tokenizer *t, int context, FILE *f) {
     fputs(t->added_count ? "}}\n" : "}\n", f);
 }
 
-typedef void (*PutFile)(const Tokenizer *, int context, FILE *);
-
-static int save_file(const Tokenizer *t, int context, const char *directory, const char *name, PutFile put,
-                     Manifest *manifest, Error *e) {
-    Text text;
-    TRY(text_begin(&text, e));
-    put(t, context, text.f);
-    TRY(text_end(&text, e));
-    int code = manifest_save(manifest, directory, name, text.text, text.bytes, e);
-    text_free(&text);
-    return code;
-}
-
 int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e) {
-    TRY(save_file(t, context, directory, "vocab.json", put_vocab, manifest, e));
-    TRY(save_file(t, context, directory, "merges.txt", put_merges, manifest, e));
-    return save_file(t, context, directory, "tokenizer_config.json", put_config, manifest, e);
+    static const struct {
+        const char *name;
+        void (*put)(const Tokenizer *, int context, FILE *);
+    } files[] = {{"vocab.json", put_vocab}, {"merges.txt", put_merges}, {"tokenizer_config.json", put_config}};
+    for (int i = 0; i < 3; i++) {
+        Text text;
+        TRY(text_begin(&text, e));
+        files[i].put(t, context, text.f);
+        TRY(text_end(&text, e));
+        int code = manifest_save(manifest, directory, files[i].name, text.text, text.bytes, e);
+        text_free(&text);
+        TRY(code);
+    }
+    return 0;
 }
