@@ -1,6 +1,6 @@
 // These functions keep four promises together:
-// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): its other
-//    names may be somebody else's. A whole file is written anew; file_open_output opens the rest, and checks.
+// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link), which may be
+//    somebody else's. A whole file is written anew; file_open_output opens the rest, and checks.
 // 2. A written file is on the disk when file_save or file_close returns 0. file_save removes a file that could not be
 //    written; file_replace never leaves a part of a file under the final name.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename includes it.
@@ -47,12 +47,11 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
     return a->bytes == b->bytes && strcmp(a->hash, b->hash) == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// O_DIRECT: past the page cache
-//
-// Gigabytes that are written once and read back once gain nothing from the page cache. The cache costs a copy, free
-// pages and, on a virtual machine whose host reclaims free memory, a fault for each page. Measured: 1 to 6 seconds for
-// 1.5 GB, which the disk takes in 0.6.
+// ---- O_DIRECT: past the page cache ----------------------------------------------------------------------------------
+
+// Gigabytes that are written once and read back once gain nothing from the page cache, which costs a copy, free pages
+// and, on a virtual machine whose host reclaims free memory, a fault for each page: 1 to 6 s for 1.5 GB, measured; the
+// disk needs 0.6.
 
 #ifndef O_DIRECT
 #    define O_DIRECT 0 // not Linux: through the cache
@@ -168,8 +167,7 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
     *fd = openat(at_directory(dir), at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-        e->unreadable = !file_missing_in(dir, path);
-        return e->code;
+        return e->unreadable = !file_missing_in(dir, path), e->code;
     }
     bool regular = fstat(*fd, &st) == 0 && S_ISREG(st.st_mode);
     *bytes = (uint64_t)st.st_size;
@@ -215,11 +213,7 @@ int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t
     if (!code) code = memory_alloc((void **)out, bytes + 1, path, e);
     if (!code) code = file_read_range(fd, path, 0, *out, bytes, e);
     close(fd);
-    if (code) {
-        memory_free(*out);
-        *out = NULL;
-        return code;
-    }
+    if (code) return memory_free(*out), *out = NULL, code;
     (*out)[bytes] = 0;
     *out_bytes = bytes;
     return 0;

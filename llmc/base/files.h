@@ -14,11 +14,10 @@ typedef struct {
 FileDigest digest_of(const void *data, size_t bytes);
 bool digest_equal(const FileDigest *a, const FileDigest *b);
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing --------------------------------------------------------------------------------------------------------
 
-// `dir` of the functions below: IN_PATH, or the descriptor of an open directory. With a descriptor the file is the last
-// part of `path` in that directory, even if the directory was moved or replaced; `path` is for messages.
+// `dir` below: IN_PATH, or the descriptor of an open directory. With a descriptor the file is the last part of `path` in
+// that directory, wherever it was moved; `path` is for messages.
 enum { IN_PATH = -1 };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks

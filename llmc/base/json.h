@@ -13,7 +13,8 @@ typedef struct {
 // Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or has more than one value.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
-// Parses a text with a NUL after its `bytes` bytes, which begins at byte `offset` of its file. Owns `text` (from memory_alloc), also on failure.
+// Parses a text of `bytes` bytes and a NUL that begins at byte `offset` of its file. Frees `text` (from memory_alloc), now
+// if it fails, else in json_free.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
 void json_free(JsonText *json); // may be called again, and after a failure

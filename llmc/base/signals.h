@@ -1,8 +1,8 @@
 // signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed
 // terminal, except under nohup) and SIGXCPU (the soft limit on CPU time) ask the run to finish its step, save and end.
 // A second SIGUSR1, SIGTERM or SIGINT ends the program at once, but not within SIGNALS_TOGETHER of the first: `timeout`
-// and batch systems signal a process and its group, so one request comes twice. With
-// SIGPIPE and SIGXFSZ ignored, the write fails instead.
+// and batch systems signal a process and its group, so one request comes twice. SIGPIPE and SIGXFSZ are ignored: the write
+// fails instead.
 #pragma once
 
 #include "base/common.h"

@@ -3,7 +3,7 @@
 
 #include "base/common.h"
 
-// The columns of f's terminal; if f is none, $COLUMNS, or 80.
+// The columns of f's terminal; where f is no terminal: $COLUMNS, or 80.
 int terminal_columns(FILE *f);
 
 // True if f is a terminal that can draw a line again: not TERM=dumb.

@@ -63,7 +63,7 @@ void ticker_destroy(Ticker *t) {
     pthread_mutex_destroy(&t->lock);
 }
 
-static int starting; // threads of a team. A global, as an exit handler has no argument
+static int starting; // threads of a team; a global, as an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;
@@ -82,7 +82,7 @@ void thread_start_team(int size) {
     } starting = 0;
 }
 
-// Numbers in a file of a directory; how many of the two were read.
+// Reads two numbers from a file of a directory; returns how many there are.
 static int read_numbers(const char *dir, const char *name, double *a, double *b) {
     char path[6000];
     snprintf(path, sizeof path, "%s/%s", dir, name);
@@ -104,7 +104,7 @@ int thread_quota(const char *root) {
         cgroup[strcspn(cgroup, "\n")] = 0, *cgroup++ = ',';
         bool second = controllers[1] == ',', first = strstr(controllers, ":cpu,") || strstr(controllers, ",cpu,");
         char *end = second || first ? cgroup + strlen(cgroup) : NULL;
-        for (; end; end = strrchr(cgroup, '/')) { // its own quota, and that of each cgroup above it
+        for (; end; end = strrchr(cgroup, '/')) { // this cgroup's quota, and the quota of each one above it
             *end = 0;
             snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", cgroup);
             bool limited = second ? read_numbers(path, "cpu.max", &quota, &period) == 2

@@ -8,7 +8,7 @@
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
 int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
 
-// A thread that calls `tick` ten times a second, with the lock held, which may guard the owner's data as well.
+// A thread that calls `tick` ten times a second, with the lock held. The lock may guard the owner's data as well.
 typedef struct {
     pthread_mutex_t lock; // usable after ticker_create
     pthread_cond_t ends;

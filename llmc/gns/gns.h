@@ -9,19 +9,15 @@
 // Both are noisy, so both are averaged over steps, and the scale is the ratio of the averages (not the average of
 // ratios, whose expectation does not exist). Averages decay in tokens, by 2^(-tokens / half_life).
 //
-// Its error. x_t are the averaged values, w_t their normalised weights. SE^2 = var(x) sum w_t^2, and var(x) is taken
-// from successive differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941), because the mean drifts during
-// training, and drift must not count as noise. For the scale R = S / G2 the delta method gives, to first order,
-// dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2) / G2^2: the covariance matters, since a large q
-// both raises G2 and lowers S.
+// The error. With averaged values x_t and normalised weights w_t, SE^2 = var(x) sum w_t^2. var(x) comes from successive
+// differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941): the mean drifts during training, and drift is no noise. For
+// the scale R = S / G2 the delta method gives dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2) / G2^2.
+// The covariance matters: a large q raises G2 and lowers S.
 //
-// An insignificant G2 is no failure: it says that the scale lies far above B. A lower bound is then still known, in its
-// simplest form S / (G2 + 2 SE), which exists at G2 <= 0 too. That form assumes an exact S and a large sample. In
-// simulation it covered the truth in 70 to 98% of runs, worst where the scale is not far above B or a half-life is only
-// a few steps. gns_lower therefore includes S's error and the covariance (Fieller 1954, "Some problems in interval
-// estimation": the smallest R at which S - R G2 is not significantly above 0), and takes k = 2 (1 + 5 / m) standard
-// errors, where m = 1 / sum w_t^2 is the effective number of steps. It covers the truth in 95% of runs or more from
-// half-lives of 0.7 steps up, also where one direction carries 90% of the noise.
+// An insignificant G2 says that the scale lies far above B; a lower bound is still known. gns_lower is Fieller's (1954,
+// "Some problems in interval estimation"): the smallest R at which S - R G2 is not significantly above 0, by
+// k = 2 (1 + 5 / m) standard errors, where m = 1 / sum w_t^2 is the effective number of steps. In simulation it covers the
+// truth in 95% of runs or more, from half-lives of 0.7 steps up, also where one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -146,24 +142,19 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
     return gns_lower(g2, c.value * s, var, ses + few_ses * fmax(gns_sum_w2(t), c.sum_w2));
 }
 
-// Calibration: the ratio c of the whole model's scale to the LayerNorms'. Both are averaged over the same sampled
-// steps, up to five times longer than the LayerNorms' own average, since the samples are few and the ratio moves slowly.
-// A run's first steps have gradients thousands of times larger, which would count for ten half-lives if these were fixed:
-// so the half-life is a tenth of the tokens done until it has its full length. Samples are spaced in tokens, as averages
-// decay: GNS_CALIBRATION_SAMPLES in a half-life, so that c rests on as many at a large batch as at a small one.
+// Calibration: the ratio c of the whole model's scale to the LayerNorms', both averaged over the same sampled steps. The
+// half-life is five of the LayerNorms' own, since samples are few and the ratio moves slowly, but at most a tenth of the
+// tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, as averages
+// decay: c rests on as many at a large batch as at a small one.
 //
-// During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. The mean square of all
-// differences would keep the large ones of the start for too long: the error would fall like 2^(-tokens / 2 half_life),
-// while the average forgets those steps like 2^(-tokens / half_life), and a ratio would be distrusted long after it has
-// settled. Here each step has its own variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2
-// (White 1980, "A heteroskedasticity-consistent covariance matrix estimator", with differences for residuals). This error
-// forgets as fast as the average. It rests on half as many steps, so it is less certain. Therefore the LayerNorms' own
-// tracker, whose bound must hold in 95% of cases, does not use it (93% in the worst case, and the batch grows no earlier);
-// and the calibration demands 10 / m errors more where the effective number of steps m is small, as the bound does. In a
-// steady state fewer runs then take a wrong ratio (off by 1.5x) than with the mean difference and a fixed 5 errors.
+// During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
+// variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-
+// consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on half as many steps: the
+// calibration demands 10 / m errors more where m is small. The LayerNorms' own tracker keeps the mean square of differences,
+// as White's bound would hold in 93% of runs only.
 //
-// The error of c is that of the logarithm of (S_t / G2_t) (G2_l / S_l), to first order, with all covariances: a step's
-// two estimates of |G|^2 share most of their noise (correlation 0.9 in models of 0.2M parameters), which cancels in c.
+// The error of c is that of log((S_t / G2_t) (G2_l / S_l)), to first order, with all covariances: a step's two estimates of
+// |G|^2 share most of their noise, which cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // of the tokens done: the half-life, until it has its full length
 #define GNS_CALIBRATION_SAMPLES    25.0 // in a half-life

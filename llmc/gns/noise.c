@@ -36,14 +36,6 @@ static void norms_add(Norms *norms, const StepResult *result, int tensor, double
     norms->q += result->grad_sq[tensor] / (B * B);
 }
 
-static void observe_layer(Noise *noise, const Model *model, const StepResult *result, int layer, double B,
-                          double tokens) {
-    Norms norms = {0, 0};
-    for (int i = 0; i < model->tensor_count; i++)
-        if (model->tensors[i].layer == layer) norms_add(&norms, result, i, B);
-    gns_update(&noise->layer[layer], B, norms.n, norms.q, tokens);
-}
-
 bool noise_sample_due(const Noise *noise, double done) {
     return noise->tokens_since_sample >= gns_calibration_interval(&noise->calibration, done);
 }
@@ -64,7 +56,12 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
         total.n += type[i].n;
         total.q += type[i].q;
     }
-    for (int l = 0; l < noise->layers; l++) observe_layer(noise, model, result, l, B, tokens);
+    for (int l = 0; l < noise->layers; l++) {
+        Norms layer = {0, 0};
+        for (int i = 0; i < model->tensor_count; i++)
+            if (model->tensors[i].layer == l) norms_add(&layer, result, i, B);
+        gns_update(&noise->layer[l], B, layer.n, layer.q, tokens);
+    }
     if (noise->follows_total || noise->total.steps > 0) gns_update(&noise->total, B, total.n, total.q, tokens);
     gns_calibration_update(&noise->calibration, B, total.n, total.q, type[GROUP_LN].n, type[GROUP_LN].q, tokens, done);
     noise->tokens_since_sample = 0;

@@ -5,25 +5,16 @@
 
 void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int from, int to) {
     assert(arena->count < ARENA_BUFFERS_MAX && from <= to);
-    ArenaBuffer *b = &arena->buffer[arena->count++];
-    b->what = what;
-    b->where = where;
-    b->bytes = round_up(bytes, ARENA_ALIGNMENT);
-    b->from = from;
-    b->to = to;
-    b->offset = 0;
+    arena->buffer[arena->count++] = (ArenaBuffer){what, where, round_up(bytes, ARENA_ALIGNMENT), from, to, 0};
 }
 
-static bool live_together(const ArenaBuffer *a, const ArenaBuffer *b) { return a->from <= b->to && b->from <= a->to; }
-
-// The lowest offset at which `b` meets none of the `placed` buffers that live while it does. Every candidate is 0 or
-// the end of one of them.
+// The lowest offset at which `b` overlaps none of the `placed` buffers that live while it does: 0 or the end of one.
 static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, int count) {
     size_t offset = 0;
     for (int i = 0; i < count; i++) {
         const ArenaBuffer *p = placed[i];
-        bool meets = live_together(b, p) && offset < p->offset + p->bytes && p->offset < offset + b->bytes;
-        if (!meets) continue;
+        bool live_together = b->from <= p->to && p->from <= b->to;
+        if (!live_together || offset >= p->offset + p->bytes || p->offset >= offset + b->bytes) continue;
         offset = p->offset + p->bytes;
         i = -1; // moved up: look at all of them again
     }

@@ -31,7 +31,6 @@ static const struct {
     {"d84", 84, 54, 3456},
 };
 
-
 bool model_preset(ModelConfig *config, const char *name) {
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
         if (strcmp(name, presets[i].name) != 0) continue;
@@ -51,46 +50,27 @@ bool model_preset(ModelConfig *config, const char *name) {
 
 // ---- The table ------------------------------------------------------------------------------------------------------
 
-typedef struct {
-    const char *name;
-    TensorInit init;
-    TensorGroup group;
-} TensorSpec;
-
-#define X(kind, name, rows, columns, init, group) {name, init, group},
-static const TensorSpec specs[TENSOR_KINDS] = {MODEL_TENSORS(X)};
+#define X(kind, name, rows, columns, init, group) name,
+static const char *const tensor_names[TENSOR_KINDS] = {MODEL_TENSORS(X)};
 #undef X
 
-static void tensor_shape(const ModelConfig *config, TensorKind wanted, size_t *rows, size_t *columns) {
-    size_t V = (size_t)config->vocab, P = (size_t)config->context, C = (size_t)config->channels;
-    switch (wanted) {
-#define X(kind, name, rows_, columns_, init, group)                                                                    \
-    case kind: *rows = rows_, *columns = columns_; break;
-        MODEL_TENSORS(X)
-#undef X
-    case TENSOR_KINDS: assert(0);
-    }
-}
-
-static bool kind_in_block(TensorKind kind) { return strstr(specs[kind].name, "%d") != NULL; }
+static bool kind_in_block(TensorKind kind) { return strstr(tensor_names[kind], "%d") != NULL; }
 
 static void model_append(Model *model, TensorKind kind, int layer) {
     const size_t alignment = 64; // elements: 256 bytes of fp32, 128 of bf16; enough for any vector or bulk copy
+    const size_t V = (size_t)model->config.vocab, P = (size_t)model->config.context, C = (size_t)model->config.channels;
+#define X(kind, name, rows, columns, init, group)                                                                      \
+    {"", kind, 0, (rows) > 0 ? 2 : 1, (rows) > 0 ? (rows) : 1, columns, 0, 0, init, group},
+    const Tensor table[TENSOR_KINDS] = {MODEL_TENSORS(X)};
+#undef X
     Tensor *t = &model->tensors[model->tensor_count++];
-    if (layer < 0) snprintf(t->name, sizeof t->name, "%s", specs[kind].name);
-    else {
-        const char *rest = strstr(specs[kind].name, "%d") + 2;
-        snprintf(t->name, sizeof t->name, "h.%d%s", layer, rest);
-    }
-    t->kind = kind;
+    const char *name = tensor_names[kind];
+    *t = table[kind];
     t->layer = layer;
-    tensor_shape(&model->config, kind, &t->rows, &t->columns);
-    t->dimensions = t->rows ? 2 : 1;
-    if (t->dimensions == 1) t->rows = 1;
+    if (layer < 0) snprintf(t->name, sizeof t->name, "%s", name);
+    else snprintf(t->name, sizeof t->name, "h.%d%s", layer, strstr(name, "%d") + 2);
     t->count = t->rows * t->columns;
     t->offset = model->flat_count;
-    t->init = specs[kind].init;
-    t->group = specs[kind].group;
     size_t in_memory = kind == WTE ? (size_t)model->vocab_padded * t->columns : t->count;
     model->flat_count += round_up(in_memory, alignment);
     model->parameters += t->count;
