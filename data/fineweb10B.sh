@@ -16,7 +16,6 @@ for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS")
         [ -n "$FROM" ] || rm -f "$INPUT"
         fail 65 "$INPUT: not a whole token shard" "Get it again"
     fi
-    rm -f "$OUT/$shard.partial" # it may be a link
     cp -l "$INPUT" "$OUT/$shard.partial" 2> /dev/null || cp "$INPUT" "$OUT/$shard.partial"
     mv "$OUT/$shard.partial" "$OUT/$shard"
 done

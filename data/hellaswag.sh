@@ -14,6 +14,5 @@ if [ -n "$bad" ] || { [ -z "$FROM" ] && [ "$questions" != 10042 ]; }; then
     fail 65 "$INPUT${bad:+ line $bad: not a question of HellaSwag}: $questions questions, not 10042" "Get the file again"
 fi
 mkdir -p "$OUT"
-rm -f "$result.partial" # it may be a link
 cp "$INPUT" "$result.partial" && mv "$result.partial" "$result"
 echo "$result: $questions questions"

@@ -54,8 +54,6 @@ fetch() {
     if [ -f "$file" ]; then return 0; fi
     command -v curl > /dev/null || fail 65 "curl is missing" "Install curl, or get $url yourself and say --from DIR"
     mkdir -p "$(dirname "$file")"
-    [ ! -L "$file.part" ] && { [ ! -e "$file.part" ] || [ -f "$file.part" ]; } ||
-        fail 74 "$file.part is not a regular file" "Move it away"
     echo "fetching $url"
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
         local code=$?

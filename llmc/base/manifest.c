@@ -107,18 +107,14 @@ static bool parse_digest(FileDigest *digest, const cJSON *bytes, const cJSON *ha
     return true;
 }
 
-static bool name_fits(const cJSON *name) {
-    const char *text = cJSON_GetStringValue(name), *slash = text ? strchr(text, '/') : NULL;
-    return text && strlen(text) < MANIFEST_NAME_BYTES &&
-           (!slash || (strncmp(text, TRAINING, strlen(TRAINING)) == 0 && !strchr(slash + 1, '/')));
-}
-
 static int parse_file(Manifest *manifest, const cJSON *item, const char *path, Error *e) {
     const cJSON *name = json_get(item, "name"), *bytes = json_get(item, "bytes"), *list = json_get(item, "pieces"),
                 *one;
     FileDigest whole, *piece = &whole;
     int pieces = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : 1, i = 0;
-    bool good = name_fits(name) && manifest->count < MANIFEST_FILES;
+    const char *text = cJSON_GetStringValue(name), *slash = text ? strchr(text, '/') : NULL;
+    bool in_training = slash && strncmp(text, TRAINING, strlen(TRAINING)) == 0 && !strchr(slash + 1, '/');
+    bool good = text && strlen(text) < MANIFEST_NAME_BYTES && (!slash || in_training) && manifest->count < MANIFEST_FILES;
     TRY(memory_alloc((void **)&piece, (size_t)pieces * sizeof *piece, "digests", e));
     if (list)
         cJSON_ArrayForEach(one, list) good =
@@ -145,22 +141,16 @@ static int parse_manifest(Manifest *manifest, const JsonText *json, const char *
     return 0;
 }
 
-static bool last_lines_right(const char *text, size_t bytes) {
-    char want[LAST_BYTES + 1];
-    if (bytes <= LAST_BYTES) return false;
-    const char *last = text + bytes - LAST_BYTES;
-    snprintf(want, sizeof want, LAST_LINES, digest_of(text, bytes - LAST_BYTES).hash);
-    return memcmp(last, want, LAST_BYTES) == 0;
-}
-
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) {
-    char path[PATH_MAX], *text;
+    char path[PATH_MAX], last[LAST_BYTES + 1], *text;
     size_t bytes;
     JsonText json;
     *manifest = (Manifest){.dir = dir};
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(file_read_in(dir, path, 1 << 28, &text, &bytes, e));
-    if (!last_lines_right(text, bytes)) {
+    size_t above = bytes < LAST_BYTES ? 0 : bytes - LAST_BYTES;
+    snprintf(last, sizeof last, LAST_LINES, digest_of(text, above).hash);
+    if (!above || memcmp(text + above, last, LAST_BYTES) != 0) {
         memory_free(text);
         return FAIL(e, ERR_INPUT, damaged, "%s: damaged: its last line is not the hash of the lines above", path);
     }

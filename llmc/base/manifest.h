@@ -42,7 +42,7 @@ typedef struct {
     const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
 } Manifest;
 
-void manifest_free(Manifest *manifest); // the files; run, dir and foreign stay. {0} is fine
+void manifest_free(Manifest *manifest); // the files; run, dir and foreign stay. an empty one is fine
 
 static inline int manifest_dir(const Manifest *manifest) { return manifest ? manifest->dir : IN_PATH; }
 

@@ -191,23 +191,6 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// The relative variance of the ratio of two significant scales: the sum of their relative variances, less twice their
-// relative covariance.
-static inline double gns_calibration_var(const GnsCalibration *c, GnsEstimate total, GnsEstimate ln) {
-    const double a[2] = {-1 / total.g2, 1 / total.s}, b[2] = {-1 / ln.g2, 1 / ln.s};
-    double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
-    double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;
-    for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 2; j++) common += a[i] * b[j] * per_diff * c->cross[i][j];
-    return fmax(of_total * of_total + of_ln * of_ln - 2 * common, 0);
-}
-
-// Differences of G2 and S from the tracker's last step.
-static inline void gns_differences(double out[2], const GnsTracker *t, double B, double n, double q) {
-    out[0] = gns_g2(B, n, q) - t->last_g2;
-    out[1] = gns_s(B, n, q) - t->last_s;
-}
-
 // Adds a sampled step. tokens: since the sampled step before; done: since the run began. The ratio stays while either
 // scale is insignificant.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
@@ -215,8 +198,8 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     if (B < 2) return;
     double a[2], b[2], half_life = gns_calibration_half_life(c, done), decay = exp2(-tokens / half_life);
     double keep = decay * decay, fresh = (1 - decay) * (1 - decay);
-    gns_differences(a, &c->total, B, n_total, q_total);
-    gns_differences(b, &c->ln, B, n_ln, q_ln);
+    a[0] = gns_g2(B, n_total, q_total) - c->total.last_g2, a[1] = gns_s(B, n_total, q_total) - c->total.last_s;
+    b[0] = gns_g2(B, n_ln, q_ln) - c->ln.last_g2, b[1] = gns_s(B, n_ln, q_ln) - c->ln.last_s;
     for (int i = 0; i < 2 && c->total.steps > 0; i++)
         for (int j = 0; j < 2; j++) c->cross[i][j] = keep * c->cross[i][j] + fresh * a[i] * b[j];
     c->total.half_life = c->ln.half_life = half_life;
@@ -225,6 +208,13 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     GnsEstimate total = gns_estimate(&c->total), ln = gns_estimate(&c->ln);
     if (!gns_calibration_significant(&c->total, total) || !gns_calibration_significant(&c->ln, ln)) return;
     c->ratio = total.scale / ln.scale;
-    c->var = gns_calibration_var(c, total, ln);
     c->sum_w2 = gns_sum_w2(&c->total);
+
+    // Its relative variance: the sum of the two scales' relative variances, less twice their relative covariance.
+    const double da[2] = {-1 / total.g2, 1 / total.s}, db[2] = {-1 / ln.g2, 1 / ln.s};
+    double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
+    double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++) common += da[i] * db[j] * per_diff * c->cross[i][j];
+    c->var = fmax(of_total * of_total + of_ln * of_ln - 2 * common, 0);
 }

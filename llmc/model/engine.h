@@ -314,22 +314,19 @@ ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
 ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
 ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
 #undef ENGINE_CALL
-static inline void engine_examples(Engine *g, uint64_t first) {
-    if (engine_api(g)->examples) engine_api(g)->examples(g, first);
-}
-static inline void engine_scale_loss(Engine *g, double scale) {
-    if (engine_api(g)->scale_loss) engine_api(g)->scale_loss(g, scale);
-}
-static inline double engine_progress(const Engine *g) {
-    return engine_api(g)->progress ? engine_api(g)->progress(g) : 0;
-}
-static inline void engine_pin(Engine *g, void *memory, size_t bytes) {
-    if (engine_api(g)->pin) engine_api(g)->pin(g, memory, bytes);
-}
-static inline void engine_unpin(Engine *g, void *memory) {
-    if (engine_api(g)->unpin) engine_api(g)->unpin(g, memory);
-}
-static inline void *engine_stream(Engine *g) { return engine_api(g)->stream ? engine_api(g)->stream(g) : NULL; }
+
+// Functions that an engine may lack.
+#define ENGINE_MAY_CALL(type, name, parameters, otherwise, ...)                                                        \
+    static inline type engine_##name parameters {                                                                      \
+        return engine_api(g)->name ? engine_api(g)->name(__VA_ARGS__) : otherwise;                                     \
+    }
+ENGINE_MAY_CALL(void, examples, (Engine * g, uint64_t first), (void)0, g, first)
+ENGINE_MAY_CALL(void, scale_loss, (Engine * g, double scale), (void)0, g, scale)
+ENGINE_MAY_CALL(double, progress, (const Engine *g), 0, g)
+ENGINE_MAY_CALL(void, pin, (Engine * g, void *memory, size_t bytes), (void)0, g, memory, bytes)
+ENGINE_MAY_CALL(void, unpin, (Engine * g, void *memory), (void)0, g, memory)
+ENGINE_MAY_CALL(void *, stream, (Engine * g), NULL, g)
+#undef ENGINE_MAY_CALL
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 

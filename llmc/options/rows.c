@@ -65,49 +65,43 @@ static int choice_find(const char *names, const char *text) {
     }
 }
 
-static int value_refuse(const OptionRow *row, const char *said, const char *text, const char *why, Error *e) {
-    FAIL(e, ERR_USAGE, NULL, SAID " '" SAID "': %s", said, text, why);
-    if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
-    if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
-    if (row->cut) return error_hint(e, "%s", row->cut);
-    if (row->type == TYPE_TEXT) return error_hint(e, "use at most %zu bytes", row->bytes - 1);
-    return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", row->unit ? " of " : "",
-                      row->unit ? row->unit : "", row->range);
-}
-
 // Into *out, which has the row's type.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
+    const char *why = NULL, *unit = row->unit ? row->unit : "";
     int64_t whole;
     double real;
     int choice;
     switch (row->type) {
     case TYPE_INT:
-        if (!parse_int(text, &whole)) return value_refuse(row, said, text, "not a whole number", e);
-        if (!option_range_contains(row, (double)whole)) return value_refuse(row, said, text, "out of range", e);
-        *(int64_t *)out = whole;
-        return 0;
+        if (!parse_int(text, &whole)) why = "not a whole number";
+        else if (!option_range_contains(row, (double)whole)) why = "out of range";
+        else *(int64_t *)out = whole;
+        break;
     case TYPE_REAL:
-        if (!parse_real(text, &real)) return value_refuse(row, said, text, "not a number", e);
-        if (!option_range_contains(row, real)) return value_refuse(row, said, text, "out of range", e);
-        *(double *)out = real + 0.0; // -0 becomes 0
-        return 0;
+        if (!parse_real(text, &real)) why = "not a number";
+        else if (!option_range_contains(row, real)) why = "out of range";
+        else *(double *)out = real + 0.0; // -0 becomes 0
+        break;
     case TYPE_TEXT:
         if (row->empty && !*text) return FAIL(e, ERR_USAGE, row->empty, SAID " is empty", said);
-        if (strlen(text) >= row->bytes) return value_refuse(row, said, text, "too long", e);
-        strcpy(out, text);
-        return 0;
+        if (strlen(text) >= row->bytes) why = "too long";
+        else strcpy(out, text);
+        break;
     case TYPE_CHOICE:
-        if ((choice = choice_find(row->names, text)) < 0) return value_refuse(row, said, text, "no such choice", e);
-        *(int *)out = choice;
-        return 0;
+        if ((choice = choice_find(row->names, text)) < 0) why = "no such choice";
+        else *(int *)out = choice;
+        break;
     case TYPE_FLAG:
-        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
-            return value_refuse(row, said, text, "neither true nor false", e);
-        *(bool *)out = *text == 't';
-        return 0;
+        if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0) why = "neither true nor false";
+        else *(bool *)out = *text == 't';
     }
-    assert(0);
-    return ERR_INTERNAL;
+    if (!why) return 0;
+    FAIL(e, ERR_USAGE, row->cut, SAID " '" SAID "': %s", said, text, why);
+    if (row->type == TYPE_CHOICE) return error_hint(e, "use one of %s", row->names);
+    if (row->type == TYPE_FLAG) return error_hint(e, "use true or false");
+    if (row->type == TYPE_TEXT) return row->cut ? e->code : error_hint(e, "use at most %zu bytes", row->bytes - 1);
+    return error_hint(e, "use a %snumber%s%s in %s", row->type == TYPE_INT ? "whole " : "", *unit ? " of " : "", unit,
+                      row->range);
 }
 
 static void *row_field(const OptionTable *t, int id) { return (char *)t->values + t->rows[id].offset; }
@@ -193,20 +187,13 @@ int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e)
 
 enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
 
-// Prints a word, or words that stay together, on this line or the next. *column: the cursor's.
+// Prints a word, or words that stay together, on this line or the next. *column: where the line ends.
 static void print_word(FILE *f, int *column, const char *word, int width) {
     if (*column > HELP_COLUMN && *column + 1 + width > HELP_WIDTH)
         *column = HELP_COLUMN, fprintf(f, "\n%*s", HELP_COLUMN, "");
     if (*column > HELP_COLUMN) ++*column, fputc(' ', f);
     fprintf(f, "%.*s", width, word);
     *column += width;
-}
-
-static void print_words(FILE *f, int *column, const char *text) {
-    for (int width; *text; text += width + strspn(text + width, " ")) {
-        width = (int)strcspn(text, " ");
-        print_word(f, column, text, width);
-    }
 }
 
 void row_print_help(FILE *f, const OptionRow *row) {
@@ -224,7 +211,8 @@ void row_print_help(FILE *f, const OptionRow *row) {
     fprintf(f, "%*s", HELP_COLUMN - width, "");
 
     if (row->names) print_word(f, &column, suffix, snprintf(suffix, sizeof suffix, "%s:", row->names));
-    print_words(f, &column, row->help);
+    for (const char *word = row->help; *word; word += width + (int)strspn(word + width, " "))
+        print_word(f, &column, word, width = (int)strcspn(word, " "));
     snprintf(suffix, sizeof suffix, "[%s%s%s%s%s%s]", row->init ? "default " : "", row->init ? row->init : "",
              row->init && row->alias ? "; " : "", row->alias ? "llm.c " : "", row->alias ? row->alias : "",
              row->alias ? counts[row->alias_unit] : "");
