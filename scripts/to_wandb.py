@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Shows a run in Weights & Biases: to_wandb.py RUN [--follow] [--project NAME] [--offline | --dry-run]
+"""Shows a run in Weights & Biases: to_wandb.py RUN [--follow] [--project NAME] [--id ID] [--dry-run]
 
 Options and commands become the config, every step with its validation and test a row of the history, samples a table.
---follow waits for the run and keeps sending what it adds, until Ctrl-C. --offline writes files for `wandb sync`; --dry-run
-prints what would be sent, without the package or a network. The same --id continues a run in W&B. A resumed run may repeat
-steps that W&B already has: W&B keeps its own, and gets the later ones.
+--follow waits for the run and keeps sending what it adds, until Ctrl-C. --dry-run prints what would be sent, without the
+package or a network. wandb's own variables hold: WANDB_MODE=offline writes files for `wandb sync`, WANDB_ENTITY, WANDB_DIR.
+The same --id continues a run in W&B. A resumed run may repeat steps that W&B already has: W&B keeps its own, and gets the
+later ones.
 """
 
 import math
@@ -42,9 +43,8 @@ class Upload:
         import wandb
 
         args = self.args
-        self.target = wandb.init(project=args.project, entity=args.entity, name=args.name or self.live.name,
-                                 id=args.id, resume="allow" if args.id else None, config=config_of(self.live),
-                                 mode="offline" if args.offline else "online", dir=args.dir or self.live.path)
+        self.target = wandb.init(project=args.project, name=self.live.name, id=args.id, resume="allow" if args.id else None,
+                                 config=config_of(self.live), dir=os.environ.get("WANDB_DIR", self.live.path))
         self.last, self.table = self.target.step, wandb.Table
         self.target.define_metric("tokens")
         for name in ("loss", "loss_nll", "val_loss"):
@@ -79,8 +79,7 @@ class Upload:
         if not self.target:
             return
         self.target.finish()
-        print(f"written under {os.path.join(self.args.dir or self.live.path, 'wandb')}; wandb sync uploads it"
-              if self.args.offline else f"uploaded to {self.target.url}")
+        print(f"uploaded to {self.target.url}" if self.target.url else "written; wandb sync uploads it")
 
 
 def main():
@@ -88,13 +87,8 @@ def main():
     parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, metrics.jsonl, samples.jsonl)")
     add_follow_options(parser)
     parser.add_argument("--project", default="gns.c", help="default: %(default)s")
-    parser.add_argument("--entity", help="user or team (default: wandb's)")
-    parser.add_argument("--name", help="of the run in W&B (default: the directory's)")
     parser.add_argument("--id", help="of the run in W&B: the same one updates the same run")
-    parser.add_argument("--dir", help="for wandb's files (default: RUN/wandb)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--offline", action="store_true", help="write files for `wandb sync`, without a network")
-    how.add_argument("--dry-run", action="store_true", help="print what would be sent")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
     if args.dry_run and args.follow:
         parser.error("argument --follow: not allowed with argument --dry-run")
@@ -104,7 +98,7 @@ def main():
         if args.dry_run or isinstance(error, (Fault, ImportError)):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise Fault(EXIT_INPUT, f"wandb: {reason} (try `wandb login`, or --offline)") from None
+        raise Fault(EXIT_INPUT, f"wandb: {reason} (try `wandb login`, or WANDB_MODE=offline)") from None
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ arrows() {
     { sed -n '/^```$/,/^```$/p' dev/docs/code.md; grep -oE '`[a-z0-9_]+`' dev/docs/code.md; } |
         grep -oE '\b[a-z0-9]+(_[a-z0-9]+)+\b' | sort -u > "$work/names"
     [ "$(wc -l < "$work/names")" -ge 40 ] || echo "$(wc -l < "$work/names") names"
-    while read -r name; do grep -rqw -- "$name" llmc train_gpt2.c train_gpt2.cu || echo "no $name"; done < "$work/names"
+    while read -r name; do grep -rqw -- "$name" llmc scripts train_gpt2.c train_gpt2.cu || echo "no $name"; done < "$work/names"
 }
 
 # ---- Commands in a page ---------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ helps() { # --help works whatever is missing
     local script
     for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
         (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
-        grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--out' "$work/log" &&
+        grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
             ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
     done
     bash "$work/test.sh" --steps 5 --help > "$work/log" 2>&1
