@@ -320,17 +320,6 @@ int comm_agree(Comm *comm, int code, Error *e) {
     return failed;
 }
 
-int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e) {
-    TRY(memory_alloc((void **)hosts, COMM_HOST * (size_t)comm->ranks, "the machines' names", e));
-    int code = comm_gather(comm, comm->host, *hosts, COMM_HOST, e);
-    if (code) memory_free(*hosts);
-    return code;
-}
-
-int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]) {
-    return snprintf(out, bytes, "%d%s%s", rank, *hosts[rank] ? " on " : "", hosts[rank]);
-}
-
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e) {
     uint64_t first = hash;
     TRY(comm_broadcast(comm, &first, sizeof first, e));

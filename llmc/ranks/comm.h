@@ -82,11 +82,6 @@ int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// The machine of each rank. *hosts: (ranks) names, "" if there is one machine; the caller frees it. comm_name prints "3" or
-// "3 on node05".
-int comm_hosts(Comm *comm, char (**hosts)[COMM_HOST], Error *e);
-int comm_name(char *out, size_t bytes, int rank, char (*hosts)[COMM_HOST]);
-
 // 0 if all ranks have the same hash (hash_bytes). Otherwise a settled error of the lowest rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
 

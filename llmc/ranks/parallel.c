@@ -308,36 +308,33 @@ static int gather_hashes(Parallel *p, Range range, uint64_t *hashes, Error *e) {
     return comm_gather(p->comm, &mine, hashes, sizeof mine, e);
 }
 
-static int count_of(const uint64_t *hashes, int ranks, uint64_t hash) {
-    int count = 0;
-    for (int r = 0; r < ranks; r++) count += hashes[r] == hash;
-    return count;
+static bool all_same(const uint64_t *hashes, int ranks) {
+    for (int r = 1; r < ranks; r++)
+        if (hashes[r] != hashes[0]) return false;
+    return true;
 }
 
-static bool all_same(const uint64_t *hashes, int ranks) { return count_of(hashes, ranks, hashes[0]) == ranks; }
-
-// The ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
-static void name_minority(const uint64_t *hashes, char (*hosts)[COMM_HOST], int ranks, char *out, size_t bytes) {
-    int with = 0; // a rank of the majority; `ranks` if there is none
-    while (with < ranks && 2 * count_of(hashes, ranks, hashes[with]) <= ranks) with++;
-    size_t used = 0;
-    for (int r = 0; r < ranks && used < bytes; r++)
-        if (with == ranks || hashes[r] != hashes[with]) {
-            used += (size_t)snprintf(out + used, bytes - used, "%s", used ? ", " : "");
-            if (used < bytes) used += (size_t)comm_name(out + used, bytes - used, r, hosts);
-        }
+static bool in_majority(const uint64_t *hashes, int ranks, int rank) {
+    int same = 0;
+    for (int r = 0; r < ranks; r++) same += hashes[r] == hashes[rank];
+    return 2 * same > ranks;
 }
 
-// Returns the error that weights differ. hashes: (ranks) of all weights; overwritten in the search for the first tensor.
+// Returns the error that weights differ. It names the ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all
+// ranks if there is no majority. hashes: (ranks) of all weights; overwritten in the search for the first tensor.
 static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
-    const Model *model = p->model;
-    char minority[512], (*hosts)[COMM_HOST];
-    const Tensor *t = model->tensors;
+    char minority[512] = "", (*hosts)[COMM_HOST];
+    const Tensor *t = p->model->tensors, *last = t + p->model->tensor_count - 1;
     int ranks = p->comm->ranks;
-    TRY(comm_hosts(p->comm, &hosts, e));
-    name_minority(hashes, hosts, ranks, minority, sizeof minority);
+    TRY(memory_alloc((void **)&hosts, COMM_HOST * (size_t)ranks, "the machines' names", e));
+    int code = comm_gather(p->comm, p->comm->host, hosts, COMM_HOST, e);
+    for (int r = 0, used = 0; !code && r < ranks && used < (int)sizeof minority; r++)
+        if (!in_majority(hashes, ranks, r))
+            used += snprintf(minority + used, sizeof minority - (size_t)used, "%s%d%s%s", used ? ", " : "", r,
+                             *hosts[r] ? " on " : "", hosts[r]);
     memory_free(hosts);
-    for (const Tensor *end = t + model->tensor_count; t + 1 < end; t++) { // each with the padding after it
+    TRY(code);
+    for (; t < last; t++) { // each with the padding after it
         TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
         if (!all_same(hashes, ranks)) break;
     }
