@@ -13,7 +13,7 @@
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
 //             turns: instead, for turns.py: reads lines "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" and answers each
 //             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
-#include "model/engine.h"
+#include "bench.h"
 #include "plan/devices.h"
 #include "math/rng.h"
 
@@ -46,34 +46,12 @@ typedef struct {
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-// Initial values; those of the first block in all blocks, which is quicker.
-static int load_initial(const Bench *b, Error *e) {
-    const Model *model = b->config.model;
-    float *values;
-    int code = 0;
-    TRY(memory_alloc((void **)&values, model_tensor_largest(model) * sizeof *values, "a tensor", e));
-    for (int k = 0; k < model->tensor_count && !code; k++) {
-        const Tensor *first = &model->tensors[k];
-        if (first->layer > 0) continue;
-        model_init_values(model, first, 1, 0, first->count, values);
-        for (int i = k; i < model->tensor_count && !code; i++) {
-            const Tensor *t = &model->tensors[i];
-            if (t->kind != first->kind) continue;
-            code = engine_load(b->engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
-        }
-    }
-    memory_free(values);
-    return code;
-}
-
 static int separator(const Model *model) { return model->config.vocab - 1; }
 
 static int bench_create(Bench *b, Error *e) {
     const Model *model = b->config.model;
-    size_t tensors = (size_t)model->tensor_count;
     size_t count = (size_t)b->config.micro_batch * (size_t)(b->config.seq_len + 1);
-    TRY(memory_alloc((void **)&b->result.grad_sq, tensors * sizeof(double), "results", e));
-    TRY(memory_alloc((void **)&b->result.example_sq, tensors * sizeof(double), "results", e));
+    TRY(bench_results(&b->result, model, e));
     TRY(memory_alloc((void **)&b->tokens, count * sizeof *b->tokens, "tokens", e));
     for (size_t i = 0; i < count; i++) { // Zipf's law, as text has it
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
@@ -83,7 +61,7 @@ static int bench_create(Bench *b, Error *e) {
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
     b->peak = device_peak_flops(&device);
-    return load_initial(b, e);
+    return bench_load_initial(b->engine, model, e);
 }
 
 static void bench_destroy(Bench *b) {
@@ -159,27 +137,16 @@ static int measure(Bench *b, Error *e) {
 
 // ---- Printing -------------------------------------------------------------------------------------------------------
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-// Sorts the values.
-static double median(double *values, int n) {
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
-}
-
 static void tell_arm(const Bench *b, const Arm *arm) {
     double sorted[ROUNDS_MAX], queued[ROUNDS_MAX], peak = b->peak;
     memcpy(sorted, arm->seconds, sizeof sorted);
     memcpy(queued, arm->queued, sizeof queued);
-    double s = median(sorted, b->rounds), tokens = (double)b->micro_steps * b->rows * b->config.seq_len;
+    double s = bench_median(sorted, b->rounds), tokens = (double)b->micro_steps * b->rows * b->config.seq_len;
     double flops = tokens * model_flops_per_token(b->config.model, b->config.seq_len);
     printf("%-13s %9.3f ms a step (%.3f to %.3f), %8.0f tok/s, %6.1f TFLOP/s", arm->name, 1e3 * s, 1e3 * sorted[0],
            1e3 * sorted[b->rounds - 1], tokens / s, 1e-12 * flops / s);
     if (peak > 0) printf(", MFU %.1f%%", 100 * flops / s / peak);
-    printf(", queued in %.3f ms\n", 1e3 * median(queued, b->rounds));
+    printf(", queued in %.3f ms\n", 1e3 * bench_median(queued, b->rounds));
 }
 
 // The standard error of a median is 1.2533 that of the mean of normal values, whose deviation is 1.4826 times the
@@ -188,9 +155,9 @@ static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
     int n = b->rounds;
     for (int r = 0; r < n; r++) ratio[r] = arm->seconds[r] / other->seconds[r] - 1;
-    double middle = median(ratio, n);
+    double middle = bench_median(ratio, n);
     for (int r = 0; r < n; r++) distance[r] = fabs(ratio[r] - middle);
-    double se = 1.2533 * 1.4826 * median(distance, n) / sqrt(n);
+    double se = 1.2533 * 1.4826 * bench_median(distance, n) / sqrt(n);
     printf("%s against %s: %+.2f%% +- %.2f%% of a step's time (median of %d rounds)\n", arm->name, other->name,
            100 * middle, 100 * se, n);
 }
@@ -316,7 +283,7 @@ static int bench_sample(Bench *b, Error *e) {
         }
     memory_free(logits);
     for (int k = 0; k < 2; k++) {
-        double all = median(ms[k][0], b->rounds), last = median(ms[k][1], b->rounds);
+        double all = bench_median(ms[k][0], b->rounds), last = bench_median(ms[k][1], b->rounds);
         printf("logits after %d tokens: %.3f ms, with keys and values in memory %.3f ms: %.1f times as fast\n",
                lengths[k] - 12, all, last, all / last);
     }

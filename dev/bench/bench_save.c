@@ -11,6 +11,7 @@
 // removed. "stall" is the time that the host stands still for another save, during a step of one micro-step: before the
 // update, until the snapshot is taken. A device may have work left meanwhile, so the extra length of that step against
 // steps alone is printed too.
+#include "bench.h"
 #include "run/saver.h"
 #include "../test/tree.h"
 
@@ -92,11 +93,6 @@ typedef struct {
     double figure[FIGURES][ROUNDS_MAX];
 } Bench;
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0};
     ModelConfig shape = {.vocab = 50257, .context = 1024};
@@ -110,9 +106,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     EngineConfig config = {.model = &b->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),
                           "tokens", e));
-    size_t tensors = (size_t)b->model.tensor_count;
-    TRY(memory_alloc((void **)&b->result.grad_sq, sizeof(double) * tensors, "results", e));
-    TRY(memory_alloc((void **)&b->result.example_sq, sizeof(double) * tensors, "results", e));
+    TRY(bench_results(&b->result, &b->model, e));
     b->comm = (Comm){.ranks = 1, .local_ranks = 1};
     TRY(parallel_create(&b->parallel, &b->comm, &b->model, &alone, e));
     TRY(engine_create(&GNS_ENGINE, &b->engine, &config, e));
@@ -186,7 +180,7 @@ static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error 
     TRY(start_save(b, e));
     TRY(train_step(b, &beside, e));
     beside = clock_seconds() - start;
-    qsort(alone, ALONE, sizeof *alone, by_value);
+    qsort(alone, ALONE, sizeof *alone, bench_by_value);
     *longer = beside - alone[ALONE / 2];
     return end_save(b, report, e);
 }
@@ -266,7 +260,7 @@ static int measure_plain(Bench *b, int round, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void print_figure(const char *what, double *values, int n, double scale, const char *unit) {
-    qsort(values, (size_t)n, sizeof *values, by_value);
+    qsort(values, (size_t)n, sizeof *values, bench_by_value);
     printf("%-36s %8.3f %-2s (quartiles %.3f to %.3f, all %.3f to %.3f)\n", what, scale * values[n / 2], unit,
            scale * values[n / 4], scale * values[n - 1 - n / 4], scale * values[0], scale * values[n - 1]);
 }

@@ -12,7 +12,7 @@
 #include "cpu/layers.h"
 #include "cpu/matmul.h"
 #include "cpu/value.h"
-#include "model/engine.h"
+#include "bench.h"
 
 #include <math.h>
 #include <omp.h>
@@ -148,16 +148,6 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, by_value);
-    return x[n / 2];
-}
-
 // Shares of what step `at` had. whole: of the whole step, whose other work counts for nothing.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
@@ -175,28 +165,16 @@ static void print(double *seconds, Kernel *whole, int steps) {
     for (Kernel *k = kernel; k < kernel + kernels; k++) {
         printf("%-26s %3d calls %9.2f ms", k->name, k->calls, 1e3 * k->best);
         if (k->flops > 0)
-            printf(" %6.0f GFLOP/s, %5.1f%% of the peak,", 1e-9 * k->flops / k->best, 100 * median(k->of_peak, steps));
+            printf(" %6.0f GFLOP/s, %5.1f%% of the peak,", 1e-9 * k->flops / k->best,
+                   100 * bench_median(k->of_peak, steps));
         else printf("%34s", "");
-        printf(" %5.1f%% of the roofline\n", 100 * median(k->of_roofline, steps));
+        printf(" %5.1f%% of the roofline\n", 100 * bench_median(k->of_roofline, steps));
         sum += k->best;
     }
-    double middle = median(seconds, steps);
+    double middle = bench_median(seconds, steps);
     printf("kernels %.2f ms; step: best %.2f, median %.2f ms; %.1f%% of the peak, %.1f%% of the roofline\n", 1e3 * sum,
-           1e3 * seconds[0], 1e3 * middle, 100 * median(whole->of_peak, steps),
-           100 * median(whole->of_roofline, steps));
-}
-
-static int load_initial(Engine *engine, const Model *model, Error *e) {
-    float *values;
-    int code = 0;
-    TRY(memory_alloc((void **)&values, model_tensor_largest(model) * sizeof *values, "a tensor", e));
-    for (int i = 0; i < model->tensor_count && !code; i++) {
-        const Tensor *t = &model->tensors[i];
-        model_init_values(model, t, 1, 0, t->count, values);
-        code = engine_load(engine, STATE_PARAM, (Range){t->offset, t->offset + t->count}, values, e);
-    }
-    memory_free(values);
-    return code;
+           1e3 * seconds[0], 1e3 * middle, 100 * bench_median(whole->of_peak, steps),
+           100 * bench_median(whole->of_roofline, steps));
 }
 
 static int run(const EngineConfig *config, int steps, Error *e) {
@@ -208,11 +186,10 @@ static int run(const EngineConfig *config, int steps, Error *e) {
     Kernel whole = {.of_peak = of_peak, .of_roofline = of_roofline};
     size_t count = (size_t)config->micro_batch * ((size_t)config->seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
-    TRY(memory_alloc((void **)&result.grad_sq, (size_t)model->tensor_count * sizeof(double), "results", e));
-    TRY(memory_alloc((void **)&result.example_sq, (size_t)model->tensor_count * sizeof(double), "results", e));
+    TRY(bench_results(&result, model, e));
     for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)((i * 2654435761u >> 8) % (size_t)model->config.vocab);
     TRY(engine_create(&GNS_ENGINE, &engine, config, e));
-    TRY(load_initial(engine, model, e));
+    TRY(bench_load_initial(engine, model, e));
     copy = calibrate_copy(omp_get_max_threads());
     for (int t = 0; t < WARM_UP + steps; t++) {
         double start = clock_seconds();
@@ -224,8 +201,8 @@ static int run(const EngineConfig *config, int steps, Error *e) {
         copy = fmax(copy, copies[at] = calibrate_copy(omp_get_max_threads()));
     }
     print(seconds, &whole, steps);
-    printf("peak %.0f GFLOP/s (median), copy %.1f GB/s (median %.1f)\n", 1e-9 * median(peaks, steps), 1e-9 * copy,
-           1e-9 * median(copies, steps));
+    printf("peak %.0f GFLOP/s (median), copy %.1f GB/s (median %.1f)\n", 1e-9 * bench_median(peaks, steps), 1e-9 * copy,
+           1e-9 * bench_median(copies, steps));
     engine_destroy(engine);
     memory_free(tokens), memory_free(result.grad_sq), memory_free(result.example_sq);
     return 0;
