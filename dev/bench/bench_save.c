@@ -118,7 +118,8 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
                          .keep = 1,
                          .metrics = b->metrics};
     TRY(saver_create(&b->saver, &saver, e));
-    return saver_prepare(b->saver, NULL, e);
+    saver_prepare(b->saver);
+    return 0;
 }
 
 static void destroy(Bench *b) {
@@ -158,11 +159,17 @@ static int train_step(Bench *b, double *seconds, Error *e) {
 
 static int start_save(Bench *b, Error *e) {
     char *state = strdup("{}\n");
-    return saver_start(b->saver, &b->parallel, ++b->saves, state, strlen(state), e);
+    TRY(saver_begin(b->saver, ++b->saves, state, strlen(state), false, e));
+    saver_start(b->saver, b->saves);
+    return 0;
 }
 
 static int end_save(Bench *b, SaveReport *report, Error *e) {
-    saver_collect(b->saver, INFINITY, NULL, report);
+    while (!saver_collect(b->saver, report)) {
+        const SaverCounts counts = saver_counts(b->saver);
+        TRY(saver_advance(b->saver, &counts, e));
+        usleep(1000);
+    }
     return report->error.code ? (*e = report->error, e->code) : 0;
 }
 

@@ -33,7 +33,6 @@ $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethost
 $(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,pwrite fsync pread fcntl)
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
-$(BUILD)/dev/test/ranks/ranks_state: LDFLAGS += $(call wrap,open comm_send)
 
 BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 

@@ -206,6 +206,16 @@ int archive_begin(const Archive *archive, int64_t step, char directory[ARCHIVE_P
                 strerror(errno));
 }
 
+int archive_open_partial(const Archive *archive, int64_t step, const char *name, int *fd, Error *e) {
+    int dir = step_open(archive, step, PARTIAL, O_NOFOLLOW);
+    *fd = dir < 0 ? -1 : openat(dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0)
+        FAIL(e, ERR_WRITE, "is it the same directory on all machines?", "%s: cannot open %s of step %" PRId64 ": %s",
+             archive->path, name, step, strerror(errno));
+    if (dir >= 0) close(dir);
+    return *fd < 0 ? e->code : 0;
+}
+
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
     char partial[ARCHIVE_PATH];
     TRY(step_path(archive, step, PARTIAL, partial, e));

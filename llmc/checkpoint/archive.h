@@ -44,6 +44,9 @@ int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int6
 int archive_begin(const Archive *archive, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
                   Error *e);
 
+// Opens a file of that directory for writing, on another rank.
+int archive_open_partial(const Archive *archive, int64_t step, const char *name, int *fd, Error *e);
+
 // Removes that directory if the checkpoint could not be written.
 void archive_abandon(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes);
 

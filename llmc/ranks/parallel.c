@@ -36,8 +36,6 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
 }
 
 void parallel_destroy(Parallel *p) {
-    shared_memory_destroy(&p->copy);
-    rank_memory_destroy(&p->shares);
     if (p->transport) p->api->destroy(p->transport);
     memory_free(p->work);
     memory_free(p->owned);
@@ -277,7 +275,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { LOSS, NLL, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
-    int tensors = p->model->tensor_count, count = EXAMPLE_SQ + tensors;
+    int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
     values[LOSS] = result->loss_sum;
@@ -289,7 +287,9 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
         values[RANK_SQ] += result->rank_sq[i];
         values[EXAMPLE_SQ + i] = result->example_sq[i];
     }
+    for (int i = 0; i < sums->more_count; i++) values[more + i] = sums->more[i];
     int code = comm_sum(p->comm, values, count, e);
+    for (int i = 0; i < sums->more_count; i++) sums->more[i] = values[more + i];
     result->loss_sum = values[LOSS];
     result->nll_sum = values[NLL];
     sums->stop = values[STOP] > 0;
@@ -355,209 +355,33 @@ int parallel_compare(Parallel *p, Error *e) {
     return code;
 }
 
-// ---- The state as a whole -------------------------------------------------------------------------------------------
+// ---- Rank 0 works alone ---------------------------------------------------------------------------------------------
 
 // Rank 0's requests to the others.
-enum {
-    REQUEST_END = -1, // the last one
-    REQUEST_WAIT = -2,
-    REQUEST_PASS = -3, // a forward pass
-    REQUEST_COPY = -4  // a copy of every share
-};
-typedef struct {
-    int64_t kind; // of state, or one of these
-    Range range;
-    int64_t place; // of the range's begin in the shared copy, floats; -1: not there, the others send their parts
-} Request;
+enum { REQUEST_END, REQUEST_WAIT, REQUEST_PASS };
 
-static int request(Parallel *p, const Request *q, Error *e) {
-    Request sent = *q;
-    return comm_broadcast(p->comm, &sent, sizeof sent, e);
-}
+static int request(Parallel *p, int what, Error *e) { return comm_broadcast(p->comm, &what, sizeof what, e); }
 
-// True if each rank has only its part of this array. (Working weights are everywhere. Where these are a rounded copy, the
-// master weights, STATE_PARAM, are sharded like the moments.)
-static bool is_sharded(const Parallel *p, StateKind kind) {
-    if (kind == STATE_GRAD) return p->shard_grads;
-    return p->config.zero != ZERO_0 && p->buckets;
-}
+int parallel_ask_pass(Parallel *p, Error *e) { return p->shard_weights ? request(p, REQUEST_PASS, e) : 0; }
 
-int parallel_ask_pass(Parallel *p, Error *e) {
-    return p->shard_weights ? request(p, &(Request){.kind = REQUEST_PASS}, e) : 0;
-}
-
-bool parallel_stores_alone(const Parallel *p) { return !is_sharded(p, STATE_PARAM); }
-
-int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e) {
-    *memory = NULL;
-    if (parallel_stores_alone(p)) return 0;
-    TRY(shared_memory_create(&p->copy, p->comm, (size_t)arrays * stride * sizeof(float), e));
-    if (p->comm->rank == 0) {
-        *memory = p->copy.memory;
-        return 0;
-    }
-    for (int k = 0; k < arrays && p->copy.memory; k++)
-        for (int i = 0; i < p->buckets; i++) {
-            Range part = p->owned[i];
-            shared_memory_touch(&p->copy, ((size_t)k * stride + part.begin) * sizeof(float), range_float_bytes(part));
-        }
-    return 0;
-}
-
-// Offset of an address in the shared copy; -1: it is not there.
-static int64_t place_of(const Parallel *p, const float *values) {
-    const float *copy = p->copy.memory;
-    return copy && values >= copy && values < copy + p->copy.bytes / sizeof *copy ? values - copy : -1;
-}
-
-static Range part_of(const Parallel *p, Range range, int bucket, int rank) {
-    return range_overlap(range, part_of_bucket(p, bucket, rank));
-}
-
-// Stores this rank's parts at their places among the values of the range.
-static int store_parts(Parallel *p, const Request *q, float *values, Error *e) {
-    for (int i = 0; i < p->buckets; i++) {
-        Range part = part_of(p, q->range, i, p->comm->rank);
-        if (part.begin < part.end)
-            TRY(engine_store(p->engine, (StateKind)q->kind, part, values + (part.begin - q->range.begin), e));
-    }
-    return 0;
-}
-
-// Receives the parts of rank r, which sends them in the same order.
-static int take_parts(Parallel *p, const Request *q, int r, float *values, Error *e) {
-    for (int i = 0; i < p->buckets; i++) {
-        Range part = part_of(p, q->range, i, r);
-        if (part.begin < part.end)
-            TRY(comm_receive(p->comm, r, values + (part.begin - q->range.begin), range_float_bytes(part), e));
-    }
-    return 0;
-}
-
-static int send_parts(Parallel *p, const Request *q, Error *e) {
-    for (int i = 0; i < p->buckets; i++) {
-        Range part = part_of(p, q->range, i, p->comm->rank);
-        if (part.begin == part.end) continue;
-        float *values;
-        size_t bytes = range_float_bytes(part);
-        TRY(memory_alloc((void **)&values, bytes, "state for rank 0", e));
-        int code = engine_store(p->engine, (StateKind)q->kind, part, values, e);
-        if (!code) code = comm_send(p->comm, 0, values, bytes, e);
-        memory_free(values);
-        TRY(code);
-    }
-    return 0;
-}
-
-// Stores this rank's parts into the shared copy and tells rank 0, or sends them.
-static int give_parts(Parallel *p, const Request *q, Error *e) {
-    const char done = 1;
-    if (q->place < 0 || !p->copy.memory) return send_parts(p, q, e);
-    TRY(store_parts(p, q, (float *)p->copy.memory + q->place, e));
-    return comm_send(p->comm, 0, &done, sizeof done, e);
-}
-
-static int await_done(Parallel *p, int rank, Error *e) {
-    char done;
-    return comm_receive(p->comm, rank, &done, sizeof done, e);
-}
-
-static int take_all(Parallel *p, const Request *q, float *values, Error *e) {
-    for (int r = 1; r < p->comm->ranks; r++)
-        if (q->place >= 0 && p->copy.shared_by[r]) TRY(await_done(p, r, e));
-        else TRY(take_parts(p, q, r, values, e));
-    return 0;
-}
-
-// Receives the others' parts even if rank 0's own store fails: the next store must not receive them.
-int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e) {
-    if (!is_sharded(p, kind)) return engine_store(p->engine, kind, range, values, e);
-    const Request q = {kind, range, place_of(p, values)};
-    Error ignored = {0};
-    TRY(request(p, &q, e));
-    int code = store_parts(p, &q, values, e), taken = take_all(p, &q, values, code ? &ignored : e);
-    return code ? code : taken;
-}
-
-// ---- Copies of shares: array by array, bucket by bucket -------------------------------------------------------------
-
-static const StateKind copied[] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
-enum { COPIED = sizeof copied / sizeof *copied };
-
-static size_t share_elements(const Parallel *p, int rank) {
-    size_t sum = 0;
-    for (int i = 0; i < p->buckets; i++) sum += range_length(part_of_bucket(p, i, rank));
-    return sum;
-}
-
-int parallel_keep_copies(Parallel *p, Error *e) {
-    if (!p->shard_weights) return 0;
-    TRY(rank_memory_create(&p->shares, p->comm, COPIED * share_elements(p, p->comm->rank) * sizeof(float), e));
-    if (p->shares.memory) memset(p->shares.memory, 0, p->shares.bytes); // the first touch takes a while
-    return 0;
-}
-
-bool parallel_has_copies(const Parallel *p) { return p->shares.memory != NULL; }
-
-static int copy_share(Parallel *p, Error *e) {
-    float *to = p->shares.memory;
-    for (int k = 0; k < COPIED; k++)
-        for (int i = 0; i < p->buckets; to += range_length(p->owned[i++]))
-            TRY(engine_store(p->engine, copied[k], p->owned[i], to, e));
-    return 0;
-}
-
-static int serve_copy(Parallel *p, Error *e) {
-    const char done = 1;
-    TRY(copy_share(p, e));
-    return comm_send(p->comm, 0, &done, sizeof done, e);
-}
-
-int parallel_copy(Parallel *p, Error *e) {
-    Error ignored;
-    TRY(request(p, &(Request){.kind = REQUEST_COPY}, e));
-    int code = copy_share(p, e);
-    for (int r = 1; r < p->comm->ranks; r++) {
-        int late = await_done(p, r, code ? &ignored : e);
-        code = code ? code : late;
-    }
-    return code;
-}
-
-int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values, Error *e) {
-    for (int r = 0; r < p->comm->ranks; r++) {
-        size_t place = 0;
-        for (int k = 0; copied[k] != kind; k++) place += share_elements(p, r);
-        for (int i = 0; i < p->buckets; i++) {
-            Range whole = part_of_bucket(p, i, r);
-            Range part = range_overlap(range, whole);
-            if (range_length(part))
-                TRY(rank_memory_read(&p->shares, r, (place + (part.begin - whole.begin)) * sizeof(float),
-                                     values + (part.begin - range.begin), range_float_bytes(part), e));
-            place += range_length(whole);
-        }
-    }
-    return 0;
-}
+bool parallel_stores_alone(const Parallel *p) { return p->config.zero == ZERO_0 || !p->buckets; }
 
 int parallel_serve_end(Parallel *p, Error *e) {
-    TRY(request(p, &(Request){.kind = REQUEST_END}, e));
+    TRY(request(p, REQUEST_END, e));
     return comm_barrier(p->comm, e);
 }
 
 void parallel_beat(void *parallel) {
     Parallel *p = parallel;
-    Request q = {.kind = REQUEST_WAIT};
-    comm_keep_waiting(p->comm, &q, sizeof q);
+    int what = REQUEST_WAIT;
+    comm_keep_waiting(p->comm, &what, sizeof what);
 }
 
 int parallel_serve(Parallel *p, Error *e) {
     for (;;) {
-        Request q;
-        TRY(comm_broadcast(p->comm, &q, sizeof q, e));
-        if (q.kind == REQUEST_END) return comm_barrier(p->comm, e);
-        if (q.kind == REQUEST_PASS) TRY(parallel_idle_pass(p, e));
-        else if (q.kind == REQUEST_COPY) TRY(serve_copy(p, e));
-        else if (q.kind != REQUEST_WAIT) TRY(give_parts(p, &q, e));
+        int what;
+        TRY(comm_broadcast(p->comm, &what, sizeof what, e));
+        if (what == REQUEST_END) return comm_barrier(p->comm, e);
+        if (what == REQUEST_PASS) TRY(parallel_idle_pass(p, e));
     }
 }

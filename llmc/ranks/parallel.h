@@ -52,7 +52,6 @@
 
 #include "ranks/comm.h"
 #include "model/shard.h"
-#include "ranks/shared_memory.h"
 #include "ranks/transport.h"
 
 typedef struct {
@@ -85,8 +84,6 @@ typedef struct {
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
-    SharedMemory copy;    // of whole arrays: parallel_share_copy
-    RankMemory shares;    // copies of each rank's share: parallel_keep_copies
     int kept;             // buckets [0, kept) have whole weights in memory between passes
     int sent, arrived;    // of these, buckets whose transfer of new weights has started; which the engine has awaited
     struct {
@@ -135,6 +132,8 @@ typedef struct {
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
     bool stop, save;    // in: asked of this rank; out: of any
+    double *more;       // (more_count): numbers of the caller's; summed over ranks
+    int more_count;
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
@@ -142,26 +141,13 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 // them differ. ERR_RANK, settled, names the ranks that differ and the first tensor.
 int parallel_compare(Parallel *p, Error *e);
 
-// engine_store of the whole model's state: on rank 0, while the others are in parallel_serve. Rank 0 may store any ranges
-// in any order, and work alone in between, until it calls parallel_serve_end.
-int parallel_store(Parallel *p, StateKind kind, Range range, float *values, Error *e); // on rank 0
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
+
+// The other ranks wait in parallel_serve while rank 0 works, and compute the passes that it asks for, until it calls
+// parallel_serve_end.
 int parallel_serve_end(Parallel *p, Error *e); // on rank 0
 int parallel_serve(Parallel *p, Error *e);     // on the others
 
 // Restarts the deadline of the ranks in parallel_serve, at most twice a second. Rank 0 calls it after each piece of its
 // work, from the thread that communicates. The beat of a Pulse (base/common.h).
 void parallel_beat(void *parallel);
-
-// Memory on rank 0 for whole arrays of state, which begin `stride` floats apart. Ranks of its machine write their parts
-// there themselves, in parallel, and send nothing. All ranks together, before the first store; it lives as long as p.
-// *memory: NULL on the others, and where nothing is sharded or the memory cannot be allocated.
-int parallel_share_copy(Parallel *p, int arrays, size_t stride, float **memory, Error *e);
-
-// With --zero 3 no rank has room for whole arrays: each keeps a copy of its share of the weights and moments in memory
-// that rank 0 can read. All ranks together, once; no copies if rank 0 cannot read all (another machine).
-int parallel_keep_copies(Parallel *p, Error *e);
-bool parallel_has_copies(const Parallel *p);
-int parallel_copy(Parallel *p, Error *e); // on rank 0, while the others serve: every rank copies its share now
-int parallel_read_copy(const Parallel *p, StateKind kind, Range range, float *values,
-                       Error *e); // on any thread of rank 0

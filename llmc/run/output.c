@@ -67,22 +67,37 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
+// Every rank that writes its own state must see the run directory: the one whose run.json has this run's id.
+static int share_directory(Run *r, Error *e) {
+    Archive *archive = &r->saving.archive;
+    char id[HASH_TEXT], *text;
+    size_t bytes;
+    if (parallel_stores_alone(&r->setup.parallel)) return 0;
+    strcpy(id, archive->id);
+    TRY(comm_broadcast(r->setup.comm, id, sizeof id, e));
+    if (is_first(&r->setup)) return 0;
+    bool seen = archive_open(archive, r->setup.options.out, e) == 0 &&
+                file_read_in(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
+    bool same = seen && strstr(text, id);
+    if (seen) memory_free(text);
+    if (same) return 0;
+    return FAIL(e, ERR_USAGE, "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
+                "--out %s: is not rank 0's directory here", r->setup.options.out);
+}
+
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    const bool in_background = saves_in_background(&r->setup, &r->position), shares = r->setup.shape.shard_weights;
-    float *copy = NULL;
-    if (in_background && shares) TRY(parallel_keep_copies(&r->setup.parallel, e));
-    if (in_background && !shares)
-        TRY(parallel_share_copy(&r->setup.parallel, SAVER_ARRAYS, saver_copy_stride(&r->setup.model), &copy, e));
     r->saving.first_step = r->position.at.step + 1;
-    if (!is_first(&r->setup)) return 0;
-    TRY(setup_directory(r, e));
+    TRY(comm_agree(r->setup.comm, is_first(&r->setup) ? setup_directory(r, e) : 0, e));
+    TRY(comm_agree(r->setup.comm, share_directory(r, e), e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
-    SaverConfig saver = {&r->saving.archive, r->setup.engine, &r->setup.model, r->setup.tokenizer, text, o->keep,
-                         r->output.metrics,  o->dropout};
+    SaverConfig saver = {
+        &r->saving.archive, &r->setup.parallel, r->setup.engine, &r->setup.model, r->setup.tokenizer, text, o->keep,
+        r->output.metrics,  o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (in_background && !shares) TRY(saver_prepare(r->saving.saver, copy, e));
+    if (saves_in_background(&r->setup, &r->position)) saver_prepare(r->saving.saver);
+    if (!is_first(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
                  r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;

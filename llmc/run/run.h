@@ -76,8 +76,9 @@ typedef struct {
 } Position;
 
 typedef struct {
-    Saver *saver;               // NULL on other ranks
-    Archive archive;            // the run directory; not open on other ranks
+    Saver *saver;               // NULL before training
+    SaverCounts sums;           // over all ranks, after the last step
+    Archive archive;            // the run directory; on other ranks open if they write there
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
     int64_t first_step;         // of this start of the run
@@ -166,7 +167,8 @@ int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first t
 int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
 
 int print_setup(const Run *r, Error *e); // for the user (summary.c)
-int write_run_json(Run *r, Error *e);    // run_json.c; chooses the run's id
+enum { RUN_JSON_MAX_BYTES = 1 << 26 };
+int write_run_json(Run *r, Error *e); // run_json.c; chooses the run's id
 
 // True if the run is long enough for a checkpoint before its end, which is made from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);

@@ -16,8 +16,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RUN_JSON_MAX_BYTES = 1 << 26 };
-
 static void put_data_json(FILE *f, const char *name, const Dataset *data) {
     if (!data) return;
     DatasetInfo info = dataset_describe(data);

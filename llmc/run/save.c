@@ -4,6 +4,8 @@
 #include "base/signals.h"
 #include "base/terminal.h"
 
+#include <time.h>
+
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
@@ -85,15 +87,45 @@ static void report_save(Run *r, const SaveReport *report) {
 
 // ---- Saves ----------------------------------------------------------------------------------------------------------
 
-void collect_save(Run *r, double seconds, Parallel *served) {
+int collect_save(Run *r, Error *e) {
     SaveReport report;
-    if (saver_collect(r->saving.saver, seconds, served, &report)) report_save(r, &report);
+    TRY(saver_advance(r->saving.saver, &r->saving.sums, e));
+    if (saver_collect(r->saving.saver, &report)) report_save(r, &report);
+    return 0;
 }
 
-static int await_save(Run *r, Error *e) {
-    (void)e;
-    collect_save(r, INFINITY, &r->setup.parallel);
-    return 0;
+// Waits until no save runs. *unsaved: the code of the one that ended, whose error becomes *why on rank 0; where these are
+// NULL, a failure is printed.
+static int await_save(Run *r, int *unsaved, Error *why, Error *e) {
+    const struct timespec moment = {0, 10000000};
+    Comm *comm = r->setup.comm;
+    Saver *saver = r->saving.saver;
+    double done = -1;
+    while (saver_is_writing(saver)) {
+        SaverCounts sums = saver_counts(saver);
+        if (sums.writing && sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog tells
+            nanosleep(&moment, NULL);
+            continue;
+        }
+        done = sums.done;
+        TRY(comm_sum(comm, &sums.writing, sizeof sums / sizeof(double), e));
+        TRY(saver_advance(saver, &sums, e));
+    }
+    for (SaveReport report; saver_is_finishing(saver);) {
+        if (saver_collect(saver, &report)) {
+            if (unsaved && report.error.code)
+                report_removed(r->setup.options.out, &report.removed), *why = report.error;
+            else report_save(r, &report);
+            if (unsaved) *unsaved = report.error.code;
+            break;
+        }
+        double now = saver_counts(saver).done;
+        if (now != done) comm_beat(comm);
+        done = now;
+        nanosleep(&moment, NULL);
+    }
+    TRY(comm_wait_first(comm, e));
+    return unsaved ? comm_broadcast(comm, unsaved, sizeof *unsaved, e) : 0;
 }
 
 // A checkpoint that somebody removed is no longer the newest or the best.
@@ -115,69 +147,14 @@ static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
     return run_state_write(r, text, bytes, e);
 }
 
-static int save_here(Run *r, Error *e) {
-    SaveReport report;
+static int begin_save(Run *r, bool waits, int *skip, Error *e) {
     char *text;
     size_t bytes;
-    await_save(r, e);
     forget_removed(r);
-    if (r->saving.saved_step == r->position.at.step) return 0;
+    *skip = r->saving.saved_step == r->position.at.step;
+    if (*skip) return 0;
     TRY(prepare_save(r, &text, &bytes, e));
-    saver_run(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, &report);
-    if (report.error.code) {
-        report_removed(r->setup.options.out, &report.removed);
-        *e = report.error;
-        return e->code;
-    }
-    report_save(r, &report);
-    return 0;
-}
-
-// Training waits only where its weights cannot be copied: ZeRO-3 without room for copies.
-static int begin_save(Run *r, Error *e) {
-    char *text;
-    size_t bytes;
-    if (r->setup.shape.shard_weights && !parallel_has_copies(&r->setup.parallel)) return save_here(r, e);
-    await_save(r, e);
-    forget_removed(r);
-    if (r->saving.saved_step == r->position.at.step) return 0; // for the log
-    TRY(prepare_save(r, &text, &bytes, e));
-    return saver_start(r->saving.saver, &r->setup.parallel, r->position.at.step, text, bytes, e);
-}
-
-static int start_save(Run *r, Error *e) {
-    Error why;
-    (void)e;
-    if (begin_save(r, &why) == 0) return 0;
-    progress_break(&r->output.progress);
-    report_failure(r, r->position.at.step, &why, false);
-    return 0;
-}
-
-// The last save: the run ends after it, even if it fails.
-static int save_last_here(Run *r, Error *e) {
-    r->saving.last = true;
-    return save_here(r, e) ? report_unsaved(r, e) : 0;
-}
-
-// The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
-// continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and the run ends.
-static int save_log_here(Run *r, Error *e) {
-    Error why = {0};
-    bool first = !r->saving.log_save_tried;
-    r->saving.log_save_tried = true;
-    if (metrics_flush(r->output.metrics, e) == 0) return 0;
-    progress_break(&r->output.progress);
-    if (first) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
-    int unsaved = save_here(r, &why);
-    if (unsaved) report_failure(r, r->position.at.step, &why, metrics_waiting(r->output.metrics) > LOG_WAITS_MAX);
-    if (metrics_flush(r->output.metrics, e) == 0) {
-        if (first) printf("note: the log is written again\n");
-        return 0;
-    }
-    if (unsaved && metrics_waiting(r->output.metrics) <= LOG_WAITS_MAX) return 0;
-    r->saving.last = unsaved;
-    return unsaved ? report_unsaved(r, e) : e->code;
+    return saver_begin(r->saving.saver, r->position.at.step, text, bytes, waits, e);
 }
 
 static int check_names(const Run *r, Error *e) {
@@ -185,47 +162,95 @@ static int check_names(const Run *r, Error *e) {
     return metrics_check_name(r->output.metrics, e);
 }
 
-// A name no longer leads to what this run writes: saves where that is now.
-static int save_apart(Run *r, Error *e) {
-    Error why;
-    int unsaved = save_here(r, &why);
-    check_names(r, e);
-    return error_prefix(e, "step %lld is %s%s", (long long)r->position.at.step,
-                        unsaved ? "not saved: " : "saved in this run's directory", unsaved ? why.what : "");
-}
-
-static int save(Run *r, int (*save_on_rank_0)(Run *r, Error *e), Error *e) {
+// All ranks together: starts a save, after the one before; waits: until it is done. *unsaved: the code of a failure, which
+// is no error of this function; *why on rank 0. Where a name no longer leads to what this run writes, the save goes where
+// that is now, and the run ends with ERR_WRITE.
+static int save(Run *r, bool waits, int *unsaved, Error *why, Error *e) {
     Comm *comm = r->setup.comm;
+    struct {
+        int code, skip, apart;
+    } begun = {0};
     comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
-    int apart = is_first(&r->setup) && check_names(r, &(Error){0});
-    TRY(comm_broadcast(comm, &apart, sizeof apart, e));
-    r->saving.last = r->saving.last || apart;
     progress_begin(&r->output.progress, STAGE_SAVE, "saving", 0, 0);
-    int code = on_rank_0(r, apart ? save_apart : save_on_rank_0, e);
+    TRY(await_save(r, NULL, NULL, e));
+    if (is_first(&r->setup)) {
+        begun.apart = check_names(r, &(Error){0}) != 0;
+        waits = waits || begun.apart;
+        begun.code = begin_save(r, waits, &begun.skip, why);
+    }
+    TRY(comm_wait_first(comm, e));
+    TRY(comm_broadcast(comm, &begun, sizeof begun, e));
+    *unsaved = begun.code;
+    if (!begun.code && !begun.skip) {
+        saver_start(r->saving.saver, r->position.at.step);
+        r->saving.sums = (SaverCounts){.writing = 1};
+        if (waits || begun.apart) TRY(await_save(r, unsaved, why, e));
+    }
     progress_end(&r->output.progress);
-    return apart ? comm_agree(comm, code, e) : code;
+    if (!begun.apart) return 0;
+    r->saving.last = true;
+    if (is_first(&r->setup)) {
+        check_names(r, e);
+        error_prefix(e, "step %lld is %s%s", (long long)r->position.at.step,
+                     *unsaved ? "not saved: " : "saved in this run's directory", *unsaved ? why->what : "");
+    }
+    return comm_agree(comm, is_first(&r->setup) ? e->code : 0, e);
 }
 
-int save_in_background(Run *r, Error *e) { return save(r, start_save, e); }
-int save_and_wait(Run *r, Error *e) { return save(r, save_last_here, e); }
+int save_in_background(Run *r, Error *e) {
+    Error why = {0};
+    int unsaved;
+    TRY(save(r, false, &unsaved, &why, e));
+    if (!unsaved || !is_first(&r->setup)) return 0;
+    progress_break(&r->output.progress);
+    report_failure(r, r->position.at.step, &why, false);
+    return 0;
+}
+
+int save_and_wait(Run *r, Error *e) {
+    Error why = {0};
+    int unsaved;
+    r->saving.last = true;
+    TRY(save(r, true, &unsaved, &why, e));
+    if (unsaved && is_first(&r->setup)) *e = why, report_unsaved(r, e);
+    return comm_agree(r->setup.comm, unsaved && is_first(&r->setup) ? e->code : 0, e);
+}
+
+// The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
+// continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and the run ends.
 int save_for_log(Run *r, Error *e) {
-    int code = save(r, save_log_here, e);
-    return comm_agree(r->setup.comm, code, e);
+    Metrics *m = r->output.metrics;
+    Error why = {0};
+    const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_first(&r->setup);
+    int full = is_rank_0 && metrics_flush(m, e), unsaved, code = 0;
+    r->saving.log_save_tried = true;
+    if (full) progress_break(&r->output.progress);
+    if (full && first_try) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
+    TRY(comm_broadcast(r->setup.comm, &full, sizeof full, e));
+    if (!full) return 0;
+    TRY(save(r, true, &unsaved, &why, e));
+    if (is_rank_0) {
+        bool too_long = metrics_waiting(m) > LOG_WAITS_MAX;
+        if (unsaved) report_failure(r, r->position.at.step, &why, too_long);
+        code = metrics_flush(m, e);
+        if (!code && first_try) printf("note: the log is written again\n");
+        if (code && unsaved) code = metrics_waiting(m) > LOG_WAITS_MAX ? report_unsaved(r, e) : 0;
+    }
+    code = comm_agree(r->setup.comm, code, e);
+    if (code) r->saving.last = unsaved != 0;
+    return code;
 }
 
 // ---- The run ends ----------------------------------------------------------------------------------------------------
 
 int save_at_error(Run *r, Error *e) {
-    Comm *comm = r->setup.comm;
     char directory[ARCHIVE_PATH], name[40], remedy[sizeof e->hint];
     Error why = {0};
-    int code = parallel_send_weights(&r->setup.parallel, &why), saved;
-    if (!code) code = save(r, save_here, &why);
-    if (code && is_first(&r->setup)) report_failure(r, r->position.at.step, &why, true);
-    saved = !code;
-    TRY(comm_broadcast(comm, &saved, sizeof saved, &why)); // this rank may be the one that reports the error
-    if (!saved) return 0;
+    int unsaved = 1, code = parallel_send_weights(&r->setup.parallel, &why);
+    if (!code) code = save(r, true, &unsaved, &why, &why);
+    if ((code || unsaved) && is_first(&r->setup)) report_failure(r, r->position.at.step, &why, true);
+    if (code || unsaved) return 0;
     archive_name(name, sizeof name, r->position.at.step);
     snprintf(remedy, sizeof remedy, "%s", e->hint);
     TRY(path_join(directory, sizeof directory, r->setup.options.out, name, &why));
@@ -237,10 +262,13 @@ int save_at_error(Run *r, Error *e) {
 void end_save(Run *r) {
     Setup *setup = &r->setup;
     Error ignored;
+    const struct timespec moment = {0, 10000000};
     bool all_know = setup->comm->settled || setup->comm->ranks == 1;
     comm_phase(setup->comm, PHASE_CHECKPOINT, r->position.at.step);
     int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
-    if (all_know && !failed) failed = on_rank_0(r, await_save, &ignored);
-    else collect_save(r, 0.5 * setup->options.deadline, NULL);
+    if (all_know && !failed) failed = await_save(r, NULL, NULL, &ignored);
+    for (double end = clock_seconds() + 0.5 * setup->options.deadline;
+         saver_is_finishing(r->saving.saver) && clock_seconds() < end; nanosleep(&moment, NULL))
+        collect_save(r, &ignored);
     if (failed) setup->comm->settled = false; // ends the job
 }

@@ -18,8 +18,8 @@ int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
-// Prints the report of a save that ends within `seconds`. served: see saver_collect.
-void collect_save(Run *r, double seconds, Parallel *served);
+// Once a step: moves a save on (saver_advance), and prints the report of one that has ended.
+int collect_save(Run *r, Error *e);
 
 // Training ended on an error while a save may still run. If all ranks know the error, they wait for the save. If only this
 // rank does, the others wait in a collective: then it waits half their timeout, to report the error before that.
@@ -27,10 +27,10 @@ void end_save(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
 
-// Rank 0 does `work`; the other ranks wait, and serve it their parts of the state if it asks.
+// Rank 0 does `work`; the other ranks wait, and compute forward passes with it if it asks.
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
 
 int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RANK unless all ranks have the same weights
 
-double save_seconds(const Run *r); // the longest so far; before the first a guess
+double save_seconds(const Run *r);    // the longest so far; before the first a guess
 const char *stop_cause(const Run *r); // the signal's name, or that another rank had it

@@ -6,53 +6,77 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-static const StateKind kinds[SAVER_ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+enum { ARRAYS = 3 };
+static const StateKind kinds[ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+
+typedef enum { IDLE, WRITING, FINISHING } Phase;
 
 struct Saver {
     SaverConfig config;
     Layout layout;
-    int64_t before, after;     // steps of protected checkpoints; -1: none
-    float *copy[SAVER_ARRAYS]; // (flat_count), the snapshot; NULL before saver_prepare
-    bool lent;                 // another owner frees the copy
-    char *state;               // text of state.json
-    size_t state_bytes;
-    uint64_t log_bytes; // lines of the log that wait for room
-    Parallel *direct;   // saver_run: read the state from the engines; NULL: from the copy
-    Parallel *copies;   // the snapshot is the ranks' copies; NULL: `copy`
-    Parallel *source;   // the thread takes the snapshot from here (3); NULL: it is taken
-    Parallel *served;   // the main thread itself does the save: each piece is a heartbeat (5); NULL: the thread does it
-    pthread_t thread;   // runs save_all or touch_copy
-    Pulse pulse;        // one beat per piece: count_piece
-    SaveReport report;
+    Range all; // of the flat array
+    const Range *owned;
+    int owned_count;    // ranges that this rank writes; 0: none
+    LayoutPiece *piece; // (pieces) this rank's
+    int pieces;
+    float *copy; // (ARRAYS, stride): the snapshot, with the owned ranges one after the other; NULL: read the engine
+    size_t elements, stride;
+    int64_t before, after; // steps of protected checkpoints; -1: none
+    Pulse pulse;           // one beat per piece: count_piece
     sem_t snapshot_taken;
     atomic_bool ended; // the thread's last access to this struct
-    atomic_long pieces;
+    atomic_long done;  // pieces
+    // a save's
+    int fd[LAYOUT_FILES];
+    char *state; // text of state.json
+    size_t state_bytes;
+    bool named;          // it gets its name before it is read back
+    bool on_thread;      // the thread takes the snapshot (3)
+    bool failed;         // this rank's part; after `ended`
+    LayoutPiece *of_all; // rank 0: all ranks' pieces
+    int of_all_count;
+    Manifest manifest; // rank 0's
+    char partial[ARCHIVE_PATH];
+    SaveReport report;
     // the main thread's
-    bool joinable;          // `thread` was started
-    bool running;           // a save is not collected yet
+    pthread_t thread;
+    bool joinable; // `thread` was started
+    Phase phase;
     bool awaiting_snapshot; // snapshot_taken has not been waited for
     double started, stalled;
 };
 
-static void count_piece(void *saver) {
-    Saver *s = saver;
-    atomic_fetch_add(&s->pieces, 1);
-    if (s->served) parallel_beat(s->served);
+static void count_piece(void *saver) { atomic_fetch_add(&((Saver *)saver)->done, 1); }
+
+static bool is_first(const Saver *s) { return s->config.parallel->comm->rank == 0; }
+
+// With --zero 0 rank 0 has all and writes alone.
+static void set_owned(Saver *s) {
+    const Parallel *p = s->config.parallel;
+    bool alone = parallel_stores_alone(p);
+    s->all = (Range){0, s->config.model->flat_count};
+    s->owned = alone ? &s->all : p->owned;
+    s->owned_count = !alone ? p->buckets : is_first(s) ? 1 : 0;
+    for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
 }
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
-    (*out)->config = *config;
-    (*out)->pulse = (Pulse){count_piece, *out};
-    saver_protect(*out, -1, -1);
-    sem_init(&(*out)->snapshot_taken, 0, 0);
-    return layout_create(&(*out)->layout, config->model, e);
+    Saver *s = *out;
+    s->config = *config;
+    s->pulse = (Pulse){count_piece, s};
+    saver_protect(s, -1, -1);
+    sem_init(&s->snapshot_taken, 0, 0);
+    set_owned(s);
+    TRY(layout_create(&s->layout, config->model, e));
+    if (!s->owned_count) return 0;
+    return layout_pieces(&s->layout, s->owned, s->owned_count, is_first(s), &s->piece, &s->pieces, e);
 }
 
 static void join_thread(Saver *s) {
@@ -62,181 +86,65 @@ static void join_thread(Saver *s) {
 
 void saver_destroy(Saver *s) {
     if (!s) return;
-    saver_collect(s, INFINITY, NULL, NULL);
     join_thread(s);
-    for (int k = 0; k < SAVER_ARRAYS; k++) {
-        if (s->copy[k]) engine_unpin(s->config.engine, s->copy[k]);
-        if (!s->lent) memory_free(s->copy[k]);
-    }
-    free(s->state);
+    if (s->copy) engine_unpin(s->config.engine, s->copy);
+    memory_free(s->copy);
+    memory_free(s->piece);
+    memory_free(s->of_all);
+    manifest_free(&s->manifest);
     layout_destroy(&s->layout);
+    free(s->state);
     sem_destroy(&s->snapshot_taken);
     memory_free(s);
 }
 
-// ---- The save itself, on the saver's thread; in saver_run on the main thread ----------------------------------------
+// Runs a job on the thread; at the limit on threads the main thread does it.
+static void start_thread(Saver *s, void *(*job)(void *)) {
+    join_thread(s);
+    atomic_store(&s->ended, false);
+    s->joinable = thread_start(&s->thread, job, s, "a save", &(Error){0}) == 0;
+    if (!s->joinable) job(s);
+}
 
-static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
+// ---- Snapshot -------------------------------------------------------------------------------------------------------
+
+static void *touch_copy(void *saver) {
     Saver *s = saver;
-    if (s->direct) return parallel_store(s->direct, kind, range, values, e);
-    if (s->copies) return parallel_read_copy(s->copies, kind, range, values, e);
-    const float *copy = s->copy[kind == STATE_PARAM ? 0 : kind == STATE_MOMENT1 ? 1 : 2];
-    memcpy(values, copy + range.begin, range_length(range) * sizeof *values);
-    return 0;
+    size_t bytes = ARRAYS * s->stride * sizeof(float);
+    memset(s->copy, 0, bytes);
+    engine_pin(s->config.engine, s->copy, bytes);
+    return NULL;
 }
 
-uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
-    const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
-    uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
-    return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
+void saver_prepare(Saver *s) {
+    const size_t page = 64 << 10; // bytes, the largest
+    s->stride = round_up(s->elements, page / sizeof(float));
+    if (!s->elements ||
+        memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a checkpoint's copy", &(Error){0}))
+        return;
+    s->joinable = thread_start(&s->thread, touch_copy, s, "a checkpoint's copy", &(Error){0}) == 0;
 }
 
-// Writes the state of all ranks.
-static int write_arrays(Saver *s, const char *directory, Manifest *manifest, Error *e) {
-    LayoutPiece *piece;
-    int pieces, fd[LAYOUT_FILES] = {-1, -1}, code = 0;
-    TRY(layout_pieces(&s->layout, NULL, 0, true, &piece, &pieces, e));
-    for (int f = 0; f < LAYOUT_FILES && !code; f++)
-        code = manifest_create(manifest, directory, layout_names[f], &fd[f], e);
-    if (!code) code = layout_write(&s->layout, piece, pieces, fd, read_state, s, &s->pulse, e);
-    for (int f = 0; f < LAYOUT_FILES; f++) {
-        Error ignored;
-        int closed = fd[f] < 0 ? 0 : file_close(fd[f], layout_names[f], code ? &ignored : e);
-        code = code ? code : closed;
+static int take_snapshot(Saver *s, Error *e) {
+    for (int k = 0; k < ARRAYS; k++) {
+        float *to = s->copy + k * s->stride;
+        for (int i = 0; i < s->owned_count; to += range_length(s->owned[i++]))
+            TRY(engine_store(s->config.engine, kinds[k], s->owned[i], to, e));
     }
-    if (!code) code = layout_list(&s->layout, piece, pieces, manifest, e);
-    memory_free(piece);
-    return code;
-}
-
-static int write_files(Saver *s, const char *directory, Manifest *manifest, Error *e) {
-    const SaverConfig *c = &s->config;
-    TRY(write_arrays(s, directory, manifest, e));
-    TRY(manifest_save(manifest, directory, TRAINING STATE_NAME, s->state, s->state_bytes, e));
-    TRY(checkpoint_save_config(directory, &c->model->config, c->text, c->dropout, manifest, e));
-    return c->tokenizer ? tokenizer_save(c->tokenizer, c->model->config.context, directory, manifest, e) : 0;
-}
-
-static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {
-    return archive_make_room(s->config.archive, bytes, s->config.keep, s->before, &s->report.removed, notes, &s->pulse,
-                             e);
-}
-
-static int write_checkpoint(Saver *s, FILE *notes, Error *e) {
-    char directory[ARCHIVE_PATH];
-    Manifest manifest = {.pulse = &s->pulse};
-    uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes;
-    int full = make_room(s, bytes + s->log_bytes, notes, e);
-    if (full && s->log_bytes) full = make_room(s, bytes, notes, e); // the checkpoint matters more than the log's lines
-    if (full) return full;
-    TRY(archive_begin(s->config.archive, s->report.step, directory, &manifest, notes, e));
-    int code = write_files(s, directory, &manifest, e);
-    if (!code) code = metrics_sync(s->config.metrics, e);
-    count_piece(s);
-    if (!code) code = archive_commit(s->config.archive, s->report.step, &manifest, s->report.directory, e);
-    if (code) archive_abandon(s->config.archive, s->report.step, &manifest, notes); // frees the room it took
-    manifest_free(&manifest);
-    return code;
-}
-
-static int read_back(Saver *s, Error *e) {
-    int code = archive_verify(s->config.archive, s->report.step, &s->pulse, e);
-    if (code != ERR_INPUT) return code;
-    e->code = ERR_WRITE; // the file is not an input: this program has just written it
-    return error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
-}
-
-static int take_snapshot(Saver *s, Parallel *source, Error *e) {
-    Range all = {0, s->config.model->flat_count};
-    if (s->copies) TRY(parallel_copy(source, e));
-    for (int k = 0; k < SAVER_ARRAYS && !s->copies; k++) TRY(parallel_store(source, kinds[k], all, s->copy[k], e));
     s->report.snapshot_seconds = clock_seconds() - s->started;
     return 0;
 }
 
-static void *save_all(void *argument) {
-    Saver *s = argument;
-    SaveReport *report = &s->report;
-    FILE *lines = fmemopen(report->notes, sizeof report->notes - 1, "w"), *notes = lines ? lines : stderr;
-    int code = s->source ? take_snapshot(s, s->source, &report->error) : 0;
-    if (s->source) sem_post(&s->snapshot_taken);
-    if (!code) code = write_checkpoint(s, notes, &report->error);
-    report->seconds = clock_seconds() - s->started;
-    if (!code) code = read_back(s, &report->error);
-    if (!code) archive_thin(s->config.archive, s->config.keep, s->after, notes, &report->note); // (6)
-    if (lines) fclose(lines);
-    atomic_store(&s->ended, true);
-    return NULL;
-}
+static void snapshot_done(Saver *s) { sem_post(&s->snapshot_taken); }
 
-// ---- The main thread's side -----------------------------------------------------------------------------------------
-
-size_t saver_copy_stride(const Model *model) {
-    const size_t largest_page = 64 << 10; // bytes
-    return round_up(model->flat_count, largest_page / sizeof(float));
-}
-
-static void *touch_copy(void *argument) {
-    Saver *s = argument;
-    size_t bytes = s->config.model->flat_count * sizeof(float);
-    for (int k = 0; k < SAVER_ARRAYS; k++) {
-        memset(s->copy[k], 0, bytes);
-        engine_pin(s->config.engine, s->copy[k], bytes);
-    }
-    return NULL;
-}
-
-int saver_prepare(Saver *s, float *memory, Error *e) {
-    size_t stride = saver_copy_stride(s->config.model), bytes = stride * sizeof(float);
-    s->lent = memory != NULL;
-    for (size_t k = 0; k < SAVER_ARRAYS; k++)
-        if (s->lent) s->copy[k] = memory + k * stride;
-        else if (!s->copy[k]) TRY(memory_alloc((void **)&s->copy[k], bytes, "a checkpoint's copy", e));
-    s->joinable = thread_start(&s->thread, touch_copy, s, "a checkpoint's copy", &(Error){0}) == 0;
-    return 0;
-}
-
-void saver_protect(Saver *s, int64_t before, int64_t after) {
-    assert(!s->running);
-    s->before = before;
-    s->after = after;
-}
-
-static void begin_save(Saver *s, int64_t step, char *state, size_t state_bytes) {
-    assert(!s->running); // (1)
-    free(s->state);
-    s->state = state;
-    s->state_bytes = state_bytes;
-    s->log_bytes = metrics_waiting(s->config.metrics);
-    s->direct = s->source = s->served = s->copies = NULL;
-    s->report = (SaveReport){.step = step};
-    s->started = clock_seconds();
-    atomic_store(&s->ended, false);
-}
-
-void saver_run(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report) {
-    begin_save(s, step, state, state_bytes);
-    s->direct = s->served = parallel;
-    save_all(s);
-    *report = s->report;
-    report->stall_seconds = report->seconds;
-}
-
-int saver_start(Saver *s, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e) {
-    begin_save(s, step, state, state_bytes);
-    if (parallel_has_copies(parallel)) s->copies = parallel;
-    else if (!s->copy[SAVER_ARRAYS - 1]) TRY(saver_prepare(s, NULL, e));
-    join_thread(s); // touch_copy
-    if (parallel_stores_alone(parallel)) s->source = parallel;
-    else TRY(take_snapshot(s, parallel, e));
-    s->running = true;
-    s->awaiting_snapshot = s->source != NULL;
-    s->joinable = thread_start(&s->thread, save_all, s, "a save", &(Error){0}) == 0;
-    if (!s->joinable) { // at the limit on threads training waits
-        s->served = parallel;
-        save_all(s);
-    }
-    s->stalled = clock_seconds() - s->started;
+static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
+    Saver *s = saver;
+    if (!s->copy) return engine_store(s->config.engine, kind, range, values, e);
+    const float *from = s->copy;
+    const Range *owned = s->owned;
+    for (int k = 0; kinds[k] != kind; k++) from += s->stride;
+    for (; owned->end <= range.begin; owned++) from += range_length(*owned);
+    memcpy(values, from + (range.begin - owned->begin), range_length(range) * sizeof *values);
     return 0;
 }
 
@@ -248,24 +156,232 @@ void saver_await_snapshot(Saver *s) {
     s->stalled += clock_seconds() - start;
 }
 
-static bool await_end(const Saver *s, double seconds, Parallel *served) {
-    const struct timespec moment = {0, 10000000};
-    long sent = -1;
-    for (double end = clock_seconds() + seconds; !atomic_load(&s->ended); nanosleep(&moment, NULL)) {
-        if (clock_seconds() > end || seconds == 0) return false;
-        long pieces = atomic_load(&s->pieces);
-        if (served && pieces != sent) parallel_beat(served); // (5)
-        sent = pieces;
-    }
-    return true;
+// ---- Writing, on every rank's thread --------------------------------------------------------------------------------
+
+uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
+    const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
+    uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
+    return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
 }
 
-bool saver_collect(Saver *s, double seconds, Parallel *served, SaveReport *report) {
-    if (!s || !s->running || !await_end(s, seconds, served)) return false;
+static int close_files(Saver *s, int code, Error *e) {
+    for (int f = 0; f < LAYOUT_FILES; f++) {
+        Error ignored;
+        int closed = s->fd[f] < 0 ? 0 : file_close(s->fd[f], layout_names[f], code ? &ignored : e);
+        code = code ? code : closed;
+        s->fd[f] = -1;
+        count_piece(s);
+    }
+    return code;
+}
+
+static void *write_share(void *saver) {
+    Saver *s = saver;
+    Error *e = &s->report.error;
+    int code = e->code;
+    if (!code && s->copy && s->on_thread) code = take_snapshot(s, e);
+    if (s->copy && s->on_thread) snapshot_done(s);
+    if (!code) code = layout_write(&s->layout, s->piece, s->pieces, s->fd, read_state, s, &s->pulse, e);
+    if (!s->copy) snapshot_done(s);
+    s->failed = close_files(s, code, e) != 0;
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+void saver_protect(Saver *s, int64_t before, int64_t after) {
+    assert(s->phase == IDLE);
+    s->before = before;
+    s->after = after;
+}
+
+static int make_room(Saver *s, uint64_t bytes, FILE *notes, Error *e) {
+    const Pulse pulse = {comm_beat, s->config.parallel->comm};
+    return archive_make_room(s->config.archive, bytes, s->config.keep, s->before, &s->report.removed, notes, &pulse, e);
+}
+
+static int create_files(Saver *s, FILE *notes, Error *e) {
+    uint64_t bytes = saver_checkpoint_bytes(s->config.model, s->config.tokenizer) + s->state_bytes,
+             log = metrics_waiting(s->config.metrics);
+    int full = make_room(s, bytes + log, notes, e);
+    if (full && log) full = make_room(s, bytes, notes, e); // the checkpoint matters more than the log's lines
+    if (full) return full;
+    s->manifest = (Manifest){.pulse = &s->pulse};
+    TRY(archive_begin(s->config.archive, s->report.step, s->partial, &s->manifest, notes, e));
+    int code = 0;
+    for (int f = 0; f < LAYOUT_FILES && !code; f++) {
+        code = manifest_create(&s->manifest, s->partial, layout_names[f], &s->fd[f], e);
+        if (!code && ftruncate(s->fd[f], (off_t)s->layout.bytes[f]) != 0)
+            code =
+                FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s/%s: cannot be made %llu bytes: %s",
+                     s->partial, layout_names[f], (unsigned long long)s->layout.bytes[f], strerror(errno));
+    }
+    if (code) close_files(s, code, e), archive_abandon(s->config.archive, s->report.step, &s->manifest, notes);
+    return code;
+}
+
+// Runs a part of rank 0's work whose notes go to the report.
+static int with_notes(Saver *s, int (*work)(Saver *s, FILE *notes, Error *e), Error *e) {
+    size_t used = strlen(s->report.notes);
+    FILE *lines = fmemopen(s->report.notes + used, sizeof s->report.notes - 1 - used, "w");
+    int code = work(s, lines ? lines : stderr, e);
+    if (lines) fclose(lines);
+    return code;
+}
+
+int saver_begin(Saver *s, int64_t step, char *state, size_t state_bytes, bool named, Error *e) {
+    assert(s->phase == IDLE); // (1)
+    free(s->state);
+    s->state = state;
+    s->state_bytes = state_bytes;
+    s->named = named;
+    s->report = (SaveReport){.step = step};
+    s->started = clock_seconds();
+    for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
+    return with_notes(s, create_files, e);
+}
+
+// Opens the files that rank 0 has created.
+static int open_files(Saver *s, Error *e) {
+    for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
+    for (int f = 0; f < LAYOUT_FILES && s->pieces; f++)
+        TRY(archive_open_partial(s->config.archive, s->report.step, layout_names[f], &s->fd[f], e));
+    return 0;
+}
+
+void saver_start(Saver *s, int64_t step) {
+    Error *e = &s->report.error;
+    if (!is_first(s)) {
+        s->report = (SaveReport){.step = step};
+        s->started = clock_seconds();
+        open_files(s, e);
+    }
+    s->failed = false;
+    join_thread(s); // touch_copy
+    s->on_thread = parallel_stores_alone(s->config.parallel);
+    if (s->copy && !s->on_thread && !e->code) take_snapshot(s, e);
+    s->awaiting_snapshot = s->on_thread || !s->copy;
+    s->phase = WRITING;
+    start_thread(s, write_share);
+    s->stalled = clock_seconds() - s->started;
+}
+
+SaverCounts saver_counts(const Saver *s) {
+    bool writes = saver_is_writing(s), ended = writes && atomic_load(&s->ended);
+    return (SaverCounts){writes && !ended, ended && s->failed, s ? (double)atomic_load(&s->done) : 0};
+}
+
+bool saver_is_writing(const Saver *s) { return s && s->phase == WRITING; }
+bool saver_is_finishing(const Saver *s) { return s && s->phase == FINISHING; }
+
+// ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
+
+static int write_small_files(Saver *s, Error *e) {
+    const SaverConfig *c = &s->config;
+    TRY(layout_list(&s->layout, s->of_all, s->of_all_count, &s->manifest, e));
+    TRY(manifest_save(&s->manifest, s->partial, TRAINING STATE_NAME, s->state, s->state_bytes, e));
+    TRY(checkpoint_save_config(s->partial, &c->model->config, c->text, c->dropout, &s->manifest, e));
+    if (c->tokenizer) TRY(tokenizer_save(c->tokenizer, c->model->config.context, s->partial, &s->manifest, e));
+    return metrics_sync(c->metrics, e);
+}
+
+static int lies(int code, Error *e) {
+    if (code != ERR_INPUT) return code;
+    e->code = ERR_WRITE; // the file is not an input: this program has just written it
+    return error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
+}
+
+// Small files, manifest, read-back and name (7).
+static int name_checkpoint(Saver *s, FILE *notes, Error *e) {
+    const Archive *archive = s->config.archive;
+    const int64_t step = s->report.step;
+    int code = write_small_files(s, e);
+    if (!code) code = manifest_write(&s->manifest, s->partial, e);
+    if (!code && !s->named) code = lies(manifest_verify(&s->manifest, s->partial, NULL, VERIFY_DISK, e), e);
+    if (!code) code = archive_commit(archive, step, &s->manifest, s->report.directory, e);
+    if (code) return archive_abandon(archive, step, &s->manifest, notes), code; // frees the room it took
+    if (s->named) TRY(lies(archive_verify(archive, step, &s->pulse, e), e));
+    s->report.seconds = clock_seconds() - s->started;
+    archive_thin(archive, s->config.keep, s->after, notes, &s->report.note);
+    return 0;
+}
+
+static void *finish(void *saver) {
+    Saver *s = saver;
+    with_notes(s, name_checkpoint, &s->report.error);
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+static int abandon(Saver *s, FILE *notes, Error *e) {
+    (void)e;
+    archive_abandon(s->config.archive, s->report.step, &s->manifest, notes);
+    return 0;
+}
+
+// ---- All ranks together ---------------------------------------------------------------------------------------------
+
+static int compare_places(const void *a, const void *b) {
+    const LayoutPiece *x = a, *y = b;
+    if (x->file != y->file) return x->file - y->file;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+// Rank 0 receives every rank's pieces.
+static int gather_pieces(Saver *s, Error *e) {
+    Comm *comm = s->config.parallel->comm;
+    int *counts, total = 0;
+    TRY(memory_alloc((void **)&counts, (size_t)comm->ranks * sizeof *counts, "counts", e));
+    int code = comm_gather(comm, &s->pieces, counts, sizeof s->pieces, e);
+    for (int r = 0; r < comm->ranks; r++) total += counts[r];
+    if (!code && comm->rank > 0 && s->pieces)
+        code = comm_send(comm, 0, s->piece, (size_t)s->pieces * sizeof *s->piece, e);
+    if (!code && comm->rank == 0) {
+        memory_free(s->of_all);
+        code = memory_alloc((void **)&s->of_all, (size_t)total * sizeof *s->of_all, "digests", e);
+        s->of_all_count = s->pieces;
+        if (!code) memcpy(s->of_all, s->piece, (size_t)s->pieces * sizeof *s->piece);
+        for (int r = 1; r < comm->ranks && !code; s->of_all_count += counts[r++])
+            if (counts[r])
+                code = comm_receive(comm, r, s->of_all + s->of_all_count, (size_t)counts[r] * sizeof *s->piece, e);
+        if (!code) qsort(s->of_all, (size_t)total, sizeof *s->of_all, compare_places);
+    }
+    memory_free(counts);
+    return code;
+}
+
+// Rank 0's report gets the error of the lowest rank that failed.
+static int gather_errors(Saver *s, Error *e) {
+    Comm *comm = s->config.parallel->comm;
+    Error mine = s->failed ? s->report.error : (Error){0}, *all;
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "errors", e));
+    int code = comm_gather(comm, &mine, all, sizeof mine, e), r = 0;
+    while (!code && r < comm->ranks - 1 && !all[r].code) r++;
+    if (!code) s->report.error = all[r];
+    if (!code && r > 0) error_prefix(&s->report.error, "rank %d", r);
+    memory_free(all);
+    return code;
+}
+
+int saver_advance(Saver *s, const SaverCounts *sums, Error *e) {
+    if (!saver_is_writing(s) || sums->writing > 0) return 0;
     join_thread(s);
     saver_await_snapshot(s);
-    s->running = false;
-    s->report.stall_seconds = s->stalled;
-    if (report) *report = s->report;
+    TRY(sums->failed > 0 ? gather_errors(s, e) : gather_pieces(s, e));
+    s->phase = is_first(s) ? FINISHING : IDLE;
+    if (!is_first(s)) return 0;
+    if (sums->failed > 0) {
+        with_notes(s, abandon, e);
+        atomic_store(&s->ended, true);
+    } else start_thread(s, finish);
+    return 0;
+}
+
+bool saver_collect(Saver *s, SaveReport *report) {
+    if (!saver_is_finishing(s) || !atomic_load(&s->ended)) return false;
+    join_thread(s);
+    s->phase = IDLE;
+    manifest_free(&s->manifest);
+    s->report.stall_seconds = s->named ? s->report.seconds : s->stalled;
+    *report = s->report;
     return true;
 }

@@ -1,4 +1,5 @@
-// saver: writes checkpoints while training continues, on a thread of its own.
+// saver: writes checkpoints while training continues. Every rank has one, with a thread that writes what the rank owns at
+// its places in the files (layout.h).
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
@@ -6,20 +7,25 @@
 //                     MANIFEST.json                                          (manifest)
 //       training/     optimizer.safetensors, state.json                      (layout, run_state): what only a resume needs
 //
-// What the main thread and the saver's thread promise each other:
-//   1. At most one save is running. The main thread starts it (saver_start, saver_run) and ends it (saver_collect).
+// A save, on all ranks:
+//
+//     idle --saver_start--> writing --saver_advance, when no rank writes--> idle (the other ranks)
+//                                                                       `--> finishing (rank 0) --saver_collect--> idle
+//
+// What the main threads and the savers' threads promise each other:
+//   1. At most one save is running. All main threads start it together (saver_start), and leave `writing` together: the
+//      sums of saver_counts over the ranks tell them that no rank writes any more.
 //   2. A checkpoint is the state after one step. The text of state.json is fixed when the save starts. Weights and
-//      moments do not change until the snapshot is taken: every update waits for it (saver_await_snapshot).
-//   3. Where rank 0's engine holds the whole state, the thread takes the snapshot. Otherwise the main thread takes it
-//      in saver_start, while the other ranks send their parts (parallel_serve); with --zero 3 every rank copies its
-//      own, and the thread reads those copies.
-//   4. Between saver_start and saver_collect the thread owns the copy, the text of state.json and the report. The main
-//      thread reads only the atomics `ended` and `pieces`.
-//   5. Only the main thread talks to other ranks. The thread counts the pieces of its work; while other ranks wait, the
-//      main thread sends them a heartbeat for each (saver_collect).
-//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
-//      written (metrics.h). Older checkpoints are removed after it has been read back and verified; earlier only if the
-//      disk has no room for both.
+//      moments do not change until the rank's snapshot is taken: every update waits for it (saver_await_snapshot).
+//   3. Where rank 0's engine holds the whole state, its thread takes the snapshot; otherwise each main thread takes its
+//      rank's. Without memory for a copy there is no snapshot: the thread reads the engine, and the update waits.
+//   4. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its own pieces.
+//   5. While writing or finishing, the thread owns the copy, the pieces, the text of state.json and the report. The main
+//      thread reads only the atomics `ended` and `done`.
+//   6. Only main threads talk to other ranks. If one rank fails, all give the save up.
+//   7. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
+//      written (metrics.h), and after it has been read back; before that, if the run waits for the save. Older checkpoints
+//      are removed after it was read back; earlier only if the disk has no room for both.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -33,12 +39,13 @@ typedef struct Saver Saver;
 
 typedef struct {
     const Archive *archive;
+    Parallel *parallel;
     Engine *engine; // outlives the saver
     const Model *model;
     const Tokenizer *tokenizer; // may be NULL
     TextTokens text;            // for config.json
     int64_t keep;               // complete checkpoints to keep; 0: all
-    const Metrics *metrics;     // synced before the checkpoint gets its name
+    const Metrics *metrics;     // synced before the checkpoint gets its name; rank 0's
     double dropout;             // for config.json
 } SaverConfig;
 
@@ -50,40 +57,47 @@ typedef struct {
     char notes[8192]; // lines for stderr: files left over from removed checkpoints
     Removed removed;  // older checkpoints, removed beforehand to make room
     char directory[ARCHIVE_PATH];
-    double seconds;          // from the snapshot to the rename
+    double seconds;          // until it was read back
     double snapshot_seconds; // of those, until the snapshot was taken
-    double stall_seconds;    // how long training paused
+    double stall_seconds;    // how long training paused, on this rank
 } SaveReport;
-
-// The copy on rank 0: this many arrays, whose beginnings are saver_copy_stride floats apart, at whole pages.
-enum { SAVER_ARRAYS = 3 };
-size_t saver_copy_stride(const Model *model);
 
 // Bytes of a checkpoint on the disk, without state.json.
 uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const SaverConfig *config, Error *e);
-void saver_destroy(Saver *saver); // waits for a running save; NULL is fine
+void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
-// Allocates the copy, and touches and pins it in the background: the first touch of fresh memory takes seconds, for
-// which training would stand still at the first save. Without this call saver_start does it.
-// memory: used instead (parallel_share_copy); outlives the saver; may be NULL.
-int saver_prepare(Saver *saver, float *memory, Error *e);
+// Allocates the copy of what this rank owns, and touches and pins it in the background: the first touch of fresh memory
+// takes seconds, for which training would stand still at the first save. Without this call, or memory, there is no copy.
+void saver_prepare(Saver *saver);
 
 // Keeps the checkpoint of step `before` until the next save has succeeded, and that of step `after` from then on,
 // regardless of config.keep. -1: none.
 void saver_protect(Saver *saver, int64_t before, int64_t after);
 
-// Starts a save on rank 0, while the other ranks serve (parallel_serve), and returns when their parts are copied. Owns
-// `state` (from malloc), also on failure.
-int saver_start(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, Error *e);
+// On rank 0, before saver_start: makes room, and creates the files. Owns `state` (from malloc), also on failure. named: the
+// checkpoint gets its name before it is read back.
+int saver_begin(Saver *saver, int64_t step, char *state, size_t state_bytes, bool named, Error *e);
 
-// The same, but saves straight from the engines, without a copy, and returns when it is done.
-void saver_run(Saver *saver, Parallel *parallel, int64_t step, char *state, size_t state_bytes, SaveReport *report);
+// All ranks together: starts to write. A failure of this rank is one of the save, which saver_advance reports.
+void saver_start(Saver *saver, int64_t step);
 
-// Waits until the snapshot of a running save is taken. NULL is fine.
+// Waits until this rank's state may change. NULL is fine.
 void saver_await_snapshot(Saver *saver);
 
-// Waits at most this long for a running save; true if it has ended, with its report (may be NULL). served: the other
-// ranks serve meanwhile (parallel_serve) and get heartbeats; otherwise NULL. A NULL saver has no save.
-bool saver_collect(Saver *saver, double seconds, Parallel *served, SaveReport *report);
+// 1 or 0: this rank writes; it has failed to. And how many pieces it has done, of all saves. NULL: zeros.
+typedef struct {
+    double writing, failed, done;
+} SaverCounts;
+SaverCounts saver_counts(const Saver *saver);
+
+// All ranks together, with the sums of their counts. Once no rank writes, rank 0 receives the digests, lists the files in
+// the manifest and finishes the save on its thread, unless some rank failed.
+int saver_advance(Saver *saver, const SaverCounts *sums, Error *e);
+
+bool saver_is_writing(const Saver *saver); // the same on all ranks
+
+// On rank 0: true if a save has ended since the last call, with its report. On other ranks false.
+bool saver_collect(Saver *saver, SaveReport *report);
+bool saver_is_finishing(const Saver *saver);

@@ -141,9 +141,14 @@ static bool overflows(const Setup *setup, const Position *position, int64_t B) {
 }
 
 // The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
-static int step_result(Setup *setup, Position *position, int64_t B, StepSums *sums, Error *e) {
+static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
+    Setup *setup = &r->setup;
+    Position *position = &r->position;
     *sums = (StepSums){
         .result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm), .save = position->save};
+    r->saving.sums = saver_counts(r->saving.saver);
+    sums->more = &r->saving.sums.writing;
+    sums->more_count = sizeof r->saving.sums / sizeof(double);
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
@@ -182,7 +187,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     StepSums sums;
     *skipped = false;
     if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !is_cut(&r->setup, &r->position, B)) {
-        TRY(step_result(&r->setup, &r->position, B, &sums, e));
+        TRY(step_result(r, B, &sums, e));
         *skipped = overflows(&r->setup, &r->position, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
@@ -262,7 +267,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     if (unread.code) *e = unread;
     TRY(comm_agree(setup->comm, unread.code, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
-    TRY(step_result(setup, position, B, &sums, e));
+    TRY(step_result(r, B, &sums, e));
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_loss_scale(r, B, &skipped, e));
     progress_end(&r->output.progress);

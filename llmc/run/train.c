@@ -41,7 +41,7 @@ static int train_loop(Run *r, Error *e) {
         if (compares) TRY(compare_ranks(&r->setup, &r->position, e));
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
-        collect_save(r, 0, NULL);
+        TRY(collect_save(r, e));
         if (r->position.save && !last) TRY(save_for_log(r, e));
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }

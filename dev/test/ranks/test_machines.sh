@@ -36,12 +36,17 @@ both() { # CODE COMMAND...: one rank on each machine
 }
 on_both() { # CODE OPTIONS...: a run
     both "$1" "$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1 \
-        --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes "${@:2}"
+        --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes --zero ${zero:-0} "${@:2}"
 }
 refused() { # TEXT: in a single line, and nothing is written
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
+other_directory() { # each rank writes what it owns: all must see --out
+    make_machines && zero=1 on_both 64 --out run && grep -q "^error (rank 1): --out run: is not rank 0's directory here" log && [ ! -e m1/run ] || { cat log; return 1; }
+    mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) && zero=1 on_both 0 --out "$work/run"
+    rm -r "$work/run"
+}
 other() { # TEXT CHANGE OPTIONS...: of machine 1's files
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
@@ -129,7 +134,7 @@ strangers_may_not_train() { # each would write the same run, and evaluate the sa
         strangers 64 "^error: --lr" --train x --lr nothing
 }
 
-for test in same_files other_training_data other_shard_name other_validation_data other_questions other_replay other_data_to_evaluate_on \
+for test in same_files other_directory other_training_data other_shard_name other_validation_data other_questions other_replay other_data_to_evaluate_on \
     one_file_that_is_gone other_model other_checkpoint cores_of_their_own cores_that_all_share cores_of_a_container cores_that_some_share bound_to_a_core fewer_cores_than_ranks strangers_may_look \
     strangers_may_not_train; do
     try $test

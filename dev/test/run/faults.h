@@ -54,6 +54,7 @@ typedef struct {
         _Atomic long count[CALLS + 1]; // calls so far; the last: all but ALLOC
         _Atomic long steps;            // begun
         _Atomic int process;           // 0: not started yet
+        _Atomic int dirty;             // files that it has written to and not synced
     } of[FAULT_RANKS];
     _Atomic long reads;     // of the unreadable file
     _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
@@ -155,6 +156,9 @@ static void disk_mark(ino_t inode, bool dirty) {
         disk.file[disk.count++].inode = inode;
     }
     if (i < disk.count) disk.file[i].dirty = dirty;
+    int count = 0;
+    for (i = 0; i < disk.count; i++) count += disk.file[i].dirty;
+    faults->of[faults_rank].dirty = count;
     pthread_mutex_unlock(&disk.lock);
 }
 
@@ -205,6 +209,7 @@ static void disk_named(const char *checkpoint) {
     pthread_mutex_lock(&disk.lock);
     disk_count_unsynced(checkpoint);
     faults->unsynced += !disk.metrics_synced;
+    for (int r = 1; r < FAULT_RANKS; r++) faults->unsynced += faults->of[r].dirty;
     faults->unnamed++;
     disk.count = 0;
     disk.metrics_synced = false;
@@ -355,6 +360,7 @@ int __wrap_openat(int directory, const char *name, int flags, ...) {
     if ((writes && strikes(CALL_OPEN)) || (!writes && is_unreadable(path, true))) return -1;
     int fd = __real_openat(directory, name, flags, mode);
     if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
+    if (faults_rank > 0 && writes && strcmp(name, "model.safetensors") == 0) disk.count = 0; // another save begins
     return fd;
 }
 

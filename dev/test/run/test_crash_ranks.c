@@ -51,6 +51,8 @@ static int draw_zero(void) {
     return stages[draw(3)];
 }
 
+static long calls_of_others[CALLS + 1]; // of the last rank
+
 static void test_undisturbed(void) {
     no_faults();
     CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);
@@ -61,28 +63,33 @@ static void test_undisturbed(void) {
     CHECK(faults->unnamed == 0, "a name that is not on the disk");
     for (int r = 1; r < RANKS; r++) {
         CHECK(faults->of[r].steps == faults->of[0].steps, "rank %d: %ld steps", r, faults->of[r].steps);
-        for (int call = CALL_FSYNC; call <= CALL_MKDIR; call++)
+        for (int call = CALL_RENAME; call <= CALL_MKDIR; call++)
             CHECK(faults->of[r].count[call] == 0, "rank %d also calls %s", r, call_names[call]);
+        CHECK(faults->of[r].count[CALL_FSYNC] > 5 && faults->of[r].count[CALL_WRITE] > 10, "rank %d writes nothing", r);
+        for (int i = 0; i <= CALLS; i++) calls_of_others[i] = faults->of[r].count[i];
     }
 }
 
 // ---- Killed ---------------------------------------------------------------------------------------------------------
 
-// Rank 0 alone writes.
-static void test_killed_at_every_call(void) {
-    long stride = trainer.thorough ? 1 : calls_of_run[CALLS] / 3;
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls_of_run[CALLS]; n += stride) {
-        const char *what = path_of("killed at call %ld", n);
+static void killed_at_every_call(int rank) {
+    long calls = rank ? calls_of_others[CALLS] : calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 3;
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
+        const char *what = path_of("rank %d killed at call %ld", rank, n);
         remove_part();
         faults_plan(FAULT_KILL, -1, n, 0);
+        faults->rank = rank;
         int code = trainer_run(COMMAND "--out part");
-        bool named =
-            log_mentions("process rank 0") || log_mentions("1 process returned"); // mpirun's words, early and late
+        bool named = log_mentions(path_of("process rank %d", rank)) ||
+                     log_mentions("1 process returned"); // mpirun's words, early and late
         CHECK(code == 128 + SIGKILL && named, "%s: exit code %d: %s", what, code, log_tail());
         check_nothing_lost(what);
         check_resumes(what);
     }
 }
+
+static void test_killed_at_every_call(void) { killed_at_every_call(0); }
+static void test_another_rank_killed_at_every_call(void) { killed_at_every_call(RANKS - 1); }
 
 static bool all_in_step(long step) {
     for (int r = 0; r < RANKS; r++)
@@ -150,6 +157,8 @@ static void test_calls_that_fail(void) {
         long stride = trainer.thorough ? 1 : calls_of_run[call] + 1;
         for (long n = 1 + (long)draw((uint32_t)calls_of_run[call]) % stride; n <= calls_of_run[call]; n += stride, k++)
             check_failure(k % 2 ? FAULT_ON : FAULT_ONCE, 0, (Call)call, n, errors[k / 2 % 2]);
+        for (long n = calls_of_others[call] / 2; n > 0 && n <= calls_of_others[call]; n += stride)
+            check_failure(FAULT_ONCE, RANKS - 1, (Call)call, n, EIO);
     }
 }
 
@@ -392,6 +401,7 @@ int main(int argc, char **argv) {
     }
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
+    RUN(test_another_rank_killed_at_every_call);
     RUN(test_killed_at_random_moments);
     RUN(test_calls_that_fail);
     RUN(test_allocations_that_fail);
