@@ -175,11 +175,6 @@ static void test_packed(void) {
 }
 
 int main(void) {
-    RUN(test_spans);
-    RUN(test_statistics);
-    RUN(test_same_bits);
-    RUN(test_micro_batches);
-    RUN(test_only_training_drops);
-    RUN(test_packed);
+    RUN(test_spans, test_statistics, test_same_bits, test_micro_batches, test_only_training_drops, test_packed);
     return test_summary();
 }

@@ -145,9 +145,6 @@ static void test_bf16(void) {
 }
 
 int main(void) {
-    RUN(test_threads);
-    RUN(test_nonfinite_gradient);
-    RUN(test_adamw_of_any_length);
-    RUN(test_bf16);
+    RUN(test_threads, test_nonfinite_gradient, test_adamw_of_any_length, test_bf16);
     return test_summary();
 }
