@@ -1,5 +1,5 @@
-// train_gpt2: GPT-2 on the CPU. The forward and the backward pass, readable from top to bottom, as the engine that the
-// training loop calls (model/engine.h).
+// train_gpt2: GPT-2 on the CPU, readable from top to bottom: the forward and the backward pass, and the engine's functions
+// that the training loop calls (model/engine.h).
 //
 // The engine's state is in cpu/engine_cpu.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
 // updates parameters, gradients and moments.
@@ -36,21 +36,20 @@ typedef struct {
     Dropout dropout; // for the first row; attention_of and drop add the layer
 } Batch;
 
-// ---- Dropout: the backward pass computes the masks again (math/dropout.h) -------------------------------------------
+// ---- Forward --------------------------------------------------------------------------------------------------------
 
-// to (B, T, C) = dropout of x: the output of a branch or of the embeddings, or its gradient. to may be x, and must be x
-// if there is no dropout.
+// y (N, out) = x (N, in) W + b
+static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w, TensorKind b, int l, size_t N) {
+    const Tensor *t = tensor(engine, w, l);
+    matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
+}
+
+// to (B, T, C) = dropout of x: the output of a branch or of the embeddings, or its gradient, with the same masks
+// (math/dropout.h). to may be x, and must be x if there is no dropout.
 static void drop(const Engine *engine, const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T,
                   engine->config.model->config.channels, engine->config.dtype);
-}
-
-// The gradient of a branch's output before dropout: that of the residual stream, or in `scratch` its masked copy.
-static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
-    if (!batch->dropout.below) return engine->dx;
-    drop(engine, batch, scratch, engine->dx, place, l);
-    return scratch;
 }
 
 static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
@@ -58,14 +57,6 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     attention.dropout = dropout_at(batch->dropout, batch->dropout.example, l);
     attention.position = engine->position;
     return attention;
-}
-
-// ---- Forward --------------------------------------------------------------------------------------------------------
-
-// y (N, out) = x (N, in) W + b
-static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w, TensorKind b, int l, size_t N) {
-    const Tensor *t = tensor(engine, w, l);
-    matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
 }
 
 // The block's activations from row `first` on, but all of lse.
@@ -264,6 +255,13 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
     }
 }
 
+// The gradient of a branch's output before dropout: the residual stream's, or its masked copy in `scratch`.
+static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
+    if (!batch->dropout.below) return engine->dx;
+    drop(engine, batch, scratch, engine->dx, place, l);
+    return scratch;
+}
+
 // dx: gradient of the block's output on entry, of its input on return.
 static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
@@ -292,7 +290,7 @@ static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) 
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head), whose gradient is in memory:
+// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head). U's gradient is in memory:
 // |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = (size_t)engine->config.model->config.channels, T = batch->T;

@@ -6,7 +6,8 @@
 // In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds; a
 // round runs everything once, so that a busy moment of the machine does not slow one kernel alone. A kernel's roofline
 // (Williams et al. 2009) is the time of its operations at the peak or of its bytes at a copy's speed, the longer one; the
-// bytes are those of operands that come from memory once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
+// bytes count each operand from memory once. The last table adds up a step of GPT-2 124M, B 4, T 64. With
+// -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
 // its idle threads and ours spin for a while after their work, and would slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"

@@ -136,7 +136,7 @@ static void destroy(Bench *b) {
     remove_tree(b->out);
 }
 
-// A training step as step.c has it. *seconds: how long it took.
+// A training step of run/step.c. *seconds: its length.
 static int train_step(Bench *b, double *seconds, Error *e) {
     UpdateConfig update = {.lr = 1e-4,
                            .beta1 = 0.9,
@@ -178,7 +178,7 @@ static int save_alone(Bench *b, SaveReport *report, Error *e) {
     return end_save(b, report, e);
 }
 
-// *longer: seconds that the step beside the snapshot takes more than one alone.
+// *longer: seconds by which a step beside the snapshot is longer than one alone.
 static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error *e) {
     enum { ALONE = 3 };
     double alone[ALONE], start, beside;
@@ -192,7 +192,7 @@ static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error 
     return end_save(b, report, e);
 }
 
-// ---- The contestants: each stores the seconds that it took ----------------------------------------------------------
+// ---- The contestants: each stores its seconds ----------------------------------------------------------
 
 static uint64_t bytes_of_save(const Bench *b) {
     return (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);

@@ -148,7 +148,7 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-// Shares of what step `at` had. whole: of the whole step, whose other work counts for nothing.
+// Fractions of peak and roofline in step `at`. whole: the step's; work outside of kernels counts for nothing.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
     for (Kernel *k = kernel; k < kernel + kernels; k++) {

@@ -41,7 +41,7 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
                 sum[2 * i][j] = vbfmmlaq_f32(sum[2 * i][j], rows.low, columns[j]);
                 sum[2 * i + 1][j] = vbfmmlaq_f32(sum[2 * i + 1][j], rows.high, columns[j]);
             }
-            __asm__("" ::: "memory"); // the loads stay in order: all at once, they would take the registers of sum
+            __asm__("" ::: "memory"); // keeps the loads in order: all at once, they would need sum's registers
         }
     }
 #    pragma GCC unroll 12

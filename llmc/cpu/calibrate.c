@@ -61,7 +61,7 @@ static float run_share(const Round *r, size_t thread) {
     return 0;
 }
 
-// Seconds of the fastest round, of those that begin within 50 ms.
+// Seconds of the fastest round that begins within 50 ms.
 static double fastest(const Round *r) {
     double best = 1e9, now = clock_seconds(), end = now + 0.05;
     volatile float used; // or the compiler drops the work

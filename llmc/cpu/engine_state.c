@@ -1,4 +1,4 @@
-// The CPU engine's state as flat arrays: parameters, gradients and moments, of which a rank may keep only its share.
+// The CPU engine's state as flat arrays: parameters, gradients and moments. A rank may keep its owned ranges alone.
 // Load and store, norms of gradients, the update.
 #include "base/hash.h"
 #include "cpu/engine_cpu.h"

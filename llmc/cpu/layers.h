@@ -10,7 +10,7 @@
 
 enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
-// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride), of which the first T of a row are read. position: (B, T), or
+// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride); the first T of a row are read. position: (B, T), or
 // NULL: t.
 void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const uint16_t *position,
                        const void *wte /* (V, C) */, const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
@@ -60,7 +60,7 @@ void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* 
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 
-// Sum of squares: double, of chunks of a fixed size, whose own sums are fp32.
+// Sum of squares: fp32 within chunks of a fixed size, double over the chunks.
 double sum_squares(const float *x, size_t n);
 
 // y += x; returns |x|^2.

@@ -8,7 +8,7 @@
 #    include <arm_neon.h>
 #endif
 
-// VEC / 2 numbers of 64 bits, of which the lower 32 are used.
+// VEC / 2 numbers of 64 bits; only the lower 32 are used.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
 // The products of the lower halves. GCC has no plain expression that it compiles to the one instruction for them.

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
-// pack a block of A, rows x block_depth, into panels of the kernel's rows. It takes half the second-level cache. Then
+// pack a block of A, rows x block_depth, into panels of the kernel's rows. It fills half the second-level cache. Then
 // each thread packs one panel of B at a time and multiplies it by every panel of the block. Meanwhile it prefetches the
 // next panel's part of B, whose rows lie too far apart for the hardware prefetcher.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes

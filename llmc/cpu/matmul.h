@@ -13,14 +13,14 @@ typedef struct MatmulKernel MatmulKernel; // cpu/matmul_kernel.h
 typedef struct {
     int threads;
     const MatmulKernel *kernel;
-    size_t a_block; // bytes that a packed block of A may take: matmul_a_block()
+    size_t a_block; // most bytes of a packed block of A: matmul_a_block()
     void *scratch;  // matmul_scratch() bytes, aligned to a cache line
 } Matmul;           // serves one product at a time
 
 // The fastest kernel of this machine for values of a type; NULL: it has no instructions for bf16.
 const MatmulKernel *matmul_kernel(Dtype type);
 
-// Half of this machine's second-level cache, as far as it is known.
+// Half of this machine's second-level cache; a default where its size is unknown.
 size_t matmul_a_block(void);
 
 // Bytes of scratch for products whose result has at most M rows of values.

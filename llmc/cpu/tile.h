@@ -23,7 +23,7 @@ typedef struct {
 // Adds the product of a column of A, whose elements are a_row apart, and a row of B.
 VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
 #ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // four elements a load: fmla takes one of a vector
+    if (__builtin_constant_p(a_row) && a_row == 1) { // four elements a load: fmla reads one of a vector
 #    pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             Vec four = vec_load(a + i / 4 * 4);
@@ -38,7 +38,7 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
         t->v[i][0] += a[i * a_row] * b0;
         t->v[i][1] += a[i * a_row] * b1;
 #ifdef __aarch64__
-        __asm__("" ::: "memory"); // the loads stay in order: all at once, they would take the registers of t
+        __asm__("" ::: "memory"); // keeps the loads in order: all at once, they would need t's registers
 #endif
     }
 }
@@ -47,7 +47,7 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
 // a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
 VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
                                     const float *b, size_t b_k) {
-#ifdef __x86_64__ // four steps' loads of Arm would take the registers of t
+#ifdef __x86_64__ // on Arm the loads of four steps would need t's registers
 #    pragma GCC unroll 4
 #endif
     for (size_t k = 0; k < K; k++, a += a_k, b += b_k) {
@@ -212,7 +212,7 @@ VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *s
         for (size_t w = 0; w < words; w += 4)
             transpose_8x4(8, (uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
                           row_bytes);
-    for (; width == 6 && k + 4 < words; k += 4) // the next words overwrite those of no row
+    for (; width == 6 && k + 4 < words; k += 4) // the next words overwrite the two arbitrary ones
         transpose_8x4(6, (uint32_t *)panel + k * width, width, (const char *)src + 4 * k, row_bytes);
 #endif
     for (; k < words; k += 4)

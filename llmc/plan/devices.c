@@ -11,7 +11,7 @@
 // Network: of the machines that the maker builds of them, each way, a device: DGX A100, 200 Gb/s; DGX H100, H200 and
 // B200 and GB200 NVL72, 400 Gb/s (their data sheets). For the others there is no such machine.
 //
-// The first row whose name the device's name contains counts, so the longer names stand first.
+// The first row whose name is part of the device's name counts, so longer names come first.
 #define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
     {                                                                                                                  \
         name, 1e12 * (bf16), 1e12 * (fp32), 1e9 * (bandwidth), 1073741824.0 * (memory), 1e9 * (link), 1e9 * (network), \

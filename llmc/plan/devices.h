@@ -20,8 +20,8 @@ typedef struct {
 // NULL: not in the table.
 const DeviceSpec *device_spec_find(const char *name);
 
-// The row for a user's text: the one of that name, or the only one whose name contains the text ("4090"), ignoring
-// case, blanks and dashes; else device_spec_find's. NULL if none or several match; `several` lists the latter.
+// The row for a user's text: of that name, or the only one whose name contains the text ("4090"), ignoring case, blanks
+// and dashes; else device_spec_find's. NULL if no row matches, or several do, which `several` then lists.
 const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes);
 
 // The names, for messages: "GB200, B200, ...".

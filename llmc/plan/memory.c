@@ -31,17 +31,6 @@ PlanState plan_state(const EngineConfig *shape, const PlanDevice *device) {
     };
 }
 
-// Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for a
-// block without recomputing; here attention keeps its row sums only, and dropout keeps nothing.
-static double block_activations(const EngineConfig *shape, double value) {
-    const ModelConfig *m = &shape->model->config;
-    double C = m->channels, L = shape->inference ? 1 : m->layers; // blocks whose input is kept
-    double rest = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
-    double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
-    // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
-    return value * (L * C + rest * 11 * C + gelu * 4 * C) + rest * sizeof(float) * statistics;
-}
-
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
@@ -52,7 +41,8 @@ bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shap
 }
 
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
-    double N = (double)shape->micro_batch * shape->seq_len, C = shape->model->config.channels, value = device->value;
+    const ModelConfig *m = &shape->model->config;
+    double N = (double)shape->micro_batch * shape->seq_len, C = m->channels, value = device->value;
     PlanState state = plan_state(shape, device);
     memset(memory, 0, sizeof *memory);
     add_item(memory, "weights, estimated", state.weights);
@@ -60,9 +50,16 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
         add_item(memory, "gradients, fp32, estimated", state.gradients);
         add_item(memory, "AdamW moments, fp32, estimated", state.moments);
     }
-    add_item(memory, "activations, estimated", N * (block_activations(shape, value) + value * C));
-    // The buffers of the head and those of the blocks' backward pass share memory.
-    // Of the head: as many examples as head_bytes allows for their logits, at least one.
+    // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for
+    // a block without recomputing; here attention keeps its row sums only, and dropout keeps nothing.
+    double L = shape->inference ? 1 : m->layers; // blocks whose input is kept
+    double kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
+    double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
+    // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
+    double blocks = value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
+    add_item(memory, "activations, estimated", N * (blocks + value * C));
+    // The head's buffers and the blocks' backward pass share memory. The head holds the logits of as many examples as
+    // head_bytes allows, at least one.
     double one = value * shape->seq_len * shape->model->vocab_padded; // bytes of an example
     double examples = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
     double chunk = examples * shape->model->vocab_padded; // elements, for every position
@@ -77,7 +74,7 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
 // Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28),
 // cudaMemGetInfo and NVML before and after each call:
 //   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
-//            --recompute, took 531.5 MiB more than the engine's own plan.
+//            --recompute, used 531.5 MiB more than the engine's own plan.
 //   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine: 382 MiB at
 //            set-up, 376 of them its kernels', which stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
 //            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and

@@ -12,14 +12,14 @@
 // are assumed to reach the same share of their peak.
 static const PlanEfficiency gpu_efficiency = {
     .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
-    // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Those that write much (fc 638, the head's
-    // forward 613) are slower than those that read as much (fcproj 682, the head's dinput 691): operands are loaded
-    // during a tile's arithmetic, results are written after it. With all of the writing exposed and a third of the
+    // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Writing much (fc 638, the head's
+    // forward 613) is slower than reading as much (fcproj 682, the head's dinput 691): operands are loaded during a
+    // tile's arithmetic, results are written after it. With all of the writing exposed and a third of the
     // reading, the plan meets the ten products of a step within 10%.
     .matmul_reads = 1.0 / 3,
     .attention_forward = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
-    .attention_backward = 318.0 / 989, // likewise
-    .masks = 31.0 / 989, // d12's step is 6.3% longer with dropout 0.1, of which the branches' tensors take 2.4
+    .attention_backward = 318.0 / 989, // the same heads
+    .masks = 31.0 / 989,               // d12's step is 6.3% longer with dropout 0.1, 2.4% for the branches' tensors
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -116,7 +116,7 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
     }
 }
 
-// Micro-steps: the mean over steps that measure exact norms, the fraction `exact` of all, and those that do not.
+// Adds the mean of micro-steps in steps that measure exact norms, a fraction `exact` of all, and in the others.
 static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact, double times) {
     const bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
     for (int measures = 0; measures < 2 && rows > 0; measures++) {
@@ -151,7 +151,7 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// ZeRO-3: the share of the blocks that a pass gathers; the last pass left the others in their slots.
+// ZeRO-3: the fraction of the blocks that a pass gathers; the last pass left the others in their slots.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
@@ -189,8 +189,8 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 }
 
 // Seconds of a step's transfers that no computation hides.
-// Scattering gradients: the backward pass hides that of the blocks. The embeddings' gradients are final last; only
-// with --reduce micro-step does a forward pass of the same step hide them.
+// Scattering gradients: the backward pass hides the blocks'. The embeddings' are final last; only with --reduce
+// micro-step does a forward pass of the same step hide them.
 // Gathering: the update hides gradients (ZeRO-0), or the next forward pass hides weights, but not the embeddings',
 // which ZeRO's forward pass needs first. With ZeRO-3 each pass hides the gathering of the blocks.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
@@ -319,7 +319,7 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
         int64_t next = divisor % rest;
         divisor = rest, rest = next;
     }
-    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // those at multiples of both are one
+    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // a multiple of both is written once
     int64_t kept = o->keep + 1 + (best > 0); // a new one is written before the oldest is removed
     return o->keep > 0 && kept < written ? kept : written;
 }

@@ -1,5 +1,5 @@
-// plan: predicts what a run takes: the time of a step, from the machine's figures and the kernels' work; memory; what
-// several ranks gain; steps and hours of the whole run. --dry-run prints it.
+// plan: predicts a run's cost: the time of a step, from the machine's figures and the kernels' work; memory; the gain
+// of several ranks; steps and hours of the whole run. --dry-run prints it.
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
 // model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
@@ -29,13 +29,13 @@ typedef struct {
     double stream;             // of the bandwidth: kernels that only stream
     double copy;               // of the bandwidth: a plain copy, and what products write
     double link;               // of the link and of the network: large collectives
-    double launch;             // s: no kernel takes less
+    double launch;             // s: the least of a kernel
     double hop, network_hop;   // s: latency of a ring's round inside a machine; between two
 } PlanEfficiency;
 
 typedef struct {
     char name[256];    // "": there is none
-    DeviceSpec spec;   // the data sheet's figures; of a CPU those that were measured (0: unknown)
+    DeviceSpec spec;   // the data sheet's figures; a CPU's are measured (0: unknown)
     bool measured;     // a CPU
     bool own;          // some of the figures are the user's
     double value;      // bytes of a weight or activation in the kernels
@@ -123,7 +123,7 @@ int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
-    bool cut; // longer than PLAN_STEPS_MAX steps: the rest is taken to be like the last one
+    bool cut; // after PLAN_STEPS_MAX steps: the rest repeats the last one
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
@@ -145,7 +145,7 @@ double plan_usable_memory(const PlanDevice *device); // of the device, for all o
 
 bool plan_fits(const Plan *plan, int micro_batch);
 
-// The largest micro-batch that fits, of those that the options allow; 0: none.
+// The largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
 // ERR_MEMORY where not even one row fits into the device's memory, if that is known.

@@ -210,7 +210,7 @@ static bool is_computing(const Plan *plan, int ranks) {
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// What fills more than half of a step, by time. Latency: that of the rings alone.
+// What fills more than half of a step, by time. Latency: the rings'.
 static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;

@@ -33,7 +33,7 @@ static Engine *typed_engine(const World *w, Dtype dtype, int threads, Recompute 
                                        .label_smoothing = smoothing});
 }
 
-// The tolerances are those of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
+// The tolerances of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_step(float smoothing) {
     World w = rounded_world();
     Engine *exact = typed_engine(&w, DTYPE_FP32, 1, RECOMPUTE_NONE, smoothing),

@@ -4,7 +4,7 @@
 #include "world.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
-// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows takes two chunks, three micro-steps of 150 one each.
+// A chunk of 65536 logits has 256 rows. One micro-step of 450 rows has two chunks; three micro-steps of 150 have one each.
 
 enum { MANY_T = 150, MANY_ROWS = 3 };
 static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
@@ -45,7 +45,7 @@ static double smoothed_loss_of(const float *x, int n, int target, double smoothi
     return sum + (1 - smoothing) * loss_of(x, n, target);
 }
 
-// Samples are drawn from the distribution that the loss is taken of, after any number of tokens.
+// engine_logits and the loss see one distribution, after any number of tokens.
 static void test_logits_after_a_prefix(void) {
     enum { T = 13, V = 61 };
     Error e = {0};

@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls: whatever happened in between, its bits are those of a new
-// engine; and where each block has its own keys and values, it computes the new tokens only.
+// engine_logits reuses keys and values of earlier calls: whatever happened in between, its bits are a new
+// engine's; and where each block has its own keys and values, it computes the new tokens only.
 #include "cpu/engine_cpu.h"
 #include "world.h"
 

@@ -146,8 +146,8 @@ static void check_shapes(const size_t (*shapes)[3], size_t count) {
     }
 }
 
-// AVX512-BF16 adds a pair's products one after the other, as plain C does. (AMX sums even and odd k apart, and Arm rounds
-// otherwise.)
+// AVX512-BF16 adds a pair's products one after the other; so does plain C. (AMX sums even and odd k separately; Arm rounds
+// to odd.)
 static void test_same_bits(void) {
     enum { M = 29, K = 1601, N = 83 };
     bool found = false;

@@ -1,5 +1,5 @@
 // The updates of the CPU engine (--optimizer): the same bits on any number of threads, nothing from a gradient that is not
-// finite, and bf16 beside fp32. That they are what the papers say is the oracle's.
+// finite, and bf16 beside fp32. dev/oracle checks them against the papers.
 #include "arrays.h"
 #include "base/float16.h"
 #include "cpu/layers.h"
@@ -95,7 +95,7 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The pass over n parameters beside one of them at a time, in double.
+// The pass over n parameters against one parameter at a time, in double.
 static void check_adamw(size_t n, bool decay) {
     enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
     const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
