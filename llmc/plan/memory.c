@@ -80,22 +80,18 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
 //            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and
 //            channel), which the other collectives share; 4 MiB with the first broadcast.
 // Other cards, drivers and networks are assumed to need as much.
-static void add_libraries(const Plan *plan, MemoryPlan *memory) {
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
+    EngineConfig shape = plan->shape;
+    shape.micro_batch = micro_batch;
+    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    else plan->engine->plan_memory(&shape, memory);
     if (plan->device.measured) return; // a CPU
     add_item(memory, "CUDA context and libraries", context);
     if (plan->ranks == 1) return;
     size_t rounded = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(plan->shape.model));
     add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
     if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
-}
-
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
-    EngineConfig shape = plan->shape;
-    shape.micro_batch = micro_batch;
-    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
-    else plan->engine->plan_memory(&shape, memory);
-    add_libraries(plan, memory);
 }
 
 // Of weights and moments: with --zero 3 of a rank's share, otherwise all of them on rank 0.

@@ -11,15 +11,15 @@
 // NVIDIA GPUs: measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
 // are assumed to reach the same share of their peak.
 static const PlanEfficiency gpu_efficiency = {
-    .matmul = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
+    .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Writing much (fc 638, the head's
     // forward 613) is slower than reading as much (fcproj 682, the head's dinput 691): operands are loaded during a
     // tile's arithmetic, results are written after it. With all of the writing exposed and a third of the
     // reading, the plan meets the ten products of a step within 10%.
     .matmul_reads = 1.0 / 3,
-    .attention_forward = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
-    .attention_backward = 318.0 / 989, // the same heads
-    .masks = 31.0 / 989,               // d12's step is 6.3% longer with dropout 0.1, 2.4% for the branches' tensors
+    .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
+    .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
+    .of_peak[WORK_MASKS] = 31.0 / 989, // d12's step is 6.3% longer with dropout 0.1, 2.4% for the branches' tensors
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -31,11 +31,8 @@ static const PlanEfficiency gpu_efficiency = {
 
 // A CPU's peak and bandwidth are measured on the spot: these are the efficiencies of our own kernels there.
 static const PlanEfficiency cpu_efficiency = {
-    .matmul = 0.92,
+    .of_peak = {0.92, 0.35, 0.35, 0.35},
     .matmul_reads = 0, // operands are packed into the caches during other products
-    .attention_forward = 0.35,
-    .attention_backward = 0.35,
-    .masks = 0.35,
     .copy = 1,
     .stream = 1,
     .link = 0.8,
@@ -91,18 +88,11 @@ double plan_critical_intensity(const PlanDevice *d) { return d->peak / d->spec.b
 
 double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     const PlanEfficiency *s = &d->efficiency;
-    double bytes = w->read + w->written, seconds = 0;
-    switch (w->kind) {
-    case WORK_MATMUL:
-        seconds =
-            w->flops / (s->matmul * d->peak) + (s->matmul_reads * w->read + w->written) / (s->copy * d->spec.bandwidth);
-        break;
-    case WORK_ATTENTION_FORWARD: seconds = w->flops / (s->attention_forward * d->peak); break;
-    case WORK_ATTENTION_BACKWARD: seconds = w->flops / (s->attention_backward * d->peak); break;
-    case WORK_MASKS: seconds = w->flops / (s->masks * d->peak); break;
-    case WORK_STREAM: seconds = bytes / (s->stream * d->spec.bandwidth); break;
-    }
-    return fmax(fmax(seconds, bytes / (s->copy * d->spec.bandwidth)), s->launch);
+    double bytes = w->read + w->written, copied = s->copy * d->spec.bandwidth;
+    double seconds =
+        w->kind == WORK_STREAM ? bytes / (s->stream * d->spec.bandwidth) : w->flops / (s->of_peak[w->kind] * d->peak);
+    if (w->kind == WORK_MATMUL) seconds += (s->matmul_reads * w->read + w->written) / copied;
+    return fmax(fmax(seconds, bytes / copied), s->launch);
 }
 
 static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, double times) {

@@ -21,16 +21,13 @@
 
 // How much of a machine's figures a program reaches.
 typedef struct {
-    double matmul;             // of the peak: the inner loop of a large product
-    double matmul_reads;       // part of the time to read a product's operands that arithmetic does not hide
-    double attention_forward;  // of the peak
-    double attention_backward; // of the peak, five products counted
-    double masks;              // of the peak: drawing dropout's masks
-    double stream;             // of the bandwidth: kernels that only stream
-    double copy;               // of the bandwidth: a plain copy, and what products write
-    double link;               // of the link and of the network: large collectives
-    double launch;             // s: the least of a kernel
-    double hop, network_hop;   // s: latency of a ring's round inside a machine; between two
+    double of_peak[WORK_STREAM]; // by kind: a large product's inner loop; attention's, five products counted backward
+    double matmul_reads;         // part of the time to read a product's operands that arithmetic does not hide
+    double stream;               // of the bandwidth: kernels that only stream
+    double copy;                 // of the bandwidth: a plain copy, and what products write
+    double link;                 // of the link and of the network: large collectives
+    double launch;               // s: the least of a kernel
+    double hop, network_hop;     // s: latency of a ring's round inside a machine; between two
 } PlanEfficiency;
 
 typedef struct {

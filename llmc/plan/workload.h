@@ -20,6 +20,7 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
+// Bound by arithmetic, but for WORK_STREAM. WORK_MASKS: drawing dropout's masks.
 typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_MASKS, WORK_STREAM } WorkKind;
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
