@@ -5,7 +5,7 @@
 // steps, which still run every kernel, for tools that slow everything down.
 #pragma once
 
-#include "../test.h"
+#include "call_ok.cuh"
 
 #include "base/common.h"
 #include "cuda/cuda_common.cuh"
@@ -13,6 +13,8 @@
 #include "../small_model.h"
 
 #include <time.h>
+#include <utility>
+#include <vector>
 
 enum { FP32 = REAL_DTYPE == DTYPE_FP32, FP16 = REAL_DTYPE == DTYPE_FP16 };
 
@@ -52,11 +54,26 @@ static int case_count = CASES;
 // Of a step: one micro-step is enough for the tools.
 static int rows_of(const Case *c) { return small ? c->micro_batch : c->batch; }
 
+// A vector that passes as a pointer.
+template <typename X> struct Array : std::vector<X> {
+    using std::vector<X>::vector;
+    operator X *() { return this->data(); }
+    operator const X *() const { return this->data(); }
+};
+
+// A model with its parameters and tokens. Owns the engines that engine_of and world_engine make.
 struct World {
     const Case *c;
-    Model model;
-    float *param;     // flat
-    uint16_t *tokens; // (steps, batch, T + 1)
+    Model model = {};
+    Array<float> param;     // flat
+    Array<uint16_t> tokens; // (steps, batch, T + 1)
+    mutable std::vector<std::pair<const Api *, Engine *>> engines;
+
+    World(const Case *c, int steps);
+    ~World() {
+        for (auto [api, engine] : engines) api->destroy(engine);
+        model_destroy(&model);
+    }
 };
 
 static Range all_of(const Model *model) { return Range{0, model->flat_count}; }
@@ -70,44 +87,35 @@ static inline float round_real(float x) {
     return x;
 }
 
-template <typename X> static X *take(size_t n) {
-    X *p = (X *)malloc(n * sizeof(X));
-    if (!p) abort();
-    memset(p, 0xff, n * sizeof(X)); // NaN, to find what is not written
-    return p;
-}
-
-static inline void world_open(World *w, const Case *c, int steps) {
-    Error e = {};
-    *w = {};
-    w->c = c;
-    CHECK_OK(model_create(&w->model, &c->config, &e), &e);
-    w->param = take<float>(w->model.flat_count);
-    small_params(&w->model, seed, w->param);
+inline World::World(const Case *c_, int steps) : c(c_) {
+    CALL_OK(model_create(&model, &c->config, &e));
+    param.assign(model.flat_count, NAN); // to find what is not written
+    small_params(&model, seed, param);
     // The errors of 16 bits are judged nearer to GPT-2's own values, where rounding is a smaller share of the gradient
-    for (int k = 0; k < w->model.tensor_count && !FP32; k++) {
-        const Tensor *t = &w->model.tensors[k];
+    for (int k = 0; k < model.tensor_count && !FP32; k++) {
+        const Tensor *t = &model.tensors[k];
         float mean = t->init == INIT_ONE ? 1.0f : 0.0f, share = t->group == GROUP_EMBEDDING ? 0.2f : 0.5f;
-        float *p = w->param + t->offset;
+        float *p = param + t->offset;
         for (size_t i = 0; i < t->count; i++) p[i] = round_real(mean + share * (p[i] - mean));
     }
-    size_t count = (size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1);
-    w->tokens = take<uint16_t>(count);
-    small_tokens(c->config.vocab, seed, count, w->tokens);
+    tokens.resize((size_t)steps * (size_t)c->batch * (size_t)(c->seq_len + 1));
+    small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
-static inline void world_close(World *w) {
-    free(w->param);
-    free(w->tokens);
-    model_destroy(&w->model);
+// Creates an engine with the world's parameters; NULL on failure.
+static inline Engine *world_engine(const Api *api, const World *w, const EngineConfig &config) {
+    Engine *engine = NULL;
+    CALL_OK(engine_create(api, &engine, &config, &e));
+    if (!engine) return NULL;
+    w->engines.push_back({api, engine});
+    CALL_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
+    return engine;
 }
 
 // A power of two by which no small gradient is below what fp16 holds, and no large one above.
 static inline double loss_scale(const World *w) { return exp2(8 + floor(log2(w->c->seq_len))); }
 
 static inline Engine *engine_of(const Api *api, const World *w, int micro_batch, Recompute recompute) {
-    Error e = {};
-    Engine *engine = NULL;
     EngineConfig config = {};
     config.model = &w->model;
     config.micro_batch = micro_batch;
@@ -121,42 +129,34 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
         config.separator = SEPARATOR;
         config.label_smoothing = 0.4f; // which the smallest terms of exact norms show, too
     }
-    CHECK_OK(engine_create(api, &engine, &config, &e), &e);
-    if (!engine) return NULL;
-    CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
-    api->scale_loss(engine, loss_scale(w));
+    Engine *engine = world_engine(api, w, config);
+    if (engine) api->scale_loss(engine, loss_scale(w));
     return engine;
 }
 
 // The results of one step over a batch.
 struct Outcome {
     double loss, nll;
-    float *grad; // flat
-    double *grad_sq, *example_sq;
+    Array<float> grad; // flat
+    Array<double> grad_sq, example_sq;
 };
-
-static inline void outcome_free(Outcome *o) {
-    free(o->grad);
-    free(o->grad_sq);
-    free(o->example_sq);
-}
 
 // `rows` of the batch, from cleared gradients, micro_batch at a time.
 static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
                        int micro_batch, GnsMode mode) {
-    Error e = {};
-    Outcome o = {NAN, NAN, take<float>(w->model.flat_count), take<double>(w->model.tensor_count),
-                 take<double>(w->model.tensor_count)};
+    const size_t tensors = w->model.tensor_count;
+    Outcome o = {NAN, NAN, Array<float>(w->model.flat_count, NAN), Array<double>(tensors, NAN),
+                 Array<double>(tensors, NAN)};
     StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN};
-    CHECK_OK(api->begin_step(engine, &e), &e);
+    CALL_OK(api->begin_step(engine, &e));
     api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));
     for (int b = 0; b < rows; b += micro_batch) {
         int n = rows - b < micro_batch ? rows - b : micro_batch;
-        CHECK_OK(api->micro_step(engine, tokens + (size_t)b * (size_t)(w->c->seq_len + 1), n, mode, &e), &e);
+        CALL_OK(api->micro_step(engine, tokens + (size_t)b * (size_t)(w->c->seq_len + 1), n, mode, &e));
     }
-    CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
-    CHECK_OK(api->result(engine, &r, &e), &e);
-    CHECK_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e), &e);
+    CALL_OK(api->norms(engine, all_of(&w->model), &e));
+    CALL_OK(api->result(engine, &r, &e));
+    CALL_OK(api->store(engine, STATE_GRAD, all_of(&w->model), o.grad, &e));
     for (size_t i = 0; i < w->model.flat_count; i++) o.grad[i] /= (float)loss_scale(w);
     o.loss = r.loss_sum;
     o.nll = r.nll_sum;
@@ -174,16 +174,14 @@ static inline UpdateConfig update_config(const Case *c, int step) {
 }
 
 static inline void train(const Api *api, Engine *engine, const World *w, double *losses) {
-    Error e = {};
     size_t step_tokens = (size_t)rows_of(w->c) * (size_t)(w->c->seq_len + 1);
     for (int step = 1; step <= steps; step++) {
         UpdateConfig update = update_config(w->c, step);
         Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, rows_of(w->c),
                             w->c->micro_batch, GNS_LN);
         losses[step - 1] = o.loss / rows_of(w->c);
-        if (optimizer == OPTIMIZER_LAMB) CHECK_OK(api->trust(engine, all_of(&w->model), &update, &e), &e);
-        CHECK_OK(api->update(engine, all_of(&w->model), &update, &e), &e);
-        outcome_free(&o);
+        if (optimizer == OPTIMIZER_LAMB) CALL_OK(api->trust(engine, all_of(&w->model), &update, &e));
+        CALL_OK(api->update(engine, all_of(&w->model), &update, &e));
     }
 }
 
@@ -192,7 +190,7 @@ static inline void train(const Api *api, Engine *engine, const World *w, double 
 // main calls it first and exits with its result where that is not 0.
 static inline int engine_test_begin(const char *name, int argc, char **argv) {
     Error e = {};
-    World w;
+    Model model;
     Engine *engine = NULL;
     EngineConfig config = {};
     char line[256];
@@ -202,8 +200,8 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     if (small) case_count = SMALL_CASES, steps = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%s %s, seed %llu\n", name, REAL_NAME, (unsigned long long)seed);
-    if (model_create(&w.model, &cases[1].config, &e)) return 1;
-    config.model = &w.model;
+    if (model_create(&model, &cases[1].config, &e)) return 1;
+    config.model = &model;
     config.micro_batch = 1;
     config.seq_len = cases[1].seq_len;
     int code = engine_create(&cuda_engine, &engine, &config, &e);
@@ -214,6 +212,6 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
         puts(line);
     }
     engine_destroy(engine);
-    model_destroy(&w.model);
+    model_destroy(&model);
     return 0;
 }

@@ -8,7 +8,7 @@
 // large shapes, for tools that slow everything down.
 #pragma once
 
-#include "../test.h"
+#include "call_ok.cuh"
 
 #include "cuda/reduce.cuh"
 

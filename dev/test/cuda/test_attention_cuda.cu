@@ -167,8 +167,7 @@ struct Problem {
         masks.constants = dropout_constants(masks.dropout);
         if (kind.length) draw_documents(kind.length);
 #ifndef GNS_FP32
-        Error e = {};
-        CHECK_OK(attention_sm90_usable(&sums, s, &e), &e);
+        CALL_OK(attention_sm90_usable(&sums, s, &e));
         sums = sums && attention_sums(s);
 #endif
     }
@@ -187,20 +186,17 @@ struct Problem {
     }
     void queue(Path path, cudaStream_t stream) {
         AttentionForward *forward = path == TILED ? attention_tiled_forward : attention_forward;
-        Error e = {};
-        CHECK_OK(forward(out, lse, qkv, ticket, s, masks, stream, &e), &e);
+        CALL_OK(forward(out, lse, qkv, ticket, s, masks, stream, &e));
         float *statistics = (float *)workspace;
         if (path == PUBLIC) {
             ColumnJobs jobs = {partials};
-            CHECK_OK(attention_backward(dqkv, {sums ? bias : NULL, squares, true}, dout, qkv, out, lse, workspace,
-                                        &jobs, ticket, s, masks, stream, &e),
-                     &e);
-            CHECK_OK(column_finish(&jobs, stream, &e), &e);
+            CALL_OK(attention_backward(dqkv, {sums ? bias : NULL, squares, true}, dout, qkv, out, lse, workspace, &jobs,
+                                       ticket, s, masks, stream, &e));
+            CALL_OK(column_finish(&jobs, stream, &e));
         } else
-            CHECK_OK(attention_tiled_backward(dqkv, dout, qkv, out, lse,
-                                              {statistics, statistics + (size_t)s.heads() * s.padded_T(), NULL}, ticket,
-                                              s, masks, stream, &e),
-                     &e);
+            CALL_OK(attention_tiled_backward(dqkv, dout, qkv, out, lse,
+                                             {statistics, statistics + (size_t)s.heads() * s.padded_T(), NULL}, ticket,
+                                             s, masks, stream, &e));
     }
     void check() {
         cudaError_t status = cudaDeviceSynchronize();
@@ -359,17 +355,16 @@ static void test_fast_path_at_large_shapes(void) {
 
 // Also where some blocks begin late, because something else holds their multiprocessors.
 static void test_repeats_bit_for_bit(void) {
-    Error e = {};
     Hold hold = {};
-    CHECK(hold_create(&hold, &e) == 0, "%s", e.what);
+    CALL_OK(hold_create(&hold, &e));
     static const AttentionShape shapes[] = {{16, 1024, 12, 64}, {4, 777, 7, 128}, {2, 300, 3, 80}};
     for (size_t i = 0; i < 2 * sizeof shapes / sizeof *shapes; i++) {
         Problem problem(shapes[i / 2], 1.0, i % 2 ? Kind{200, 0.1} : Kind{});
         const Results<real, float> want = problem.run(PUBLIC);
         for (int repeat = 0; repeat < 5; repeat++) {
-            if (repeat % 2) CHECK(hold_begin(&hold, 24, 2.0, &e) == 0, "%s", e.what);
+            if (repeat % 2) CALL_OK(hold_begin(&hold, 24, 2.0, &e));
             const Results<real, float> got = problem.run(PUBLIC);
-            CHECK(hold_end(&hold, &e) == 0, "%s", e.what);
+            CALL_OK(hold_end(&hold, &e));
             CHECK(same_bits(got.out, want.out), "out, shape %zu repeat %d", i, repeat);
             CHECK(same_bits(got.dqkv, want.dqkv), "dqkv, shape %zu repeat %d", i, repeat);
             CHECK(same_bits(got.lse, want.lse), "lse, shape %zu repeat %d", i, repeat);
@@ -381,19 +376,18 @@ static void test_repeats_bit_for_bit(void) {
 
 // Calls with a ticket each may overlap: here one begins while another runs on half of the multiprocessors.
 static void test_overlapping_calls(void) {
-    Error e = {};
     Hold hold = {};
     cudaStream_t stream[2];
-    CHECK(hold_create(&hold, &e) == 0, "%s", e.what);
+    CALL_OK(hold_create(&hold, &e));
     for (cudaStream_t &each : stream) CUDA_OK(cudaStreamCreateWithFlags(&each, cudaStreamNonBlocking));
     Problem both[] = {Problem({8, 1024, 12, 64}, 1.0), Problem({3, 700, 6, 64}, 1.0)};
     const std::vector<real> want[] = {both[0].run(PUBLIC).dqkv, both[1].run(PUBLIC).dqkv};
     for (int repeat = 0; repeat < 5; repeat++) {
         for (Problem &p : both) p.reset();
         CUDA_OK(cudaDeviceSynchronize()); // which the streams would not wait for
-        CHECK(hold_begin(&hold, 66, 1.0, &e) == 0, "%s", e.what);
+        CALL_OK(hold_begin(&hold, 66, 1.0, &e));
         for (int i = 0; i < 2; i++) both[i].queue(PUBLIC, stream[i]);
-        CHECK(hold_end(&hold, &e) == 0, "%s", e.what);
+        CALL_OK(hold_end(&hold, &e));
         for (int i = 0; i < 2; i++) {
             both[i].check();
             CHECK(same_bits(both[i].results().dqkv, want[i]), "dqkv of call %d, repeat %d", i, repeat);

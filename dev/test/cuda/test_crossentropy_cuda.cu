@@ -15,7 +15,6 @@ static const double ARITHMETIC = 4e-5;
 static const double SMALLEST = 1.2e-38; // normal number; below it p is 0
 
 static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
-    Error e = {};
     const float scale = (float)(1 << random_int(0, 10));                           // of the loss
     const int N = B * T, row0 = random_int(0, N - 1), R = random_int(1, N - row0); // a chunk of the positions
     const size_t n = (size_t)R * Vp;
@@ -29,11 +28,11 @@ static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
     real *d_logits = device_from(logits);
     float *losses = device_new<float>(R), *losses_only = device_new<float>(R);
     float *smoothed = smoothing > 0 ? device_new<float>(R) : NULL, s = (float)smoothing;
-    CHECK_OK(crossentropy(losses_only, NULL, 0, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e), &e);
+    CALL_OK(crossentropy(losses_only, NULL, 0, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e));
     CHECK(memcmp(host_from(d_logits, n).data(), logits.data(), n * sizeof(real)) == 0, "the loss changed the logits");
     run_twice(
         "crossentropy", [&] { device_set(d_logits, logits); },
-        [&] { CHECK_OK(crossentropy(losses, smoothed, s, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e), &e); },
+        [&] { CALL_OK(crossentropy(losses, smoothed, s, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e)); },
         {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}, {smoothed, smoothed ? R * sizeof(float) : 0}});
     std::vector<double> want_losses(R), want_smoothed(R), want(n, 0.0), tolerance(n, 0.0);
     for (int r = 0; r < R; r++) {
@@ -77,7 +76,6 @@ static void test_crossentropy(void) {
 }
 
 static void test_crossentropy_nan(void) {
-    Error e = {};
     const int V = 4001, Vp = 4008;
     std::vector<real> logits = random_vector<real>((size_t)4 * Vp);
     logits[1234] = (real)NAN;
@@ -85,7 +83,7 @@ static void test_crossentropy_nan(void) {
     for (int v = 0; v < V; v++) logits[2 * (size_t)Vp + v] = (real)NAN;
     float *losses = device_new<float>(4);
     uint16_t *tokens = device_from(random_tokens(1, 4, V));
-    CHECK_OK(crossentropy(losses, NULL, 0, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e), &e);
+    CALL_OK(crossentropy(losses, NULL, 0, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e));
     const std::vector<float> got = host_from(losses, 4);
     for (int i = 0; i < 3; i++) CHECK(!isfinite(got[i]), "loss %d is %g, though a logit is not finite", i, got[i]);
     CHECK(isfinite(got[3]), "the clean row's loss is %g", got[3]);

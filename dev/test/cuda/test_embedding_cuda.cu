@@ -20,12 +20,10 @@ struct Case {
 };
 
 static void check_forward(const Case &k) {
-    Error e = {};
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
     real *out = device_new<real>(k.count());
-    CHECK_OK(embedding_forward(out, k.d_tokens, NULL, device_from(wte), device_from(wpe),
-                               row_dropout({}, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
-             &e);
+    CALL_OK(embedding_forward(out, k.d_tokens, NULL, device_from(wte), device_from(wpe),
+                              row_dropout({}, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e));
     std::vector<double> want(k.count());
     for (size_t i = 0; i < want.size(); i++) {
         const size_t row = i / k.C, c = i % k.C;
@@ -37,11 +35,10 @@ static void check_forward(const Case &k) {
 
 // Leaves both orders in k.
 static void check_sort(Case *k) {
-    Error e = {};
     const int N = k->rows();
     const size_t bytes = embedding_sort_workspace_bytes(k->B, k->T);
-    CHECK_OK(embedding_sort(&k->order, k->d_tokens, NULL, false, k->B, k->T, workspace_new(bytes), 0, &e), &e);
-    CHECK_OK(embedding_sort(&k->by_example, k->d_tokens, NULL, true, k->B, k->T, workspace_new(bytes), 0, &e), &e);
+    CALL_OK(embedding_sort(&k->order, k->d_tokens, NULL, false, k->B, k->T, workspace_new(bytes), 0, &e));
+    CALL_OK(embedding_sort(&k->by_example, k->d_tokens, NULL, true, k->B, k->T, workspace_new(bytes), 0, &e));
     std::vector<uint32_t> rows(N), keys;
     std::iota(rows.begin(), rows.end(), 0);
     std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return k->token(a) < k->token(b); });
@@ -53,14 +50,13 @@ static void check_sort(Case *k) {
 }
 
 static void check_backward(const Case &k) {
-    Error e = {};
     const size_t C = k.C;
     const std::vector<float> dwte = random_vector<float>(k.V * C), dwpe = random_vector<float>(k.T * C);
     float *d_dwte = device_new<float>(dwte.size()), *d_dwpe = device_new<float>(dwpe.size());
     void *workspace = workspace_new(embedding_backward_workspace_bytes(k.B, k.T, k.C));
     run_twice(
         "embedding backward", [&] { device_set(d_dwte, dwte), device_set(d_dwpe, dwpe); },
-        [&] { CHECK_OK(embedding_backward(d_dwte, d_dwpe, k.d_dx, k.order, k.B, k.T, k.C, workspace, 0, &e), &e); },
+        [&] { CALL_OK(embedding_backward(d_dwte, d_dwpe, k.d_dx, k.order, k.B, k.T, k.C, workspace, 0, &e)); },
         {{d_dwte, dwte.size() * sizeof(float)}, {d_dwpe, dwpe.size() * sizeof(float)}});
     std::vector<double> want_wte(dwte.begin(), dwte.end()), want_wpe(dwpe.begin(), dwpe.end());
     for (size_t i = 0; i < k.count(); i++) {
@@ -92,28 +88,24 @@ static double squares_reference(double squares[3], const Case &k, int b, const f
 
 // Gathers the head's rows two examples at a time.
 static float *gathered(const Case &k, const float *U) {
-    Error e = {};
     const size_t VC = (size_t)k.V * k.C, TC = (size_t)k.T * k.C;
     float *UG = device_new<float>(k.count());
     for (int b = 0; b < k.B; b += 2)
-        CHECK_OK(embedding_gather(UG + b * TC, U + b * VC, k.d_tokens + (size_t)b * (k.T + 1), std::min(2, k.B - b),
-                                  k.T, k.V, k.C, 0, &e),
-                 &e);
+        CALL_OK(embedding_gather(UG + b * TC, U + b * VC, k.d_tokens + (size_t)b * (k.T + 1), std::min(2, k.B - b), k.T,
+                                 k.V, k.C, 0, &e));
     return UG;
 }
 
 // Each token of an example has its last position, all others 0.
 static void check_rows(const Case &k) {
-    Error e = {};
     std::vector<int> want((size_t)k.B * k.V, 0);
     int *row_at = device_new<int>(want.size());
-    CHECK_OK(embedding_rows(row_at, k.d_tokens, k.B, k.T, k.V, 0, &e), &e);
+    CALL_OK(embedding_rows(row_at, k.d_tokens, k.B, k.T, k.V, 0, &e));
     for (int n = 0; n < k.rows(); n++) want[(size_t)(n / k.T) * k.V + k.token(n)] = n % k.T + 1;
     CHECK(host_from(row_at, want.size()) == want, "rows of B %d T %d V %d", k.B, k.T, k.V);
 }
 
 static void check_example_squares(const Case &k) {
-    Error e = {};
     const std::vector<float> U = random_vector<float>((size_t)k.B * k.V * k.C);
     float *UG = gathered(k, device_from(U));
     double *sums = device_new<double>(3), magnitude = 0.0;
@@ -121,9 +113,8 @@ static void check_example_squares(const Case &k) {
     run_twice(
         "embedding squares", [&] { device_set(sums, std::vector<double>(3, SQUARES_BEFORE)); },
         [&] {
-            CHECK_OK(embedding_example_squares(sums, sums + 1, sums + 2, k.d_dx, UG, k.by_example, k.B, k.T, k.C,
-                                               workspace, 0, &e),
-                     &e);
+            CALL_OK(embedding_example_squares(sums, sums + 1, sums + 2, k.d_dx, UG, k.by_example, k.B, k.T, k.C,
+                                              workspace, 0, &e));
         },
         {{sums, 3 * sizeof(double)}});
     std::vector<double> want(3, 0.0);
@@ -140,26 +131,23 @@ static void check_example_squares(const Case &k) {
 
 // Where the documents begin and end, from tokens; `separator` opens one.
 static std::vector<uint16_t> check_documents(const Case &k, int separator, uint16_t *d_first) {
-    Error e = {};
     uint16_t *d_last = device_new<uint16_t>(k.rows());
     std::vector<uint16_t> first(k.rows()), last(k.rows());
     for (int n = 0; n < k.rows(); n++) first[n] = n % k.T == 0 || k.token(n) == separator ? n % k.T : first[n - 1];
     for (int n = k.rows() - 1; n >= 0; n--)
         last[n] = n % k.T == k.T - 1 || first[n + 1] != first[n] ? n % k.T : last[n + 1];
-    CHECK_OK(embedding_documents(d_first, d_last, k.d_tokens, separator, k.B, k.T, 0, &e), &e);
+    CALL_OK(embedding_documents(d_first, d_last, k.d_tokens, separator, k.B, k.T, 0, &e));
     CHECK(host_from(d_first, first.size()) == first, "first of B %d T %d", k.B, k.T);
     CHECK(host_from(d_last, last.size()) == last, "last of B %d T %d", k.B, k.T);
     return first;
 }
 
 static void check_masked_forward(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
-    Error e = {};
     const std::vector<real> wte = random_vector<real>((size_t)k.V * k.C), wpe = random_vector<real>((size_t)k.T * k.C);
     const Dropout d = dropout_at(dropout_of(0.9 * random_uniform(), random_u64()), random_u64() >> 2, 3);
     real *out = device_new<real>(k.count());
-    CHECK_OK(embedding_forward(out, k.d_tokens, d_first, device_from(wte), device_from(wpe),
-                               row_dropout(d, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e),
-             &e);
+    CALL_OK(embedding_forward(out, k.d_tokens, d_first, device_from(wte), device_from(wpe),
+                              row_dropout(d, DROPOUT_EMBEDDING, k.T), k.B, k.C, 0, &e));
     std::vector<double> want(k.count());
     for (size_t i = 0; i < want.size(); i++) {
         const size_t row = i / k.C, c = i % k.C, t = row % k.T;
@@ -172,7 +160,6 @@ static void check_masked_forward(const Case &k, const uint16_t *d_first, const s
 
 // The gradient of wpe, and its per-example squares, by position.
 static void check_positions(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
-    Error e = {};
     const size_t C = k.C, bytes = embedding_sort_workspace_bytes(k.B, k.T);
     const std::vector<float> before = random_vector<float>(k.T * C);
     float *dwpe = device_from(before);
@@ -180,10 +167,10 @@ static void check_positions(const Case &k, const uint16_t *d_first, const std::v
     void *workspace = workspace_new(std::max(embedding_backward_workspace_bytes(k.B, k.T, k.C),
                                              embedding_example_squares_workspace_bytes(k.B, k.C)));
     EmbeddingOrder order;
-    CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, false, k.B, k.T, workspace_new(bytes), 0, &e), &e);
-    CHECK_OK(embedding_backward(dwpe, NULL, k.d_dx, order, k.B, k.T, k.C, workspace, 0, &e), &e);
-    CHECK_OK(embedding_sort(&order, k.d_tokens, d_first, true, k.B, k.T, workspace_new(bytes), 0, &e), &e);
-    CHECK_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, order, k.B, k.T, k.C, workspace, 0, &e), &e);
+    CALL_OK(embedding_sort(&order, k.d_tokens, d_first, false, k.B, k.T, workspace_new(bytes), 0, &e));
+    CALL_OK(embedding_backward(dwpe, NULL, k.d_dx, order, k.B, k.T, k.C, workspace, 0, &e));
+    CALL_OK(embedding_sort(&order, k.d_tokens, d_first, true, k.B, k.T, workspace_new(bytes), 0, &e));
+    CALL_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, order, k.B, k.T, k.C, workspace, 0, &e));
     std::vector<double> want(before.begin(), before.end());
     for (int b = 0; b < k.B; b++) {
         std::vector<double> own(k.T * C, 0.0);
@@ -228,15 +215,13 @@ static void test_embedding(void) {
 
 // An element's index may exceed an int: the first row, the one with element 2^31, and the last.
 static void test_many_elements(void) {
-    Error e = {};
     const int B = 257, T = 128, C = 65535, V = 2, N = B * T;
     if (small_shapes_only) SKIP("small shapes only");
     const std::vector<uint16_t> tokens = random_tokens(B, T, V);
     const std::vector<real> wte = random_vector<real>((size_t)V * C), wpe = random_vector<real>((size_t)T * C);
     real *out = device_new<real>((size_t)N * C);
-    CHECK_OK(embedding_forward(out, device_from(tokens), NULL, device_from(wte), device_from(wpe),
-                               row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e),
-             &e);
+    CALL_OK(embedding_forward(out, device_from(tokens), NULL, device_from(wte), device_from(wpe),
+                              row_dropout({}, DROPOUT_EMBEDDING, T), B, C, 0, &e));
     for (int row : {0, (int)(((size_t)1 << 31) / C), N - 1}) {
         const size_t token = tokens[(size_t)(row / T) * (T + 1) + row % T];
         std::vector<double> want;

@@ -7,20 +7,15 @@
 #include "base/hash.h"
 
 #include <atomic>
-#include <vector>
-
 // Two trained engines must have the same bits everywhere.
 static void check_same_bits(const World *w, Engine *a, Engine *b, const char *what) {
-    Error e = {};
     size_t bytes = w->model.flat_count * sizeof(float);
-    float *x = take<float>(w->model.flat_count), *y = take<float>(w->model.flat_count);
+    Array<float> x(w->model.flat_count, NAN), y = x;
     for (int kind = STATE_PARAM; kind <= STATE_MOMENT2; kind++) {
-        CHECK_OK(gpu.store(a, (StateKind)kind, all_of(&w->model), x, &e), &e);
-        CHECK_OK(gpu.store(b, (StateKind)kind, all_of(&w->model), y, &e), &e);
+        CALL_OK(gpu.store(a, (StateKind)kind, all_of(&w->model), x, &e));
+        CALL_OK(gpu.store(b, (StateKind)kind, all_of(&w->model), y, &e));
         CHECK(memcmp(x, y, bytes) == 0, "%s: %s, array %d differs", w->c->name, what, kind);
     }
-    free(x);
-    free(y);
 }
 
 static void compare_with(const World *w, Recompute recompute, const char *what) {
@@ -33,19 +28,15 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
         CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", w->c->name, what);
         check_same_bits(w, a, b, what);
     }
-    gpu.destroy(a);
-    gpu.destroy(b);
 }
 
 static void test_same_bits(void) {
     for (int i = 0; i < 2 * case_count; i++) {
-        World w;
         masked = i % 2;
-        world_open(&w, &cases[i / 2], steps);
+        World w(&cases[i / 2], steps);
         if (!small) compare_with(&w, RECOMPUTE_NONE, "two runs");
         compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
         compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
-        world_close(&w);
     }
     masked = false;
 }
@@ -53,7 +44,6 @@ static void test_same_bits(void) {
 // Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is created,
 // except for its tables, its ticket and the state that is loaded.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
-    Error e = {};
     const size_t n = w->model.flat_count;
     std::vector<UpdateRule> rule(n / DECAY_GRANULE);
     std::vector<ReduceSegment> segment(w->model.tensor_count);
@@ -70,13 +60,13 @@ static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(ReduceSegment), cudaMemcpyHostToDevice);
     cudaError_t status = cudaDeviceSynchronize();
     CHECK(status == cudaSuccess, "%s", cudaGetErrorString(status));
-    CHECK_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
-    CHECK_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e), &e);
-    CHECK_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e), &e);
+    CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));
+    CALL_OK(gpu.load(engine, STATE_MOMENT1, all_of(&w->model), zero.data(), &e));
+    CALL_OK(gpu.load(engine, STATE_MOMENT2, all_of(&w->model), zero.data(), &e));
     for (const Tensor *t = w->model.tensors, *last = t + w->model.tensor_count - 1; t <= last; t++) {
         Range gap = {t->offset + t->count,
                      t < last ? t[1].offset : n}; // its gradient is 0 from the beginning, for good
-        CHECK_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e), &e);
+        CALL_OK(gpu.load(engine, STATE_GRAD, gap, zero.data(), &e));
     }
     return engine;
 }
@@ -95,41 +85,32 @@ static void check_same_outcome(const World *w, const Outcome *a, const Outcome *
 }
 
 static void check_same_inference(const World *w, Engine *a, Engine *b, const char *what) {
-    Error e = {};
     size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch * T;
     size_t most = size_max(V, n);
-    float *x = take<float>(most), *y = take<float>(most);
-    CHECK_OK(gpu.eval(a, w->tokens, w->c->micro_batch, (int)T, x, &e), &e);
-    CHECK_OK(gpu.eval(b, w->tokens, w->c->micro_batch, (int)T, y, &e), &e);
+    Array<float> x(most, NAN), y = x;
+    CALL_OK(gpu.eval(a, w->tokens, w->c->micro_batch, (int)T, x, &e));
+    CALL_OK(gpu.eval(b, w->tokens, w->c->micro_batch, (int)T, y, &e));
     for (size_t i = 0; i < n; i++)
         CHECK(isfinite(x[i]) && x[i] == y[i], "%s, %s: loss of token %zu: %g and %g", w->c->name, what, i, x[i], y[i]);
-    CHECK_OK(gpu.logits(a, w->tokens, (int)(T + 1) / 2, x, &e), &e);
-    CHECK_OK(gpu.logits(b, w->tokens, (int)(T + 1) / 2, y, &e), &e);
+    CALL_OK(gpu.logits(a, w->tokens, (int)(T + 1) / 2, x, &e));
+    CALL_OK(gpu.logits(b, w->tokens, (int)(T + 1) / 2, y, &e));
     for (size_t v = 0; v < V; v++)
         CHECK(isfinite(x[v]) && x[v] == y[v], "%s, %s: logit %zu: %g and %g", w->c->name, what, v, x[v], y[v]);
-    free(x);
-    free(y);
 }
 
 // Nothing drops but in training, and eval and logits are without label smoothing: dropout changes only micro-steps.
 static void test_only_training_drops(void) {
     for (int i = 0; i < case_count; i++) {
-        World w;
-        Error e = {};
-        world_open(&w, &cases[i], 1);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE), *b = NULL;
+        World w(&cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         EngineConfig config = a->config;
         config.dropout = dropout_of(0.5, seed);
         config.label_smoothing = 0.2f;
-        CHECK_OK(engine_create(&gpu, &b, &config, &e), &e);
-        CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+        Engine *b = world_engine(&gpu, &w, config);
         check_same_inference(&w, a, b, "dropout");
         Outcome x = measure(&gpu, a, &w, w.tokens, 1, 1, GNS_OFF), y = measure(&gpu, b, &w, w.tokens, 1, 1, GNS_OFF);
         CHECK(isfinite(y.nll) && x.nll != y.nll && y.nll != y.loss, "%s: %g, %g, %g", w.c->name, x.nll, y.nll, y.loss);
         check_same_inference(&w, a, b, "dropout, after a step");
-        outcome_free(&x), outcome_free(&y);
-        gpu.destroy(a), gpu.destroy(b);
-        world_close(&w);
     }
 }
 
@@ -138,10 +119,8 @@ static void test_packed(void) {
     static const int lengths[] = {20, 1, 1, 63, 128, 200, 64, 300, 247};
     const Case &c = cases[8];
     const int T = c.seq_len;
-    World w;
-    Error e = {};
     const double tolerance = FP32 ? 1e-4 : 5e-2;
-    world_open(&w, &c, 1);
+    World w(&c, 1);
     Engine *plain = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
     masked = true;
     Engine *mask = engine_of(&gpu, &w, 2, RECOMPUTE_NONE);
@@ -149,51 +128,42 @@ static void test_packed(void) {
     for (int t = 0; t <= T; t++) w.tokens[t] = w.tokens[t] == SEPARATOR ? 0 : w.tokens[t];
     for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w.tokens[t] = SEPARATOR;
     std::vector<float> packed(T), alone(T), a(c.config.vocab), b(c.config.vocab);
-    CHECK_OK(gpu.eval(mask, w.tokens, 1, T, packed.data(), &e), &e);
+    CALL_OK(gpu.eval(mask, w.tokens, 1, T, packed.data(), &e));
     for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
         const int n = lengths[i];
-        CHECK_OK(gpu.eval(plain, w.tokens + begin, 1, n, alone.data(), &e), &e);
+        CALL_OK(gpu.eval(plain, w.tokens + begin, 1, n, alone.data(), &e));
         for (int t = 0; t < n; t++) CHECK_CLOSE(packed[begin + t], alone[t], tolerance, 1);
-        CHECK_OK(gpu.logits(mask, w.tokens, begin + n, a.data(), &e), &e);
-        CHECK_OK(gpu.logits(plain, w.tokens + begin, n, b.data(), &e), &e);
+        CALL_OK(gpu.logits(mask, w.tokens, begin + n, a.data(), &e));
+        CALL_OK(gpu.logits(plain, w.tokens + begin, n, b.data(), &e));
         for (int v = 0; v < c.config.vocab; v++) CHECK_CLOSE(a[v], b[v], tolerance, 1);
     }
-    gpu.destroy(plain), gpu.destroy(mask);
-    world_close(&w);
 }
 
 // An engine for inference, where all blocks share one block's memory, gives the same results.
 static void test_inference(void) {
     for (int i = 0; i < case_count; i++) {
-        World w;
-        Error e = {};
         MemoryPlan training, plan;
-        world_open(&w, &cases[i], 1);
-        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE), *b = NULL;
+        World w(&cases[i], 1);
+        Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         EngineConfig config = {};
         config.model = &w.model;
         config.micro_batch = w.c->micro_batch;
         config.seq_len = w.c->seq_len;
         config.inference = true;
-        CHECK_OK(engine_create(&gpu, &b, &config, &e), &e);
+        Engine *b = world_engine(&gpu, &w, config);
         if (a && b) {
-            CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
             check_same_inference(&w, a, b, "inference");
             cuda_engine.plan_memory(&a->config, &training);
             cuda_engine.plan_memory(&config, &plan);
             CHECK(plan.total < training.total, "%s: takes %zu bytes, training %zu", w.c->name, plan.total,
                   training.total);
         }
-        gpu.destroy(a);
-        gpu.destroy(b);
-        world_close(&w);
     }
 }
 
 // The same bits over memory full of NaN (0xff in every type) as over zeros, in every kind of step.
 // compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
-    Error e = {};
     Engine *a = engine_filled(w, 0xff, recompute), *b = engine_filled(w, 0, recompute);
     if (a && b) {
         check_same_inference(w, a, b, what);
@@ -202,25 +172,19 @@ static void compare_filled(const World *w, Recompute recompute, const char *what
             Outcome x = measure(&gpu, a, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
             Outcome y = measure(&gpu, b, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
             check_same_outcome(w, &x, &y, what);
-            CHECK_OK(gpu.update(a, all_of(&w->model), &update, &e), &e);
-            CHECK_OK(gpu.update(b, all_of(&w->model), &update, &e), &e);
-            outcome_free(&x);
-            outcome_free(&y);
+            CALL_OK(gpu.update(a, all_of(&w->model), &update, &e));
+            CALL_OK(gpu.update(b, all_of(&w->model), &update, &e));
         }
         check_same_bits(w, a, b, what);
     }
-    gpu.destroy(a);
-    gpu.destroy(b);
 }
 
 static void test_filled_memory(void) {
     for (int i = 0; i < 2 * case_count; i++) {
-        World w;
         masked = i % 2;
-        world_open(&w, &cases[i / 2], 1);
+        World w(&cases[i / 2], 1);
         compare_filled(&w, RECOMPUTE_NONE, "memory filled");
         compare_filled(&w, RECOMPUTE_BLOCK, "memory filled, recompute block");
-        world_close(&w);
     }
     masked = false;
 }
@@ -241,17 +205,14 @@ static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMo
         CHECK_CLOSE(parts.grad_sq[k], whole.grad_sq[k], tolerance, 0);
         if (mode == GNS_EXACT) CHECK_CLOSE(parts.example_sq[k], whole.example_sq[k], tolerance, 0);
     }
-    outcome_free(&whole);
-    outcome_free(&parts);
 }
 
 // 8 rows at once, one at a time, and in unequal pieces; and enough for the head to take them in chunks.
 static void test_accumulation(void) {
     static const Case in_chunks = {"a head in chunks", {1, 1, 32, 50257, 1024}, 1024, 17, 17};
     for (const Case *c : {&cases[CASES - 1], &in_chunks}) {
-        World w;
         masked = c == &cases[CASES - 1]; // an example's masks do not depend on the rows beside it
-        world_open(&w, c, 1);
+        World w(c, 1);
         Engine *engine = engine_of(&gpu, &w, c->batch, RECOMPUTE_NONE);
         if (engine) {
             CHECK((engine_head_examples(&engine->config) < c->batch) == (c == &in_chunks), "%s: the head's chunks",
@@ -259,8 +220,6 @@ static void test_accumulation(void) {
             for (GnsMode mode : {GNS_OFF, GNS_EXACT})
                 for (int micro = 1; micro < 8; micro += 2) compare_parts(&w, engine, micro, mode);
         }
-        gpu.destroy(engine);
-        world_close(&w);
     }
     masked = false;
 }
@@ -268,18 +227,17 @@ static void test_accumulation(void) {
 // A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing. Tuning
 // itself trains nothing.
 static void test_tuning(void) {
-    World w;
     Error e = {};
     double losses[3][STEPS];
     char elsewhere[TUNING_BYTES];
-    world_open(&w, &cases[CASES - 1], steps);
+    World w(&cases[CASES - 1], steps);
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     CHECK(engine_tuning(a)[0] == 0, "tuned unasked: %s", engine_tuning(a));
-    CHECK_OK(engine_tune(a, &e), &e);
+    CALL_OK(engine_tune(a, &e));
     printf("  %.400s...\n", engine_tuning(a));
     CHECK(strlen(engine_tuning(a)) > 100, "'%s'", engine_tuning(a));
-    CHECK_OK(engine_set_tuning(b, engine_tuning(a), &e), &e);
+    CALL_OK(engine_set_tuning(b, engine_tuning(a), &e));
     CHECK(strcmp(engine_tuning(a), engine_tuning(b)) == 0, "'%s'", engine_tuning(b));
     train(&gpu, a, &w, losses[0]);
     train(&gpu, b, &w, losses[1]);
@@ -288,52 +246,38 @@ static void test_tuning(void) {
     snprintf(elsewhere, sizeof elsewhere, "x%s", engine_tuning(a));
     CHECK_ERROR(engine_set_tuning(b, elsewhere, &e), &e, ERR_INPUT, "tuned for x");
     CHECK(engine_tuning(b)[0] == 0, "'%s' is left", engine_tuning(b));
-    gpu.destroy(a);
     a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    CHECK_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e), &e);
+    CALL_OK(gpu.load(b, STATE_PARAM, all_of(&w.model), w.param, &e));
     Outcome untuned = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
     Outcome refused = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
     CHECK(!memcmp(untuned.grad, refused.grad, w.model.flat_count * sizeof(float)),
           "a refused tuning changed something");
-    outcome_free(&untuned);
-    outcome_free(&refused);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    world_close(&w);
 }
 
 // Norms add up over ranges, and an update in pieces is the update.
 static void test_ranges(void) {
-    World w;
-    Error e = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
     size_t cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
     Outcome whole = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
     Outcome other = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_OFF);
-    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
-    for (int i = 0; i < 3; i++) CHECK_OK(gpu.update(b, Range{cut[i], cut[i + 1]}, &update, &e), &e);
+    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
+    for (int i = 0; i < 3; i++) CALL_OK(gpu.update(b, Range{cut[i], cut[i + 1]}, &update, &e));
     check_same_bits(&w, a, b, "update in pieces");
-    double *sum = take<double>(w.model.tensor_count);
+    Array<double> sum(w.model.tensor_count, NAN);
     for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
     StepResult r = {NAN, other.grad_sq, other.example_sq, NULL, 0};
     for (int i = 0; i < 3; i++) {
-        CHECK_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e), &e);
-        CHECK_OK(gpu.result(b, &r, &e), &e);
+        CALL_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e));
+        CALL_OK(gpu.result(b, &r, &e));
         for (int k = 0; k < w.model.tensor_count; k++) { // tensors outside keep what they had
             const Tensor *t = &w.model.tensors[k];
             if (t->offset < cut[i + 1] && t->offset + t->count > cut[i]) sum[k] += r.grad_sq[k];
         }
     }
     for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(sum[k], whole.grad_sq[k], 1e-6, 0);
-    free(sum);
-    outcome_free(&whole);
-    outcome_free(&other);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    world_close(&w);
 }
 
 // The hash that replicas compare, against a loop over the stored weights: the working weights, then the fp32 masters
@@ -355,33 +299,28 @@ static uint64_t hash_of(const float *param, size_t all, Range range) {
 }
 
 static void test_hash(void) {
-    World w;
-    Error e = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     size_t n = w.model.flat_count;
     Engine *engine = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-    float *param = take<float>(n);
+    Array<float> param(n, NAN);
     uint64_t hash, again;
-    CHECK_OK(gpu.store(engine, STATE_PARAM, all_of(&w.model), param, &e), &e);
+    CALL_OK(gpu.store(engine, STATE_PARAM, all_of(&w.model), param, &e));
     for (size_t cut = 0; cut < n; cut = 3 * cut + 1) {
         Range range = {cut, n - cut / 2 > cut ? n - cut / 2 : n};
-        CHECK_OK(engine_hash(engine, range, &hash, &e), &e);
+        CALL_OK(engine_hash(engine, range, &hash, &e));
         CHECK(hash == hash_of(param, n, range), "from %zu to %zu", range.begin, range.end);
     }
-    CHECK_OK(engine_hash(engine, all_of(&w.model), &hash, &e), &e);
+    CALL_OK(engine_hash(engine, all_of(&w.model), &hash, &e));
     for (size_t i = 0; i < n; i += n / 20) { // the last bit of one weight, which bf16 does not see
         uint32_t bits;
         memcpy(&bits, &param[i], sizeof bits);
         bits ^= 1;
         memcpy(&param[i], &bits, sizeof bits);
-        CHECK_OK(gpu.load(engine, STATE_PARAM, Range{i, i + 1}, &param[i], &e), &e);
-        CHECK_OK(engine_hash(engine, all_of(&w.model), &again, &e), &e);
+        CALL_OK(gpu.load(engine, STATE_PARAM, Range{i, i + 1}, &param[i], &e));
+        CALL_OK(engine_hash(engine, all_of(&w.model), &again, &e));
         CHECK(again != hash && again == hash_of(param, n, all_of(&w.model)), "element %zu", i);
         hash = again;
     }
-    free(param);
-    gpu.destroy(engine);
-    world_close(&w);
 }
 
 // Delays the engine's stream for a while.
@@ -404,10 +343,9 @@ static void hold_engine(Engine *engine, Hold *hold) {
 
 // got: (flat_count), pinned like a checkpoint's copy.
 static void check_stored(Engine *engine, const World *w, StateKind kind, float *got, const float *want) {
-    Error e = {};
     size_t bytes = w->model.flat_count * sizeof(float);
     memset(got, 0xff, bytes);
-    CHECK_OK(gpu.store(engine, kind, all_of(&w->model), got, &e), &e);
+    CALL_OK(gpu.store(engine, kind, all_of(&w->model), got, &e));
     CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
@@ -415,48 +353,40 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
 // the next step; a store of gradients waits for all queued work.
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
-    World w;
-    Error e = {};
-    world_open(&w, &cases[3], 1);
+    World w(&cases[3], 1);
     Engine *a = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE), *b = engine_of(&gpu, &w, w.c->batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
-    float *want[4], *got; // by StateKind: what b keeps, which nobody holds up
+    Array<float> want[4]; // by StateKind: what b keeps, which nobody holds up
+    float *got;
     Hold hold;
     CHECK(cudaMallocHost(&got, w.model.flat_count * sizeof(float)) == cudaSuccess, "no pinned memory");
     for (Engine *engine : {b, a}) {
         Outcome o = measure(&gpu, engine, &w, w.tokens, w.c->batch, w.c->batch, GNS_LN);
-        outcome_free(&o);
         if (engine == a) hold_engine(a, &hold);
-        CHECK_OK(gpu.update(engine, all_of(&w.model), &update, &e), &e);
+        CALL_OK(gpu.update(engine, all_of(&w.model), &update, &e));
     }
-    CHECK_OK(gpu.begin_step(b, &e), &e);
-    CHECK_OK(gpu.micro_step(b, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    CALL_OK(gpu.begin_step(b, &e));
+    CALL_OK(gpu.micro_step(b, w.tokens, w.c->batch, GNS_LN, &e));
     for (StateKind kind : kinds) {
-        want[kind] = take<float>(w.model.flat_count);
-        CHECK_OK(gpu.store(b, kind, all_of(&w.model), want[kind], &e), &e);
+        want[kind].resize(w.model.flat_count);
+        CALL_OK(gpu.store(b, kind, all_of(&w.model), want[kind], &e));
     }
     check_stored(a, &w, STATE_MOMENT1, got, want[STATE_MOMENT1]);
     CHECK(hold.ended, "copied before the update");
     hold_engine(a, &hold);
-    CHECK_OK(gpu.begin_step(a, &e), &e);
-    CHECK_OK(gpu.micro_step(a, w.tokens, w.c->batch, GNS_LN, &e), &e);
+    CALL_OK(gpu.begin_step(a, &e));
+    CALL_OK(gpu.micro_step(a, w.tokens, w.c->batch, GNS_LN, &e));
     for (StateKind kind : kinds) {
         if (kind == STATE_GRAD) CHECK(!hold.ended, "the copies waited for the next step");
         check_stored(a, &w, kind, got, want[kind]);
-        free(want[kind]);
     }
     CHECK(hold.ended, "gradients were copied before the step that makes them");
     cudaFreeHost(got);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    world_close(&w);
 }
 
 // A gradient that is not a number changes nothing.
 static void test_nonfinite(void) {
-    World w;
-    Error e = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     const Tensor *gamma = model_tensor(&w.model, LN2_W, 1);
     w.param[gamma->offset + 5] = NAN;
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -465,24 +395,18 @@ static void test_nonfinite(void) {
     double square = 0;
     for (int k = 0; k < w.model.tensor_count; k++) square += o.grad_sq[k];
     CHECK(!isfinite(square) && !isfinite(o.loss), "norm %g, loss %g", square, o.loss);
-    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
-    float *after = take<float>(w.model.flat_count);
-    CHECK_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e), &e);
+    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
+    Array<float> after(w.model.flat_count, NAN);
+    CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e));
     CHECK(memcmp(after, w.param, w.model.flat_count * sizeof(float)) == 0, "parameters moved");
-    CHECK_OK(gpu.store(a, STATE_MOMENT2, all_of(&w.model), after, &e), &e);
+    CALL_OK(gpu.store(a, STATE_MOMENT2, all_of(&w.model), after, &e));
     for (size_t i = 0; i < w.model.flat_count; i++) CHECK(after[i] == 0, "second moment %g", after[i]);
-    free(after);
-    outcome_free(&o);
-    gpu.destroy(a);
-    world_close(&w);
 }
 
 // A gradient that overflows changes nothing, and leaves nothing behind: the next step is that of a fresh engine.
 static void test_overflow(void) {
     if (!FP16) SKIP("only fp16 overflows");
-    World w;
-    Error e = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
     UpdateConfig update = update_config(w.c, 1);
@@ -491,18 +415,14 @@ static void test_overflow(void) {
     double square = 0;
     for (int k = 0; k < w.model.tensor_count; k++) square += over.grad_sq[k];
     CHECK(isfinite(over.loss) && !isfinite(square), "loss %g, norm %g", over.loss, square);
-    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
+    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
     gpu.scale_loss(a, loss_scale(&w));
     Outcome x = measure(&gpu, a, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
     Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(w.c), w.c->micro_batch, GNS_EXACT);
     check_same_outcome(&w, &x, &y, "after an overflow");
-    CHECK_OK(gpu.update(a, all_of(&w.model), &update, &e), &e);
-    CHECK_OK(gpu.update(b, all_of(&w.model), &update, &e), &e);
+    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
+    CALL_OK(gpu.update(b, all_of(&w.model), &update, &e));
     check_same_bits(&w, a, b, "after an overflow");
-    for (Outcome *o : {&over, &x, &y}) outcome_free(o);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    world_close(&w);
 }
 
 static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
@@ -524,7 +444,7 @@ static void test_memory(void) {
     Model model;
     ModelConfig config = {0, 0, 0, 50257, 1024};
     CHECK(model_preset(&config, "gpt2-124M"), "preset");
-    CHECK_OK(model_create(&model, &config, &e), &e);
+    CALL_OK(model_create(&model, &config, &e));
     size_t none = planned(&model, 64, RECOMPUTE_NONE), gelu = planned(&model, 64, RECOMPUTE_GELU);
     size_t block = planned(&model, 64, RECOMPUTE_BLOCK);
     const double gib = 1 << 30;

@@ -56,8 +56,6 @@ static void compare_batch(const World *w, Engine *a, Engine *b) {
     check_gradients(w, &got, &want);
     check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
     check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
-    outcome_free(&got);
-    outcome_free(&want);
     // the same without the exact norms takes other paths to the same gradient
     got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
     want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
@@ -68,8 +66,6 @@ static void compare_batch(const World *w, Engine *a, Engine *b) {
             CHECK(isnan(got.example_sq[k]), "%s: %s was not measured", w->c->name, name);
         else CHECK_CLOSE(got.example_sq[k], want.example_sq[k], NORM, 0);
     }
-    outcome_free(&got);
-    outcome_free(&want);
 }
 
 static void compare_rows(const World *w, Engine *a, Engine *b) {
@@ -85,30 +81,26 @@ static void compare_rows(const World *w, Engine *a, Engine *b) {
                   w->model.tensors[k].name, error);
             worst_seen[3] = fmax(worst_seen[3], error);
         }
-        outcome_free(&got);
-        outcome_free(&want);
     }
 }
 
 static void compare_inference(const World *w, Engine *a, Engine *b) {
-    Error e = {};
     size_t V = (size_t)w->c->config.vocab, T = (size_t)w->c->seq_len, n = (size_t)w->c->micro_batch;
-    float *got = take<float>(size_max(V, n * T)), *want = take<float>(size_max(V, n * T));
+    Array<float> got(size_max(V, n * T), NAN), want = got;
     for (size_t length = T; length > 0; length = small ? length / 8 : length * 2 / 3) { // and rows shorter than T
         for (size_t i = 0; i < n * length; i++) got[i] = want[i] = NAN;
-        CHECK_OK(gpu.eval(a, w->tokens, (int)n, (int)length, got, &e), &e);
-        CHECK_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e), &e);
+        CALL_OK(gpu.eval(a, w->tokens, (int)n, (int)length, got, &e));
+        CALL_OK(cpu.eval(b, w->tokens, (int)n, (int)length, want, &e));
         for (size_t i = 0; i < n * length; i++) CHECK_CLOSE(got[i], want[i], 10 * LOSS, 1.0);
         if (length < T || masked) continue;
         double sum = 0; // of validation; training's has the same roundings
         for (size_t i = 0; i < n * T; i++) sum += got[i] / (double)T;
         Outcome trained = measure(&gpu, a, w, w->tokens, (int)n, (int)n, GNS_OFF);
         CHECK_CLOSE(sum, trained.nll, 2e-6, 0);
-        outcome_free(&trained);
     }
     for (int length = 1; length <= (int)T; length += (int)T / 3 + 1) {
-        CHECK_OK(gpu.logits(a, w->tokens, length, got, &e), &e);
-        CHECK_OK(cpu.logits(b, w->tokens, length, want, &e), &e);
+        CALL_OK(gpu.logits(a, w->tokens, length, got, &e));
+        CALL_OK(cpu.logits(b, w->tokens, length, want, &e));
         double diff = 0, square = 0;
         for (size_t v = 0; v < V; v++) {
             diff += ((double)got[v] - want[v]) * ((double)got[v] - want[v]);
@@ -117,15 +109,12 @@ static void compare_inference(const World *w, Engine *a, Engine *b) {
         CHECK(sqrt(diff / square) <= LOGIT, "%s: logits of %d tokens off by %.2e", w->c->name, length,
               sqrt(diff / square));
     }
-    free(got);
-    free(want);
 }
 
 static void test_against_cpu(void) {
     memset(worst_seen, 0, sizeof worst_seen);
     for (int i = 0; i < case_count; i++) {
-        World w;
-        world_open(&w, &cases[i], 1);
+        World w(&cases[i], 1);
         printf("  %s\n", w.c->name);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -134,9 +123,6 @@ static void test_against_cpu(void) {
             if (!small) compare_rows(&w, a, b);
             compare_inference(&w, a, b);
         }
-        gpu.destroy(a);
-        cpu.destroy(b);
-        world_close(&w);
     }
     printf("  largest relative error of a gradient %.1e, of a norm %.1e, of a row's own norm %.1e; 1 - cosine %.1e\n",
            worst_seen[0], worst_seen[1], worst_seen[3], worst_seen[2]);
@@ -151,9 +137,8 @@ static void test_masks_against_cpu(void) {
 
 static void test_training_against_cpu(void) {
     for (int i = 0; i < case_count; i++) {
-        World w;
         double got[STEPS], want[STEPS];
-        world_open(&w, &cases[i], steps);
+        World w(&cases[i], steps);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         if (a && b) {
@@ -163,9 +148,6 @@ static void test_training_against_cpu(void) {
                 CHECK(fabs(got[s] - want[s]) <= TRAINED * fabs(want[s]), "%s, step %d: loss %.7f, want %.7f", w.c->name,
                       s + 1, got[s], want[s]);
         }
-        gpu.destroy(a);
-        cpu.destroy(b);
-        world_close(&w);
     }
 }
 

@@ -10,7 +10,6 @@ static double gelu_slope(double x) { // by a central difference: independent of 
 }
 
 static void test_gelu(void) {
-    Error e = {};
     for (size_t n : {(size_t)1, (size_t)7, (size_t)8, (size_t)5003, (size_t)random_int(1, 100000)}) {
         std::vector<real> x = random_vector<real>(n, 0.0, 2.0), dy = random_vector<real>(n);
         const float extremes[] = {0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f};
@@ -21,9 +20,9 @@ static void test_gelu(void) {
         run_twice(
             "gelu", [&] { device_set(d_dy, dy); },
             [&] {
-                CHECK_OK(gelu_forward(y, d_x, n, 0, &e), &e);
-                CHECK_OK(bias_backward(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, &jobs, 0, &e), &e); // in place
-                CHECK_OK(column_finish(&jobs, 0, &e), &e);
+                CALL_OK(gelu_forward(y, d_x, n, 0, &e));
+                CALL_OK(bias_backward(d_dy, dbias, d_dy, d_x, 1, 1, (int)n, &jobs, 0, &e)); // in place
+                CALL_OK(column_finish(&jobs, 0, &e));
             },
             {{y, n * sizeof(real)}, {d_dy, n * sizeof(real)}});
         std::vector<double> want(n), want_dx(n);
@@ -45,7 +44,6 @@ static void test_gelu(void) {
 }
 
 static void bias_case(Shape s, bool gelu) {
-    Error e = {};
     const int B = s.B, T = s.T, C = s.C;
     const size_t n = (size_t)B * T * C;
     const std::vector<real> dy = random_vector<real>(n), x = random_vector<real>(n, 0.0, 1.5);
@@ -57,8 +55,8 @@ static void bias_case(Shape s, bool gelu) {
     run_twice(
         "bias", [&] { columns_reset(dbias); },
         [&] {
-            CHECK_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, &jobs, 0, &e), &e);
-            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+            CALL_OK(bias_backward(dx, dbias.device, d_dy, gelu ? d_x : NULL, B, T, C, &jobs, 0, &e));
+            CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
     std::vector<double> rows(n);
@@ -81,7 +79,6 @@ static void test_bias_backward(void) {
 
 // Stage two of several at once, of other shapes.
 static void test_together(void) {
-    Error e = {};
     const Shape shapes[] = {{3, 33, 40}, {1, 5, 7}, {2, random_int(1, 300), 1028}, {random_int(1, 40), 9, 132}};
     ColumnJobs jobs = jobs_new(0);
     size_t bytes = 0;
@@ -105,10 +102,9 @@ static void test_together(void) {
         },
         [&] {
             for (int i = 0; i < COLUMN_JOBS_MAX; i++)
-                CHECK_OK(bias_backward(NULL, biases[i].device, d_dy[i], NULL, shapes[i].B, shapes[i].T, shapes[i].C,
-                                       &jobs, 0, &e),
-                         &e);
-            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+                CALL_OK(bias_backward(NULL, biases[i].device, d_dy[i], NULL, shapes[i].B, shapes[i].T, shapes[i].C,
+                                      &jobs, 0, &e));
+            CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
     for (int i = 0; i < COLUMN_JOBS_MAX; i++) columns_check("dbias", biases[i], as_doubles(dy[i]), shapes[i].T);

@@ -40,7 +40,6 @@ static double factor_at(const RowDropout &r, size_t i, int C) {
 }
 
 static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
-    Error e = {};
     const RowDropout drop = random_dropout(s, drops);
     const int N = s.B * s.T, C = s.C;
     const size_t n = (size_t)N * C;
@@ -57,7 +56,7 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
         },
         [&] {
             const real *second = residual ? d_b : NULL;
-            CHECK_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C, 0, &e), &e);
+            CALL_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C, 0, &e));
         },
         {{out, n * sizeof(real)}, {mean, N * sizeof(float)}, {rstd, N * sizeof(float)}});
     std::vector<real> x = a;
@@ -139,7 +138,6 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
 // in_place: dresidual is dy's buffer (without accumulate); where it drops, dbranch is.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
-    Error e = {};
     const RowDropout drop = random_dropout(s, drops);
     const int B = s.B, T = s.T, C = s.C;
     const BackwardInputs in = backward_inputs(B * T, C, accumulate, mean);
@@ -165,11 +163,10 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
             columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
         },
         [&] {
-            CHECK_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
-                                        d_branch, drop, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B,
-                                        T, C, &jobs, 0, &e),
-                     &e);
-            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+            CALL_OK(layernorm_backward(dr, accumulate, dgamma.device, dbeta.device, bias ? dbias.device : none,
+                                       d_branch, drop, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma, B,
+                                       T, C, &jobs, 0, &e));
+            CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
     const BackwardReference want = backward_reference(in);

@@ -69,13 +69,12 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
 
 // All rows against cuBLASLt's product: each is one rounding away from the sum. Its dGELU is no oracle: not known how exact.
 static void check_library(const Case &c, const std::vector<real> &y) {
-    Error e = {};
     const Linear &l = c.l;
     const double fp32 = 1e-4;
     real *product = device_new<real>(y.size());
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l.epilogue)};
     if (takes_bias(l.epilogue)) shape.epilogue = MATMUL_BIAS;
-    CHECK_OK(matmul_run(library, shape, product, l.x, l.weight, l.bias, &e), &e);
+    CALL_OK(matmul_run(library, shape, product, l.x, l.weight, l.bias, &e));
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {
         if (l.epilogue == LINEAR_DGELU) want[i] *= derivative_of_gelu(value(c.extra[i]));
@@ -88,38 +87,35 @@ static void check_library(const Case &c, const std::vector<real> &y) {
 
 // GELU is gelu_forward's of what is stored; the product is also LINEAR_BIAS's.
 static void check_bits(const Case &c, const std::vector<real> &y) {
-    Error e = {};
     if (!takes_bias(c.l.epilogue) || c.l.epilogue == LINEAR_RESIDUAL) return;
     real *expected = device_new<real>(y.size()), *product = device_new<real>(y.size());
     if (c.l.epilogue == LINEAR_GELU) {
-        CHECK_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e), &e);
+        CALL_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e));
         CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(host_from(c.l.gelu, y.size())), "GELU's bits");
         return;
     }
     Linear l = c.l;
     l.epilogue = LINEAR_GELU, l.y = product, l.gelu = expected;
-    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    CALL_OK(linear_sm90(l, 0, &e));
     CHECK(as_doubles(host_from(product, y.size())) == as_doubles(y), "the product's bits");
 }
 
 // Fewer rows give the same bits, and none after them is written (the guards see it).
 static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
-    Error e = {};
     Linear l = c.l;
     l.rows = random_int(1, c.l.rows);
     const size_t n = (size_t)l.rows * l.out;
     l.y = device_new<real>(n), l.gelu = device_new<real>(n);
-    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    CALL_OK(linear_sm90(l, 0, &e));
     CHECK(as_doubles(host_from(l.y, n)) == as_doubles(std::vector<real>(y.begin(), y.begin() + n)),
           "%d of %d rows give other bits", l.rows, c.l.rows);
 }
 
 static void linear_case(Widths s, LinearEpilogue epilogue) {
-    Error e = {};
     const Case c = case_new(s, epilogue);
     const size_t n = (size_t)s.rows * s.out;
     bool usable = false;
-    CHECK_OK(linear_sm90_usable(&usable, s.in, s.out, &e), &e);
+    CALL_OK(linear_sm90_usable(&usable, s.in, s.out, &e));
     CHECK(usable, "%d to %d is not usable", s.in, s.out);
     std::vector<Output> outputs = {{c.l.y, n * sizeof(real)}};
     if (c.l.gelu) outputs.push_back({c.l.gelu, n * sizeof(real)});
@@ -127,7 +123,7 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
         for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
     };
     run_twice(
-        "linear", poison, [&] { CHECK_OK(linear_sm90(c.l, 0, &e), &e); }, outputs);
+        "linear", poison, [&] { CALL_OK(linear_sm90(c.l, 0, &e)); }, outputs);
     const std::vector<real> y = host_from(c.l.y, n);
     for (int row : {0, std::min(63, s.rows - 1), std::min(128, s.rows - 1), random_int(0, s.rows - 1), s.rows - 1})
         check_row(c, y, row);
@@ -154,7 +150,6 @@ static void test_linear(void) {
 
 // The column sums of y as stored, and their squares by example.
 static void columns_case(int B, int T, int in, int out) {
-    Error e = {};
     const Case c = case_new({B * T, in, out}, LINEAR_DGELU);
     const Columns columns = columns_new(B, out);
     Linear l = c.l;
@@ -166,8 +161,8 @@ static void columns_case(int B, int T, int in, int out) {
     run_twice(
         "columns", [&] { columns_reset(columns); },
         [&] {
-            CHECK_OK(linear_sm90(l, 0, &e), &e);
-            CHECK_OK(column_finish(&jobs, 0, &e), &e);
+            CALL_OK(linear_sm90(l, 0, &e));
+            CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
     columns_check("columns", columns, as_doubles(host_from(c.l.y, (size_t)B * T * out)), T);
@@ -209,7 +204,6 @@ static Head head_new(int B, int T, int V, int C) {
 // The whole head as the engine runs it, against float64: exponentials by LINEAR_SOFTMAX, cross-entropy around it, the
 // gradient of x by LINEAR_SCALED; the gradient of the weight is the product of what is left.
 static void head_case(int B, int T, int V, int C) {
-    Error e = {};
     const Head h = head_new(B, T, V, C);
     const int R = h.rows, Vp = h.Vp, tiles = linear_sm90_tiles(Vp);
     const float scale = (float)(1 << random_int(0, 10));
@@ -233,11 +227,10 @@ static void head_case(int B, int T, int V, int C) {
             device_set(x, h.x);
         },
         [&] {
-            CHECK_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e), &e);
-            CHECK_OK(linear_sm90(l, 0, &e), &e);
-            CHECK_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, 0, &e),
-                     &e);
-            CHECK_OK(linear_sm90(d, 0, &e), &e);
+            CALL_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e));
+            CALL_OK(linear_sm90(l, 0, &e));
+            CALL_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, 0, &e));
+            CALL_OK(linear_sm90(d, 0, &e));
         },
         outputs);
     const std::vector<real> got = host_from(y, n), scaled = host_from(x, (size_t)R * C), got_dx = host_from(dx, R * C);
@@ -289,7 +282,6 @@ static void test_head(void) {
 
 // A target far below another logit: exponentials are bounded, so that the row's sum is finite. NaN stays NaN.
 static void test_exponential_bounds(void) {
-    Error e = {};
     const int rows = 5, C = 64, V = 200, Vp = 256, tiles = linear_sm90_tiles(Vp);
     std::vector<real> values = random_vector<real>(rows * C);
     std::vector<float> shifts = {0.0f, -1e4f, 0.0f, 1e4f, NAN};
@@ -297,7 +289,7 @@ static void test_exponential_bounds(void) {
     Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = rows, .in = C, .out = Vp, .x = device_from(values)};
     l.weight = device_from(random_vector<real>(Vp * C)), l.y = device_new<real>(rows * Vp);
     l.row_values = device_from(shifts), l.row_sums = device_new<float>(tiles * rows), l.counted = V, l.ticket = ticket;
-    CHECK_OK(linear_sm90(l, 0, &e), &e);
+    CALL_OK(linear_sm90(l, 0, &e));
     const std::vector<double> y = as_doubles(host_from(l.y, rows * Vp));
     const std::vector<float> sums = host_from(l.row_sums, tiles * rows);
     for (int v = 0; v < Vp; v++) {
@@ -313,20 +305,18 @@ static void test_exponential_bounds(void) {
 }
 
 static void test_unusable_widths(void) {
-    Error e = {};
     for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}}) {
         bool usable = true;
-        CHECK_OK(linear_sm90_usable(&usable, s.in, s.out, &e), &e);
+        CALL_OK(linear_sm90_usable(&usable, s.in, s.out, &e));
         CHECK(!usable, "%d to %d is usable", s.in, s.out);
     }
 }
 
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_linear_cuda", argc, argv);
-    Error e = {};
     bool usable = false;
     if (code) return code;
-    CHECK_OK(linear_sm90_usable(&usable, 256, 64, &e), &e);
+    CALL_OK(linear_sm90_usable(&usable, 256, 64, &e));
     if (!usable) {
         printf("SKIP test_linear_cuda: not for this GPU or precision\n");
         return ERR_SKIPPED;
@@ -336,7 +326,7 @@ int main(int argc, char **argv) {
     CUDA_OK(cudaMalloc(&ticket, sizeof *ticket));
     CUDA_OK(cudaMemset(ticket, 0, sizeof *ticket));
     library = (Matmul *)calloc(1, sizeof *library);
-    CHECK_OK(matmul_create(library, workspace, 0, &e), &e);
+    CALL_OK(matmul_create(library, workspace, 0, &e));
     RUN(test_linear);
     RUN(test_columns);
     if (!FP16) RUN(test_head); // its range is too small

@@ -5,8 +5,6 @@
 
 #include "cuda/engine.cuh"
 
-#include <vector>
-
 static const double CLOSE = FP32 ? 1e-5 : 2e-2; // of the logits' norm
 
 static const struct {
@@ -29,8 +27,6 @@ static int draw(int n) { return (int)(rng_u32(seed, 1 << 20, draws++) % (uint32_
 static bool documents; // are kept apart: token 0 opens one
 
 static Engine *engine_with(const Api *api, const World *w, int kind) {
-    Error e = {};
-    Engine *engine = NULL;
     EngineConfig config = {};
     config.model = &w->model;
     config.seq_len = w->c->seq_len;
@@ -38,15 +34,12 @@ static Engine *engine_with(const Api *api, const World *w, int kind) {
     config.recompute = kinds[kind].recompute;
     config.inference = kinds[kind].inference;
     config.document_mask = documents;
-    CHECK_OK(engine_create(api, &engine, &config, &e), &e);
-    CHECK_OK(api->load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e);
-    return engine;
+    return world_engine(api, w, config);
 }
 
 static std::vector<float> logits_of(const World *w, const Api *api, Engine *engine, const uint16_t *tokens, int n) {
-    Error e = {};
     std::vector<float> x(w->c->config.vocab, NAN);
-    CHECK_OK(api->logits(engine, tokens, n, x.data(), &e), &e);
+    CALL_OK(api->logits(engine, tokens, n, x.data(), &e));
     return x;
 }
 
@@ -63,13 +56,12 @@ static double difference(const std::vector<float> &got, const std::vector<float>
 static int disturb(const World *w, Engine *engine, std::vector<uint16_t> &text, int n) {
     const int T = w->c->seq_len, V = w->c->config.vocab;
     std::vector<float> loss((size_t)T * w->c->micro_batch);
-    Error e = {};
     switch (draw(6)) {
     case 0: text[draw(n)] = (uint16_t)draw(V); return n;
     case 1: return 1 + draw(T);
     case 2: return n > 1 ? n - 1 : n;
-    case 3: CHECK_OK(gpu.eval(engine, w->tokens, 1, 1 + draw(T), loss.data(), &e), &e); return n;
-    case 4: CHECK_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e), &e); return n;
+    case 3: CALL_OK(gpu.eval(engine, w->tokens, 1, 1 + draw(T), loss.data(), &e)); return n;
+    case 4: CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e)); return n;
     default: return n;
     }
 }
@@ -129,22 +121,16 @@ static void compare_texts(const World *w, int kind, Engine *fresh, Engine *c, do
         if (!documents && draw(8) == 0 && n > 1 && n < T)
             check_spoilt(w, a, kind, text.data(), n), a->seen_count = b->seen_count = 0;
     }
-    gpu.destroy(a);
-    gpu.destroy(b);
 }
 
 static void compare_cases(void) {
     for (int i = 0; i < case_count; i++) {
-        World w;
         double worst = 0;
-        world_open(&w, &cases[i], 1);
+        World w(&cases[i], 1);
         Engine *fresh = engine_with(&gpu, &w, RECOMPUTING), *c = engine_with(&cpu, &w, INFERENCE);
         for (int kind = 0; kind < KINDS; kind++)
             if (i == 2 || kind == TRAINING || kind == INFERENCE) compare_texts(&w, kind, fresh, c, &worst);
         printf("  %s: at most %.1e off a new engine's\n", w.c->name, worst);
-        gpu.destroy(fresh);
-        cpu.destroy(c);
-        world_close(&w);
     }
 }
 
@@ -162,36 +148,30 @@ static void test_reuse_within_documents(void) {
 
 // An update is seen, whether the text goes on or not.
 static void test_update(void) {
-    World w;
-    Error e = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     Engine *a = engine_with(&gpu, &w, TRAINING), *fresh = engine_with(&gpu, &w, TRAINING);
     UpdateConfig u = update_config(w.c, 1);
     u.lr = 0.1, u.batch = 1;
     std::vector<float> param(w.model.flat_count);
-    CHECK_OK(gpu.begin_step(a, &e), &e);
-    CHECK_OK(gpu.micro_step(a, w.tokens, 1, GNS_OFF, &e), &e);
+    CALL_OK(gpu.begin_step(a, &e));
+    CALL_OK(gpu.micro_step(a, w.tokens, 1, GNS_OFF, &e));
     const std::vector<float> before = logits_of(&w, &gpu, a, w.tokens, 20);
-    CHECK_OK(gpu.norms(a, all_of(&w.model), &e), &e);
-    CHECK_OK(gpu.update(a, all_of(&w.model), &u, &e), &e);
-    CHECK_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), param.data(), &e), &e);
-    CHECK_OK(gpu.load(fresh, STATE_PARAM, all_of(&w.model), param.data(), &e), &e);
+    CALL_OK(gpu.norms(a, all_of(&w.model), &e));
+    CALL_OK(gpu.update(a, all_of(&w.model), &u, &e));
+    CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), param.data(), &e));
+    CALL_OK(gpu.load(fresh, STATE_PARAM, all_of(&w.model), param.data(), &e));
     const std::vector<float> got = logits_of(&w, &gpu, a, w.tokens, 21);
     CHECK(got == logits_of(&w, &gpu, fresh, w.tokens, 21), "logits from keys of the old weights");
     CHECK(difference(before, got) > 0.01, "no update");
-    gpu.destroy(a);
-    gpu.destroy(fresh);
-    world_close(&w);
 }
 
 // Greedy text: the tokens of an engine that recomputes everything, wherever the likeliest leads by more than rounding.
 static void test_same_text(void) {
-    World w;
     int ties = 0;
-    world_open(&w, &cases[8], 1);
+    World w(&cases[8], 1);
     const int T = w.c->seq_len;
     Engine *a = engine_with(&gpu, &w, INFERENCE), *b = engine_with(&gpu, &w, RECOMPUTING);
-    std::vector<uint16_t> text(w.tokens, w.tokens + T);
+    std::vector<uint16_t> text(w.tokens.begin(), w.tokens.begin() + T);
     for (int n = 900; n < T; n++) {
         const std::vector<float> x = logits_of(&w, &gpu, a, text.data(), n);
         b->seen_count = 0;
@@ -205,9 +185,6 @@ static void test_same_text(void) {
         text[n] = (uint16_t)best;
     }
     printf("  %d tokens, %d of them ties that fell otherwise\n", T - 900, ties);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    world_close(&w);
 }
 
 int main(int argc, char **argv) {

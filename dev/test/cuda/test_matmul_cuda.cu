@@ -67,7 +67,6 @@ static std::vector<double> product_reference(const MatmulShape &s, const Operand
 
 // Runs the product twice for equal bits, and compares.
 template <typename X> static void product_case(const MatmulShape &s) {
-    Error e = {};
     const size_t n = (size_t)s.m * s.n;
     const float before = 0.5f;
     const Operand a = operand_new((size_t)s.m * s.k), b = operand_new((size_t)s.k * s.n);
@@ -79,7 +78,7 @@ template <typename X> static void product_case(const MatmulShape &s) {
             if (s.accumulate) device_set(out, std::vector<X>(n, (X)before));
             else CUDA_OK(cudaMemset(out, POISON, n * sizeof(X)));
         },
-        [&] { CHECK_OK(matmul_run(mm, s, out, a.device, b.device, extra.device, &e), &e); }, {{out, n * sizeof(X)}});
+        [&] { CALL_OK(matmul_run(mm, s, out, a.device, b.device, extra.device, &e)); }, {{out, n * sizeof(X)}});
     const std::vector<double> want = product_reference(s, a, b, extra, s.accumulate ? before : 0.0);
     check_close("out", host_from(out, n), want, sizeof(X) == 2 ? 2 * ROUNDING : 1e-5, sizeof(X) == 2 ? 5e-3 : 1e-5);
     case_end();
@@ -108,7 +107,6 @@ static void test_products(void) {
 
 // out = a b + bias + c: a layer at the end of a branch.
 static void test_addend(void) {
-    Error e = {};
     for (int i = 0; i < 8; i++) {
         MatmulShape s = random_shape(i);
         s.accumulate = true, s.epilogue = MATMUL_BIAS;
@@ -119,7 +117,7 @@ static void test_addend(void) {
         run_twice(
             "addend", [&] { CUDA_OK(cudaMemset(out, POISON, n * sizeof(real))); },
             [&] {
-                CHECK_OK(matmul_add(mm, s, out, {1, c.device}, 1, a.device, b.device, bias.device, &e), &e);
+                CALL_OK(matmul_add(mm, s, out, {1, c.device}, 1, a.device, b.device, bias.device, &e));
             },
             {{out, n * sizeof(real)}});
         std::vector<double> want = product_reference(s, a, b, bias, 0.0);
@@ -173,7 +171,7 @@ static void test_tuning(void) {
     matmul_tune(mm, false);
     CHECK(choices() == 1 && strlen(mm->choices) == sizeof mm->choices - 20, "%s", mm->choices);
     strcpy(text, mm->choices);
-    CHECK_OK(matmul_choices_load(mm, text, &e), &e);
+    CALL_OK(matmul_choices_load(mm, text, &e));
     product_case<real>(first);
     product_case<real>(second);
     char *sums = strstr(text, " with fp32 sums"); // earlier builds' choices are without, and may add in 16 bits
@@ -182,18 +180,17 @@ static void test_tuning(void) {
         memmove(sums, sums + strlen(" with fp32 sums"), strlen(sums + strlen(" with fp32 sums")) + 1);
         CHECK_ERROR(matmul_choices_load(mm, text, &e), &e, ERR_INPUT, "were tuned for");
     }
-    CHECK_OK(matmul_choices_load(mm, "", &e), &e);
+    CALL_OK(matmul_choices_load(mm, "", &e));
     CHECK(choices() == 0, "%s", mm->choices);
 }
 
 int main(int argc, char **argv) {
-    Error e = {};
     void *workspace;
     int code = kernel_test_begin("test_matmul_cuda", argc, argv);
     if (code) return code;
-    CHECK_OK(memory_alloc_zero((void **)&mm, sizeof *mm, "matmul plans", &e), &e);
+    CALL_OK(memory_alloc_zero((void **)&mm, sizeof *mm, "matmul plans", &e));
     CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
-    CHECK_OK(matmul_create(mm, workspace, 0, &e), &e);
+    CALL_OK(matmul_create(mm, workspace, 0, &e));
     RUN(test_products);
     RUN(test_addend);
     RUN(test_other_answers);

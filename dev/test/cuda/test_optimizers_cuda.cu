@@ -7,8 +7,6 @@
 #include "math/rng.h"
 #include "ranks/transport.h"
 
-#include <vector>
-
 static const Case many = {"more matrices than a call takes", {17, 1, 16, 31, 8}, 8, 2, 2};
 
 static const double ROUNDING = 1e-4;               // of a step: weights are fp32
@@ -31,9 +29,8 @@ static std::vector<float> random_gradient(const World *w, Random &random) {
 }
 
 static std::vector<float> state_of(const World *w, const Api *api, Engine *engine, StateKind kind) {
-    Error e = {};
     std::vector<float> x(w->model.flat_count, NAN);
-    CHECK_OK(api->store(engine, kind, all_of(&w->model), x.data(), &e), &e);
+    CALL_OK(api->store(engine, kind, all_of(&w->model), x.data(), &e));
     return x;
 }
 
@@ -43,18 +40,16 @@ static void poison(Engine *engine, int byte) {
 }
 
 static void load_gradient(const World *w, const Api *api, Engine *engine, const std::vector<float> &grad) {
-    Error e = {};
-    CHECK_OK(api->begin_step(engine, &e), &e);
-    CHECK_OK(api->load(engine, STATE_GRAD, all_of(&w->model), grad.data(), &e), &e);
-    CHECK_OK(api->norms(engine, all_of(&w->model), &e), &e);
+    CALL_OK(api->begin_step(engine, &e));
+    CALL_OK(api->load(engine, STATE_GRAD, all_of(&w->model), grad.data(), &e));
+    CALL_OK(api->norms(engine, all_of(&w->model), &e));
 }
 
 static void step(const World *w, const Api *api, Engine *engine, const std::vector<float> &grad, int number) {
-    Error e = {};
     const UpdateConfig u = update_config(w->c, number);
     load_gradient(w, api, engine, grad);
-    if (optimizer == OPTIMIZER_LAMB) CHECK_OK(api->trust(engine, all_of(&w->model), &u, &e), &e);
-    CHECK_OK(api->update(engine, all_of(&w->model), &u, &e), &e);
+    if (optimizer == OPTIMIZER_LAMB) CALL_OK(api->trust(engine, all_of(&w->model), &u, &e));
+    CALL_OK(api->update(engine, all_of(&w->model), &u, &e));
 }
 
 // |got - want| of a tensor, of |want - before|.
@@ -74,9 +69,8 @@ static void compare_engines(const World *w) {
     Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
     Engine *b = engine_of(&cpu, w, w->c->micro_batch, RECOMPUTE_NONE);
     for (int number = 1; number <= (small ? 1 : 2); number++) {
-        Error e = {};
         const std::vector<float> grad = random_gradient(w, random), before = state_of(w, &cpu, b, STATE_PARAM);
-        CHECK_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e), &e); // each step for itself
+        CALL_OK(gpu.load(a, STATE_PARAM, all_of(&w->model), before.data(), &e)); // each step for itself
         poison(a, 0xff);
         step(w, &gpu, a, grad, number);
         step(w, &cpu, b, grad, number);
@@ -100,16 +94,12 @@ static void compare_engines(const World *w) {
         }
     }
     printf("  %s, %s: at most %.1e of a step off\n", optimizer_names[optimizer], w->c->name, worst);
-    gpu.destroy(a);
-    cpu.destroy(b);
 }
 
 template <typename F> static void each_world(F f) {
     for (int i = 0; i < case_count + !small; i++) {
-        World w;
-        world_open(&w, i < case_count ? &cases[i] : &many, steps);
+        World w(i < case_count ? &cases[i] : &many, steps);
         f(&w);
-        world_close(&w);
     }
 }
 
@@ -201,7 +191,6 @@ static void compare_loops(const World *w) {
         }
     }
     printf("  %s: at most %.1e of a step off\n", w->c->name, worst);
-    gpu.destroy(engine);
 }
 
 static void test_against_loops(void) {
@@ -222,12 +211,11 @@ static void check_bits(const World *w, Engine *a, Engine *b, const char *what) {
 
 // Cut into buckets, and these into the parts of ranks that keep matrices whole. LAMB's norms are of whole tensors.
 static void update_in_parts(const World *w, Engine *engine, int number, int ranks) {
-    Error e = {};
     const UpdateConfig u = update_config(w->c, number);
-    if (optimizer == OPTIMIZER_LAMB) CHECK_OK(gpu.trust(engine, all_of(&w->model), &u, &e), &e);
+    if (optimizer == OPTIMIZER_LAMB) CALL_OK(gpu.trust(engine, all_of(&w->model), &u, &e));
     for (int i = 0; i < model_bucket_count(&w->model); i++)
         for (int r = 0; r < ranks; r++)
-            CHECK_OK(gpu.update(engine, transport_whole_part(&w->model, i, r, ranks), &u, &e), &e);
+            CALL_OK(gpu.update(engine, transport_whole_part(&w->model, i, r, ranks), &u, &e));
 }
 
 static void compare_bits(const World *w) {
@@ -245,7 +233,6 @@ static void compare_bits(const World *w) {
         check_bits(w, engine[0], engine[2], "by bucket");
         check_bits(w, engine[0], engine[3], "by the parts of four ranks");
     }
-    for (Engine *one : engine) gpu.destroy(one);
 }
 
 static void test_bits(void) {
@@ -257,11 +244,9 @@ static void test_bits(void) {
 
 // Squared norms add up over the parts of a tensor.
 static void test_trust_in_parts(void) {
-    World w;
-    Error e = {};
     Random random = {};
     optimizer = OPTIMIZER_LAMB;
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     const size_t n = 2 * (size_t)w.model.tensor_count,
                  cut[] = {0, 64 * 7, w.model.flat_count / 3 / 64 * 64, w.model.flat_count};
     const UpdateConfig u = update_config(w.c, 1);
@@ -269,7 +254,7 @@ static void test_trust_in_parts(void) {
     std::vector<double> whole(n), part(n), sum(n, 0);
     const auto squares = [&](Range range, std::vector<double> &out) {
         cudaMemset(engine_buffer(engine, BUFFER_TRUST, 0), 0, n * sizeof(double));
-        CHECK_OK(gpu.trust(engine, range, &u, &e), &e);
+        CALL_OK(gpu.trust(engine, range, &u, &e));
         cudaStreamSynchronize((cudaStream_t)engine_stream(engine));
         cudaMemcpy(out.data(), engine_buffer(engine, BUFFER_TRUST, 0), n * sizeof(double), cudaMemcpyDeviceToHost);
     };
@@ -283,14 +268,11 @@ static void test_trust_in_parts(void) {
         CHECK(k % (n / 2) == 0 || whole[k] > 0, "squares %zu: %g", k, whole[k]);
         CHECK_CLOSE(sum[k], whole[k], 1e-12, 0);
     }
-    gpu.destroy(engine);
-    world_close(&w);
 }
 
 static void test_nonfinite(void) {
-    World w;
     Random random = {};
-    world_open(&w, &cases[2], 1);
+    World w(&cases[2], 1);
     for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {
         optimizer = o;
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
@@ -301,10 +283,7 @@ static void test_nonfinite(void) {
         grad[w.model.tensors[4].offset + 5] = o == OPTIMIZER_LAMB ? INFINITY : NAN;
         step(&w, &gpu, a, grad, 2);
         check_bits(&w, a, b, "a gradient that is not finite");
-        gpu.destroy(a);
-        gpu.destroy(b);
     }
-    world_close(&w);
 }
 
 // ---- Training: gradients as they are, losses beside the CPU's -------------------------------------------------------
@@ -327,29 +306,23 @@ static void compare_training(const World *w) {
     CHECK(want[steps - 1] != want[0], "%s: no step", w->c->name);
     printf("  %s, %s: losses %.4f to %.4f, at most %.1e off\n", optimizer_names[optimizer], w->c->name, want[0],
            want[steps - 1], worst);
-    gpu.destroy(a);
-    gpu.destroy(b);
-    cpu.destroy(c);
 }
 
 static void test_training(void) {
     for (Optimizer o : {OPTIMIZER_LAMB, OPTIMIZER_MUON})
         for (const Case *c : {&cases[1], &cases[2], &cases[5], &many}) {
-            World w;
             optimizer = o;
-            world_open(&w, c, steps);
+            World w(c, steps);
             compare_training(&w);
-            world_close(&w);
         }
 }
 
 // Muon's scratch lies in memory of activations, where these are more.
 static void test_memory(void) {
-    Error e = {};
     Model model;
     ModelConfig shape = {0, 0, 0, 50257, 1024};
     CHECK(model_preset(&shape, "gpt2-124M"), "preset");
-    CHECK_OK(model_create(&model, &shape, &e), &e);
+    CALL_OK(model_create(&model, &shape, &e));
     for (int micro_batch : {1, 64}) {
         size_t total[OPTIMIZERS];
         for (Optimizer o : {OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON}) {

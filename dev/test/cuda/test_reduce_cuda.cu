@@ -17,7 +17,6 @@ static std::vector<ReduceSegment> random_segments(int S, size_t *n) {
 }
 
 static void reduce_squares_case(int S) {
-    Error e = {};
     size_t n;
     const std::vector<ReduceSegment> segments = random_segments(S, &n);
     std::vector<float> x(n, NAN); // in the gaps
@@ -34,7 +33,7 @@ static void reduce_squares_case(int S) {
     void *workspace = workspace_new(reduce_squares_workspace_bytes(S));
     run_twice(
         "squares", [&] { CUDA_OK(cudaMemset(squares, POISON, S * sizeof(double))); },
-        [&] { CHECK_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e), &e); },
+        [&] { CALL_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e)); },
         {{squares, S * sizeof(double)}});
     check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
 
@@ -42,7 +41,7 @@ static void reduce_squares_case(int S) {
     while (segments[bad].count == 0) bad = (bad + 1) % S;
     x[segments[bad].offset + segments[bad].count - 1] = S % 2 ? NAN : INFINITY;
     device_set(d_x, x);
-    CHECK_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e), &e);
+    CALL_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e));
     const std::vector<double> got = host_from(squares, S);
     for (int s = 0; s < S; s++) CHECK(isfinite(got[s]) == (s != bad), "segment %d: %g", s, got[s]);
     case_end();
@@ -54,7 +53,6 @@ static void test_reduce_squares(void) {
 }
 
 static void test_reduce_examples(void) {
-    Error e = {};
     const size_t large = small_shapes_only ? 30000 : 300000;
     const size_t sizes[] = {1, 5, 768, 4097, large, (size_t)random_int(1, 50000)};
     for (size_t n : sizes) {
@@ -66,7 +64,7 @@ static void test_reduce_examples(void) {
         run_twice(
             "examples",
             [&] { device_set(gradient, before), device_set(squares, std::vector<double>(1, SQUARES_BEFORE)); },
-            [&] { CHECK_OK(reduce_examples(gradient, squares, d_x, E, n, workspace, 0, &e), &e); },
+            [&] { CALL_OK(reduce_examples(gradient, squares, d_x, E, n, workspace, 0, &e)); },
             {{gradient, n * sizeof(float)}, {squares, sizeof(double)}});
         std::vector<double> sum(before.begin(), before.end());
         double want = 0.0;
@@ -83,11 +81,10 @@ static void test_reduce_examples(void) {
 }
 
 static void test_reduce_sum(void) {
-    Error e = {};
     for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
         const std::vector<float> x = random_vector<float>(n, 3.0);
         double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE));
-        CHECK_OK(reduce_sum(sum, device_from(x), n, 0, &e), &e);
+        CALL_OK(reduce_sum(sum, device_from(x), n, 0, &e));
         CHECK_CLOSE(host_from(sum, 1)[0] - SQUARES_BEFORE, std::accumulate(x.begin(), x.end(), 0.0), 1e-9, 1.0);
         case_end();
     }

@@ -64,11 +64,10 @@ static void product_reset(const Product &p) {
 }
 
 static void product_run(const Product &p) {
-    Error e = {};
     WeightGradientPairs pairs = placed;
     for (int i = 0; p.clusters < pairs_here && i < p.clusters; i++) pairs.place[i] = (unsigned char)i;
     pairs.count = p.clusters;
-    CHECK_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e), &e);
+    CALL_OK(weight_gradient(p.g, p.d_x, p.d_dy, p.s, pairs, p.workspace, 0, &e));
 }
 
 static std::vector<Output> product_outputs(const Product &p) {
@@ -208,7 +207,6 @@ static void compare_accuracy(const Product &p, const std::vector<float> &ours, c
 }
 
 static void batched_case(Matmul *mm, WeightGradientShape s) {
-    Error e = {};
     Product p = product_new(s, pairs_here, SQUARES | BIAS);
     p.g.first = true;
     product_reset(p);
@@ -219,25 +217,24 @@ static void batched_case(Matmul *mm, WeightGradientShape s) {
     MatmulShape shape = {.m = s.in, .n = s.out, .k = s.T, .transpose_a = true, .out_float = true};
     shape.batch = s.B, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
     shape.stride_out = (int64_t)p.count();
-    CHECK_OK(matmul_run(mm, shape, each, p.d_x, p.d_dy, NULL, &e), &e);
+    CALL_OK(matmul_run(mm, shape, each, p.d_x, p.d_dy, NULL, &e));
     device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
     CUDA_OK(cudaMemset(dw, 0, p.count() * sizeof(float)));
     void *scratch = workspace_new(reduce_examples_workspace_bytes(s.B));
-    CHECK_OK(reduce_examples(dw, p.g.squares, each, s.B, p.count(), scratch, 0, &e), &e);
+    CALL_OK(reduce_examples(dw, p.g.squares, each, s.B, p.count(), scratch, 0, &e));
     CHECK_CLOSE(squares, host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, 1e-5, 0);
     shape = {.m = s.in, .n = s.out, .k = s.B * s.T, .transpose_a = true, .out_float = true};
-    CHECK_OK(matmul_run(mm, shape, dw, p.d_x, p.d_dy, NULL, &e), &e);
+    CALL_OK(matmul_run(mm, shape, dw, p.d_x, p.d_dy, NULL, &e));
     compare_accuracy(p, ours, host_from(dw, p.count()));
     columns_check("bias", p.bias, as_doubles(p.dy), s.T);
     case_end();
 }
 
 static void test_batched(void) {
-    Error e = {};
     void *workspace;
     CUDA_OK(cudaMalloc(&workspace, MATMUL_WORKSPACE_BYTES));
     auto mm = std::make_unique<Matmul>();
-    CHECK_OK(matmul_create(mm.get(), workspace, 0, &e), &e);
+    CALL_OK(matmul_create(mm.get(), workspace, 0, &e));
     for (WeightGradientShape s : {WeightGradientShape{3, 1024, 768, 768},
                                   {3, 1000, 768, 2304},
                                   {2, 1024, 1600, 1600},
@@ -251,10 +248,9 @@ static void test_batched(void) {
 
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_weight_gradient_cuda", argc, argv);
-    Error e = {};
     if (code) return code;
-    CHECK_OK(weight_gradient_clusters(&pairs_here, &e), &e);
-    CHECK_OK(weight_gradient_pairs(&placed, &e), &e);
+    CALL_OK(weight_gradient_clusters(&pairs_here, &e));
+    CALL_OK(weight_gradient_pairs(&placed, &e));
     if (pairs_here == 0) {
         printf("SKIP test_weight_gradient_cuda: not in this build, or not on this GPU\n");
         return ERR_SKIPPED;
