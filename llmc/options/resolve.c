@@ -141,8 +141,6 @@ int options_resolve(Options *o, Error *e) {
     if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)
         return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2 or 3",
                     "--reduce micro-step is only useful with --zero 2 or 3, not with --zero %d", o->zero);
-    if (o->keep == 1)
-        return FAIL(e, ERR_USAGE, "use 2 or more, or 0 for all", "--keep 1: a single checkpoint may be damaged");
     if (!*o->train && options_train(o))
         return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     return 0;

@@ -80,6 +80,7 @@ static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
         *any = true;
         int code = path_join(path, sizeof path, directory, names.name[i], &one);
         if (!code) code = inspect_checkpoint(path, out, &one);
+        if (code && !file_exists(path)) continue; // the run has removed it meanwhile
         if (code) fprintf(out, "%s\n", one.what);
         if (code && !first.code) first = one;
     }

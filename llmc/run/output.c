@@ -4,6 +4,7 @@
 #include "base/files.h"
 #include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
+#include "plan/plan.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -30,6 +31,19 @@ static int move_old_run(const char *out, Error *e) {
     return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs next to it", out);
 }
 
+// A save needs room for the old checkpoint and the new one.
+static int check_room(const Run *r, int present, Error *e) {
+    const Archive *archive = &r->saving.archive;
+    uint64_t left, one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
+    int needed = present || plan_checkpoints(&r->position.ramp, &r->setup.options) > 1 ? 2 : 1;
+    TRY(disk_free(archive->dir, archive->path, &left, e));
+    if (left + (uint64_t)present * one >= (uint64_t)needed * one) return 0;
+    return FAIL(e, ERR_WRITE, "free some space, or choose another --out",
+                "--out %s: a save needs room for %d checkpoint%s of %llu bytes, and the disk has %llu bytes left",
+                archive->path, needed, needed > 1 ? "s, the old one and the new," : "", (unsigned long long)one,
+                (unsigned long long)left);
+}
+
 // Locks the run directory, moves an earlier run aside, and cuts logs and checkpoints back to this run's step.
 static int setup_directory(Run *r, Error *e) {
     const char *out = r->setup.options.out;
@@ -48,7 +62,9 @@ static int setup_directory(Run *r, Error *e) {
         TRY(move_old_run(out, e));
         TRY(archive_open(archive, out, e));
         TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
+        checkpoints = 0;
     }
+    TRY(check_room(r, checkpoints, e));
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         print_folded(stderr, 9,
                      "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",

@@ -73,8 +73,9 @@ static int run_training(Run *r, Error *e) {
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || ends_early(r))) {
-        if (is_first(&r->setup)) print_complete(r);
-        return 0;
+        if (!is_first(&r->setup)) return 0;
+        print_complete(r);
+        return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
     }
     TRY(setup_device(&r->setup, e));
     TRY(setup_gns(r, e));

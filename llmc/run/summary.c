@@ -140,11 +140,8 @@ static void warn_of_disk(const Setup *setup, const Position *position, const Arc
     if (archive_count(archive, &present, &ignored) || disk_free(archive->dir, archive->path, &left, &ignored)) return;
     int64_t most = plan_checkpoints(&position->ramp, o), more = most > present ? most - present : 1;
     if ((double)left >= (double)more * one) return;
-    double fit = present + (double)left / one;
-    const char *then = fit < 1    ? "None fits: free some space"
-                       : !o->keep ? "Free some space, or remove older ones with --keep"
-                       : fit < 2  ? "One fits and is kept: free space for another"
-                                  : "Older ones are removed as needed";
+    const char *then =
+        o->keep ? "Older ones are removed as needed" : "Free some space, or remove older ones with --keep";
     print_folded(
         stderr, 9,
         "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "

@@ -135,14 +135,24 @@ static void test_interrupted_calls(void) {
     }
 }
 
-// A full disk is noticed before anything is written. Training continues, and says at its end that it is not saved.
+// A disk without room for the old checkpoint and the new one is refused at the start. One that is full later: training
+// continues, and a stop names the signal, the lost step and the newest checkpoint.
 static void test_no_room(void) {
     begin_part();
     faults->free_kb = 64;
-    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "step 3 was not saved", "the disk has 0.1 MiB left",
-              "is not saved, and there is no checkpoint yet: part: a checkpoint takes",
-              "NOT ENOUGH. None fits: free some space", "!--keep"); // which helps nobody
+    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "error: --out part: a save needs room for 2 checkpoints",
+              " bytes, and the disk has 65536 bytes left", "!--keep"); // which helps nobody
     CHECK(newest_step("part") == -1, "something was written");
+    no_faults();
+    pid_t child = start(ENDLESS "--out part");
+    wait_for("part/metrics.jsonl", "{\"step\": 9,");
+    faults->free_kb = 1;
+    wait_for("log", " was not saved: part: a checkpoint takes");
+    kill(child, SIGINT);
+    CHECK_RUN(trainer_wait(child), ERR_WRITE, "the disk has 0.0 MiB left", "error: SIGINT: stopped after step ",
+              "which is not saved, and the newest checkpoint is part/step_");
+    CHECK(count_good("part") > 0, "none is left");
+    remove_part();
     check_resumes("no room");
 }
 
@@ -195,25 +205,16 @@ static void test_little_room_under_attack(void) {
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "step 9 was not saved", "!step 12 was");
     check_same_end("whole", "part", "little room, and a disk that lies");
 
-    long last = newest_step("whole"); // space for one alone: it is kept
-    begin_part();
-    faults->disk_kb = disk_of(1);
-    CHECK_RUN(trainer_run(COMMAND "--out part"), ERR_WRITE, "NOT ENOUGH. One fits and is kept",
-              path_of("step %ld is not saved, and the newest checkpoint is part/step_00000003", last));
-    CHECK(count_good("part") == 1 && newest_step("part") == 3, "%d good ones", count_good("part"));
-    check_resumes("room for one");
-}
-
-// Stopped where nothing can be saved: the message names the signal, the lost step and the newest checkpoint.
-static void test_stopped_without_room(void) {
-    begin_part();
-    faults->disk_kb = disk_of(1);
-    pid_t child = start(ENDLESS "--out part");
-    wait_for("part/metrics.jsonl", "{\"step\": 4,"); // step 3 is saved before
-    kill(child, SIGINT);
-    CHECK_RUN(trainer_wait(child), ERR_WRITE, "error: SIGINT: stopped after step ",
-              "which is not saved, and the newest checkpoint is part/step_00000003: part: ");
-    remove_part();
+    for (long n = calls / 3; n <= calls - 10; n += 1 + calls / 3) { // --keep 1: the older one goes last
+        begin_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        CHECK(trainer_run(COMMAND "--keep 1 --out part") == 1000 + SIGKILL, "%s", log_tail());
+        check_nothing_lost("--keep 1");
+        no_faults();
+        CHECK_RUN(trainer_run(COMMAND "--keep 1 --out part"), 0);
+        CHECK(count_checkpoints("part") == 1, "%d are kept", count_checkpoints("part"));
+        check_same_end("whole", "part", "--keep 1");
+    }
 }
 
 // A checkpoint is read back before older ones are removed: two good ones are left, as --keep 2 promises.
@@ -283,9 +284,11 @@ static void test_log_waits_no_longer(void) {
     CHECK_RUN(trainer_run("--train-tokens 300 --out part"), 0);
     long begun = newest_step("part");
     no_faults();
+    pid_t child = start(UNSAVED "--out part");
+    wait_for("part/metrics.jsonl", path_of("{\"step\": %ld,", begun + 9));
     faults->disk_kb = disk_used_kb("part");
     faults->log_needs_kb = 20;
-    CHECK_RUN(trainer_run(UNSAVED "--out part"), ERR_WRITE,
+    CHECK_RUN(trainer_wait(child), ERR_WRITE,
               path_of(" is not saved, and the newest checkpoint is part/step_%08ld: part/metrics.jsonl: ", begun));
     CHECK(newest_step("part") == begun, "%ld steps", newest_step("part"));
 }
@@ -465,9 +468,15 @@ static void check_named_damage(const char *checkpoint, const char *file) {
 
 // A run skips a damaged checkpoint, says so, and still ends right.
 static void test_falls_back(void) {
-    static const char *const files[] = {
-        "model.safetensors", "MANIFEST.json", "training/state.json",  "config.json", "training/optimizer.safetensors",
-        "vocab.json",        "merges.txt",    "tokenizer_config.json", "generation_config.json"};
+    static const char *const files[] = {"model.safetensors",
+                                        "MANIFEST.json",
+                                        "training/state.json",
+                                        "config.json",
+                                        "training/optimizer.safetensors",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "tokenizer_config.json",
+                                        "generation_config.json"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         begin_with_whole();
         long newest = newest_step("part");
@@ -743,7 +752,6 @@ int main(void) {
     RUN(test_no_room);
     RUN(test_little_room);
     RUN(test_little_room_under_attack);
-    RUN(test_stopped_without_room);
     RUN(test_disk_that_lies);
     RUN(test_slow_snapshots);
     RUN(test_log_waits_for_room);

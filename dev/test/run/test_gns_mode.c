@@ -44,7 +44,7 @@ static long lines_with(const char *path, const char *word) {
 // Checks run.json, the newest checkpoint, and how many of the run's steps measured every tensor.
 static void check_mode(const char *run, const char *mode, long exact_steps) {
     const char *now = mode_in(path_of("%s/run.json", run));
-    const char *saved = mode_in(path_of("%s/step_%08ld/state.json", run, newest_step(run)));
+    const char *saved = mode_in(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)));
     CHECK(strcmp(now, mode) == 0 && strcmp(saved, mode) == 0, "%s: run.json %s, state.json %s, want %s", run, now,
           saved, mode);
     long steps = lines_with(path_of("%s/metrics.jsonl", run), "\"gns_total\": ");

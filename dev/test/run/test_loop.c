@@ -203,7 +203,7 @@ static void test_loss_scale(void) {
     CHECK(log_mentions("step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n"), "%s",
           log_tail());
     CHECK(log_mentions("  3 overflows"), "%s", log_tail());
-    CHECK(file_mentions(path_of("over/step_%08ld/state.json", newest_step("over")), "\"loss_scale\":\t134217728,"),
+    CHECK(file_mentions(path_of("over/step_%08ld/training/state.json", newest_step("over")), "\"loss_scale\":\t134217728,"),
           "state.json");
     copy_tree("over/step_00000002", "part/step_00000002");
     copy_file("over/metrics.jsonl", "part/metrics.jsonl");
@@ -245,7 +245,7 @@ static void test_overflow_measures_nothing(void) {
         before = number_in(line, "gns_ln_s");
     }
     CHECK(step == 32, "%d steps", step);
-    CHECK(file_mentions("noise/step_00000032/state.json", "\"count\":\t29"), "the windows of outliers");
+    CHECK(file_mentions("noise/step_00000032/training/state.json", "\"count\":\t29"), "the windows of outliers");
     memory_free(log);
     memory_free(plain);
     overflow.in_steps = 0;

@@ -136,6 +136,37 @@ static void test_nothing_of_ours_is_left(void) {
     CHECK(!file_exists(partial), "the partial is left");
 }
 
+// What a killed run left of a run that is complete goes, too; a manifest that lists no file is no checkpoint.
+static void test_a_complete_run_is_tidied(void) {
+    Manifest manifest = {.count = 0};
+    Error e = {0};
+    begin();
+    CHECK(trainer_run(SHORT "600") == 0 && mkdir(partial, 0777) == 0, "%s", log_tail());
+    write_text(path_of("%s/config.json", partial), "{}");
+    CHECK(trainer_run(SHORT "600") == 0 && log_mentions("this run is complete"), "%s", log_tail());
+    CHECK(!file_exists(partial), "the partial is left");
+    CHECK(mkdir(first, 0777) == 0, "mkdir");
+    manifest.dir = open(first, O_RDONLY);
+    CHECK_OK(manifest_write(&manifest, first, &e), &e);
+    close(manifest.dir);
+    CHECK(trainer_run("train_gpt2 --check %s", first) == ERR_INPUT && log_mentions("lists no \"files\""), "%s",
+          log_tail());
+}
+
+// --check of a run that removes its older checkpoints meanwhile finds no damage.
+static void test_check_of_a_running_run(void) {
+    begin();
+    CHECK(rename("out", "victim/out") == 0, "rename");
+    pid_t child = trainer_begin("--checkpoint-every 1 --keep 1 --train-tokens 3000000 --out out");
+    for (double begun = clock_seconds(); newest_step("out") < 3 && clock_seconds() - begun < 60;) usleep(1000);
+    for (int i = 0; i < 10; i++) {
+        rename("log", "run.log");
+        CHECK(trainer_run("train_gpt2 --check out") == 0 && !log_mentions("damaged:"), "%s", log_tail());
+    }
+    kill(child, SIGTERM);
+    CHECK(trainer_wait(child) == ERR_STOPPED, "it did not stop");
+}
+
 // A log that is a link, a FIFO or a hard link is refused; other files get a new one in its place.
 static void test_no_output_through_a_link(void) {
     static const char *const names[] = {"metrics.jsonl", "samples.jsonl", "run.json.partial", "run.json", "written_by"};
@@ -225,6 +256,8 @@ int main(void) {
     RUN(test_other_files_stay);
     RUN(test_links_are_not_entered);
     RUN(test_nothing_of_ours_is_left);
+    RUN(test_a_complete_run_is_tidied);
+    RUN(test_check_of_a_running_run);
     RUN(test_no_output_through_a_link);
     RUN(test_another_run_takes_its_place);
     return trainer_end();
