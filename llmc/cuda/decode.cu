@@ -139,7 +139,7 @@ __device__ static Pack<VEC> *stage_at(const Layers &a, Pack<VEC> *ring, int stag
 }
 
 // Where a pack of a step lies: in the order of ldmatrix, 8 rows of the one column of packs, then of the other.
-__device__ static int slot_of(unsigned row, int pack) { return row / 8 * 16 + pack * 8 + row % 8; }
+__device__ static int pack_slot(unsigned row, int pack) { return row / 8 * 16 + pack * 8 + row % 8; }
 
 // The first of the rows of wte that a warp takes together, its `turn`-th ones.
 __device__ static int head_row(int turn) {
@@ -168,10 +168,10 @@ __device__ static void fetch_steps(Stream *s, const Layers &a, Pack<VEC> *to) {
     const int c = t.first + pack * VEC, count = min(a.chunk, p.steps - s->step), rows = WARP >> shift;
     const int begin = t.rows.begin + (s->step >> p.piece_shift) * STEP_ROWS, there = c < t.end ? t.rows.end - begin : 0;
     const real *w = p.w + s->phase / PRODUCTS * a.stride + (size_t)(begin + (lane >> shift)) * p.out + c;
-    to += pack / STEP_PACKS * THREADS + slot_of(0, pack % STEP_PACKS);
+    to += pack / STEP_PACKS * THREADS + pack_slot(0, pack % STEP_PACKS);
 #pragma unroll 2
     for (unsigned row = lane >> shift; row < count * rows; row += rows, w += rows * p.out)
-        pack_fetch(to + (row / STEP_ROWS << p.piece_shift) * THREADS + slot_of(row % STEP_ROWS, 0), w,
+        pack_fetch(to + (row / STEP_ROWS << p.piece_shift) * THREADS + pack_slot(row % STEP_ROWS, 0), w,
                    (int)row < there);
     s->step += count;
     if (s->step == p.steps) s->step = 0, s->tile += gridDim.x;
@@ -261,7 +261,7 @@ __device__ static void chunk_multiply(Sums *sums, const Pack<VEC> *w, const real
 #    pragma unroll 1
     for (int k = 0; k < count; k++) {
         float from[VEC];
-        pack_get(from, w[k * THREADS + slot_of(lane / STEP_PACKS, lane % STEP_PACKS)]);
+        pack_get(from, w[k * THREADS + pack_slot(lane / STEP_PACKS, lane % STEP_PACKS)]);
         const float x = in[k * STEP_ROWS + lane / STEP_PACKS];
         UNROLL_FOR (int j = 0; j < VEC; j++) sums->of[j] = add_product(sums->of[j], x, from[j]);
     }
@@ -744,7 +744,7 @@ static int log2_of(int n) { // rounded up
 // Cuts a product into tiles, one a thread block if they are not too wide, and into as many splits as take the least time by
 // an estimate: reading takes a nanosecond for 32 bytes, in pieces of 64, computing 20 ns a step, a tile 300 ns beside that,
 // and a split costs its readers 250.
-static void cut(Product *p, int splits_max, int blocks) {
+static void product_cut(Product *p, int splits_max, int blocks) {
     const int pieces_max = REAL_DTYPE == DTYPE_FP32 ? 1 : PIECES_MAX;
     int least = INT_MAX;
     for (int splits = 1; splits <= splits_max; splits *= 2) {
@@ -814,7 +814,7 @@ static Layers layers_of(const Decoder *d, float *logits, int row) {
     const auto product = [&](TensorKind w, TensorKind b, int in, int out, int splits_max) {
         Product p = {};
         p.w = at(w), p.bias = at(b), p.in = in, p.out = out, p.words = words;
-        cut(&p, splits_max, d->device->multiProcessorCount);
+        product_cut(&p, splits_max, d->device->multiProcessorCount);
         words += p.splits * out;
         return p;
     };

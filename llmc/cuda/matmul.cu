@@ -51,7 +51,7 @@ static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
 }
 
 // A row-major matrix (rows, columns) is to cuBLAS a column-major one of `columns` rows.
-static int layout_create(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
+static int matrix_layout(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
     const cudaDataType_t type = is_float ? CUDA_R_32F : REAL_LIBRARY;
@@ -279,9 +279,9 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     TRY(operation_create(plan, e));
     int a_rows = s->transpose_a ? s->k : s->m, b_rows = s->transpose_b ? s->n : s->k;
     int batch = s->like_batch ? (int)s->like_batch : s->batch;
-    TRY(layout_create(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, batch, s->stride_b, e));
-    TRY(layout_create(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
-    TRY(layout_create(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
+    TRY(matrix_layout(&plan->a, false, b_rows, s->transpose_b ? s->k : s->n, batch, s->stride_b, e));
+    TRY(matrix_layout(&plan->b, false, a_rows, s->transpose_a ? s->m : s->k, batch, s->stride_a, e));
+    TRY(matrix_layout(&plan->out, s->out_float, s->m, s->n, batch, s->stride_out, e));
     TRY(plan_point(plan, o->extra, e));
     cublasLtMatmulHeuristicResult_t found;
     Error none;

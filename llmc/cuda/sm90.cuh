@@ -221,11 +221,7 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_LIST_96                                                                                               \
         SM90_LIST_80                                                                                                   \
         ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#    define SM90_LIST_104 SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
-#    define SM90_LIST_128                                                                                              \
-        SM90_LIST_96                                                                                                   \
-        ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"                 \
-        ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#    define SM90_LIST_104       SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #    define SM90_INOUT_16(d, i) SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8)
 
 // c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), over 16 of the summed dimension, both operands in shared memory. ALONG:
@@ -245,8 +241,6 @@ SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", SM90_INOUT_32(c, 0), SM90
 SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
 SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_8(c, 96))
-SM90_WGMMA(256, 128, "%128", "%129", "%130", "%131", "%132", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
-           SM90_INOUT_32(c, 64), SM90_INOUT_32(c, 96))
 
 // Returns registers of a warpgroup to the block's pool, or allocates from it; every warp of the group must call. Allocating
 // waits until enough are free: forever if all warpgroups want more than the block got at launch (384 threads: 168 each, as
