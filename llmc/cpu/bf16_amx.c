@@ -36,7 +36,7 @@ __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c
                                                                         void *work) {
     enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes; pairs of a tile
     float *c1 = c + 16 * BF16_COLUMNS;
-    size_t lines = pairs ? (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS) : 0; // a step
+    size_t lines = (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS); // a step
     configure();
     _tile_zero(0);
     _tile_zero(1);

@@ -21,7 +21,7 @@ AVX512_BF16 static inline __attribute__((always_inline)) void tile(const int row
 #    pragma GCC unroll 12
     for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
     Ahead mine = *ahead;
-    size_t steps = pairs / STEP_PAIRS, lines = steps ? (mine.lines + steps - 1) / steps : 0;
+    size_t steps = pairs / STEP_PAIRS, lines = (mine.lines + steps - 1) / steps;
     for (; pairs > 0; pairs--, a += 2 * BF16_ROWS, b += 2 * BF16_COLUMNS) {
         if (pairs % STEP_PAIRS == 0) prefetch_ahead(&mine, lines);
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + BF16_COLUMNS);

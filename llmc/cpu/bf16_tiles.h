@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, s
 enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
 // c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. A has `count` rows; later rows of c are
-// arbitrary. pairs: a multiple of BF16_STEP / 2.
+// arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
 //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
 // It may prefetch some of the lines ahead; the caller prefetches the rest.
 typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead);

@@ -110,7 +110,7 @@ static void compute_block(const MatmulProduct *p, const MatmulBlock *block, cons
 static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size_t n) {
     float *c = (float *)p->c + j;
     const float *a = p->a, *all_b = p->b, *all_bias = p->bias;
-    for (size_t first = 0; first == 0 || first < p->K; first += size_max(depth, 1)) {
+    for (size_t first = 0; first < p->K; first += depth) {
         float sum[ROW_COLUMNS] = {0};
         const float *b = all_b + first * p->b_row + j, *bias = first == 0 && all_bias ? all_bias + j : NULL;
         for (size_t k = first; k < size_min(first + depth, p->K); k++, b += p->b_row)
@@ -126,10 +126,10 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
     int buffer = 0;
     for (block.n = 0; block.n < p->N; block.n += columns) {
         block.columns = size_min(columns, p->N - block.n);
-        for (block.k = 0; block.k == 0 || block.k < p->K; block.k += size_max(depth, 1)) {
+        for (block.k = 0; block.k < p->K; block.k += depth) {
             block.depth = size_min(depth, p->K - block.k);
             block.padded = round_up(block.depth, p->kernel->step);
-            size_t rows = size_max(mm.a_block / size_max(a_panel_bytes(p, &block), 1), 1) * p->kernel->rows;
+            size_t rows = size_max(mm.a_block / a_panel_bytes(p, &block), 1) * p->kernel->rows;
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
@@ -144,11 +144,10 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
 
 static void matmul(Matmul mm, MatmulProduct p) {
     const MatmulKernel *kernel = p.kernel = mm.kernel;
+    assert(p.M > 0 && p.N > 0 && p.K > 0);
     assert((p.a_row == 1 || p.a_column == 1) && (p.b_column == 1 || (p.b_row == 1 && !p.column_sums)));
-    if (!p.M || !p.N) return;
     // As few blocks of k as possible, about equal.
-    size_t blocks = size_max(1, divide_up(p.K, kernel->block_depth));
-    size_t depth = round_up(divide_up(p.K, blocks), kernel->depth_unit);
+    size_t depth = round_up(divide_up(p.K, divide_up(p.K, kernel->block_depth)), kernel->depth_unit);
     int threads = 2 * p.M * p.N * p.K < SERIAL_FLOPS ? 1 : mm.threads;
     if (p.M == 1 && p.b_column == 1 && !p.column_sums && kernel->type == DTYPE_FP32) {
         // A single row reads each element of B once: packing would cost more than the product.

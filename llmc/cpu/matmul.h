@@ -26,7 +26,7 @@ size_t matmul_a_block(void);
 // Bytes of scratch for products whose result has at most M rows of values.
 size_t matmul_scratch(Dtype type, size_t M);
 
-// Each writes C (M,N), a sum over K.
+// Each writes C (M,N), a sum over K; none of these is 0.
 
 // c = a b + bias: a (M,K), b (K,N), bias (N) or NULL
 void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bias, size_t M, size_t N, size_t K);

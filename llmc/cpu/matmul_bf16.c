@@ -141,7 +141,6 @@ static void amx_finish(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sum
 static void amx_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b,
                      size_t i, size_t j) {
     const MatmulTile tile = tile_at(p, block, i, j);
-    if (!block->padded) amx_finish(tiles); // without steps of k, write_last_tile is not called
     p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_last_tile, tiles);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     tiles->last = tile;

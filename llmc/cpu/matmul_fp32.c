@@ -46,7 +46,7 @@ static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
         c = edge_tile, c_row = TILE_COLUMNS;
     }
     Ahead ahead = tiles->ahead;
-    size_t lines = (ahead.lines * PREFETCH_DEPTH + block->depth - 1) / size_max(block->depth, 1);
+    size_t lines = (ahead.lines * PREFETCH_DEPTH + block->depth - 1) / block->depth;
     TILE_DISPATCH(rows, {
         Tile t = tile_zero(ROWS);
         for (size_t k = 0; k < block->depth; k += PREFETCH_DEPTH) {

@@ -186,23 +186,6 @@ static void test_rows(void) {
     for (int i = 0; i < kernel_count; i++) check_rows(kernels[i]);
 }
 
-static void test_empty_sum(void) { // K = 0: the bias, or C as it was
-    for (int k = 0; k < kernel_count; k++) {
-        Matmul mm = matmul_create(kernels[k], 2, matmul_a_block());
-        enum { M = 70 }; // several tiles
-        float y[M * 3], bias[3] = {1, 2, 3}, none[1] = {0};
-        void *bias_values = values_of(bias, 3, kernels[k]->type);
-        memset(y, 0xff, sizeof y); // NaN
-        matmul_nn(mm, y, none, none, bias_values, M, 3, 0);
-        for (size_t i = 0; i < M * 3; i++) {
-            float got = value_get(y, i, kernels[k]->type);
-            CHECK(got == bias[i % 3], "%s: y[%zu] = %g", kernels[k]->name, i, got);
-        }
-        matmul_nn(mm, NULL, none, none, NULL, 0, 3, 5);
-        free(mm.scratch), free(bias_values);
-    }
-}
-
 static void test_exp(void) {
     double worst = 0;
     for (int i = 0; i < 400000; i++) {
@@ -254,6 +237,6 @@ static void test_gelu(void) {
 
 int main(void) {
     find_kernels();
-    RUN(test_small_shapes, test_blocked_shapes, test_rows, test_empty_sum, test_exp, test_gelu);
+    RUN(test_small_shapes, test_blocked_shapes, test_rows, test_exp, test_gelu);
     return test_summary();
 }
