@@ -1,5 +1,6 @@
 #include "base/terminal.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,12 +8,11 @@
 #include <unistd.h>
 
 int terminal_columns(FILE *f) {
-    enum { USUAL = 80, LEAST = 10, MOST = 10000 };
     struct winsize size;
     const char *set = getenv("COLUMNS");
     int columns = ioctl(fileno(f), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
     if (columns == 0 && set) columns = atoi(set);
-    return columns < LEAST || columns > MOST ? USUAL : columns;
+    return columns < 10 || columns > 10000 ? 80 : columns;
 }
 
 bool terminal_redraws(FILE *f) {
@@ -75,6 +75,5 @@ void print_folded(FILE *f, int indent, const char *format, ...) {
 }
 
 double log_interval(double elapsed) {
-    const double least = 2, most = 600, share = 1.0 / 50;
-    return elapsed * share < least ? least : elapsed * share > most ? most : elapsed * share;
+    return fmin(fmax(elapsed / 50, 2), 600);
 }

@@ -1,16 +1,16 @@
-// engine: what the program asks of an engine. There are two, one for each trainer: train_gpt2.c (CPU) and train_gpt2.cu
-// (CUDA). An engine is a struct of functions (EngineApi); main hands it to program_main.
+// engine: what the program asks of an engine: a struct of functions (EngineApi), which main hands to program_main. There
+// are two, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
 //
 // The host queues work on the device and runs ahead of it. Within a step only engine_result waits for the device (and
 // engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait: create, tune, load,
-// store, hash, eval and logits. Several engines on one device take turns: before one computes, the other's last
-// engine_result, engine_eval or engine_logits has returned.
+// store, hash, eval and logits. With several engines on one device, call one only after the other's last engine_result,
+// engine_eval or engine_logits has returned.
 //
-// Convention for gradients: the gradient buffer holds the SUM over examples of g_b, where g_b is the gradient of
-// L_b = mean over the T tokens of example b's cross-entropy, with label smoothing where that is on. The
-// update divides by B. So per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
-// With a loss scale S (`scale_loss`) the buffer holds S times the gradients, and `norms` and `rank_norms` write S^2 times
-// the squared norms; `update` and `result` undo this. S is a power of two, so that the divisions are exact.
+// Convention for gradients: the gradient buffer holds the SUM over examples of g_b, the gradient of L_b = mean over the T
+// tokens of example b's cross-entropy, with label smoothing where that is on. The update divides by B. So per-example norms
+// need no correction, and micro-batches of any size accumulate to the same sum. With a loss scale S (`scale_loss`), a power
+// of two, the buffer holds S times the gradients, and `norms` and `rank_norms` write S^2 times the squared norms; `update`
+// and `result` undo this, exactly.
 #pragma once
 
 #include "math/dropout.h"
@@ -31,17 +31,17 @@ typedef struct {
     Dtype dtype;        // of weights and activations; the CUDA engine ignores it and has the one of its build
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
-    uint16_t separator;  // the token that begins a document
-    Dropout dropout;     // seed and rate, of micro-steps alone; `examples` gives the example's number
-    Optimizer optimizer; // with Muon an owned range has whole matrices of a block
-    float label_smoothing; // of training's loss (math/loss.h); eval and logits are without it
-    const Range *owned; // the ranges that this rank updates, ascending: moments, and other arrays that only the update
-    int owned_count;    // reads, exist for these alone. 0: for everything
-    bool shard_grads;   // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    bool shard_weights; // weights too, see `own_weights`: with owned ranges, each within one of the model's buckets
-    size_t leave;       // bytes of the device's memory to leave free, for transfers between ranks
-    bool plan_fused;    // plan_memory: for a device with exact_is_fused, which this machine need not have
+    bool document_mask;    // attention stays within a document, and positions restart in each: micro-steps, eval, logits
+    uint16_t separator;    // the token that begins a document
+    Dropout dropout;       // seed and rate, in micro-steps only; `examples` gives the example's number
+    Optimizer optimizer;   // with Muon an owned range holds whole matrices of a block
+    float label_smoothing; // in training's loss (math/loss.h); eval and logits are without it
+    const Range *owned;    // the ranges that this rank updates, ascending. Moments, and other arrays that only the update
+    int owned_count;       // reads, exist for these alone. 0: for everything
+    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
+    bool shard_weights;    // weights too, see `own_weights`; needs owned ranges, each within one of the model's buckets
+    size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
+    bool plan_fused;       // plan_memory: for a device with exact_is_fused, which this machine need not have
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is allocated (--dry-run).
@@ -82,24 +82,22 @@ typedef enum {
     BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
 } EngineBuffer;
 
-// Callbacks of the engine with several ranks, about the progress of a micro-step's gradients. The ranges are the model's
-// buckets, from the last to the first. Bucket 0, which includes the head's gradient, begins first and finishes last. Both
-// may queue work on the engine's stream; an error that they return ends the micro-step. The engine may delay `final` so
-// that the transfer overlaps well.
+// With several ranks the engine reports the progress of a micro-step's gradients, by the model's buckets, from the last to
+// the first. Bucket 0, which includes the head's gradient, begins first and finishes last. Both functions may queue work
+// on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer overlaps well.
 typedef struct {
     int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
     void *context;
 } GradientWatch;
 
-// Callbacks of the engine with several ranks: new weights may still be in transfer when the next forward pass begins.
-// The engine calls `await` before it reads any weight of a range; its stream then waits for their arrival. Where it can,
-// it calls `soon` before that: a transfer that begins now overlaps well. The ranges are the model's buckets, from the
-// first to the last; `soon` may cover all at once. `store` and `hash` call `await` for their range, too.
+// With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
+// before it reads any weight of a range; its stream then waits for their arrival. Where it can, it calls `soon` earlier: a
+// transfer that begins now overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may cover
+// all at once. `store` and `hash` call `await` for their range, too.
 //
-// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse; see `own_weights`. Then `soon`
-// names the next block's bucket alone, after the engine has queued its last read of that bucket's slot, and `store` does
-// not call `await`.
+// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon` names
+// the next block's bucket only, once the last read of that bucket's slot is queued, and `store` does not call `await`.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -154,9 +152,9 @@ struct EngineApi {
     // The share of the present micro-step or evaluation that is done, 0 to 1. From any thread. NULL: unknown.
     double (*progress)(const Engine *engine);
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // Which of the library's algorithms (cuBLASLt) each matrix product takes. The default is the library's proposal, the
-    // same at every start on the same machine. Another algorithm sums in another order: the last bits differ.
+    // ---- The library's algorithm (cuBLASLt) for each matrix product -------------------------------------------------
+    // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
+    // another order: the last bits differ.
 
     // Times all algorithms for every product of a micro-step that has no choice yet, and keeps the fastest. Destroys
     // gradients and the step's numbers: not within a step. ERR_USAGE where there is nothing to choose (CPU).
@@ -167,16 +165,16 @@ struct EngineApi {
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // State. Where an array exists for the owned ranges alone, store leaves the values of other ranges unchanged, and load
-    // skips them. (The weights that forward and backward read are whole, and a load of STATE_PARAM sets them all; with
-    // shard_weights those of the embeddings.)
+    // ---- State ------------------------------------------------------------------------------------------------------
+    // Where an array exists for the owned ranges alone, store leaves the values of other ranges unchanged, and load skips
+    // them. (The weights that forward and backward read are whole; a load of STATE_PARAM sets them all, with shard_weights
+    // only the embeddings.)
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
-    // May run in another thread during micro-steps, eval and logits, as long as no call changes what it stores (update,
-    // load) and no weights are in transfer (watch_weights). Stores the values of the last update; does not wait for work
-    // queued since. Once store or load has returned, also with an error, the engine no longer uses `values`.
+    // Stores the values of the last update; does not wait for work queued since. May run in another thread during
+    // micro-steps, eval and logits, while no call changes what it stores (update, load) and no weights are in transfer
+    // (watch_weights). Once store or load has returned, also with an error, the engine no longer uses `values`.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
     // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages. A
@@ -184,14 +182,13 @@ struct EngineApi {
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
-    // A hash (base/hash.h) of the bits of the range's weights that are the same on every rank: those that forward and
-    // backward read, and the master weights unless each rank has only its share of them. Waits for the device.
-    // With shard_weights it awaits one block after the other.
+    // Hashes (base/hash.h) the bits of the range's weights that are equal on every rank: those that forward and backward
+    // read, and the master weights where they are not sharded. Waits for the device; with shard_weights it awaits one block
+    // after the other.
     int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
 
-    // -----------------------------------------------------------------------------------------------------------------
-    // One optimizer step: begin_step, micro-steps, norms, update, result. The first micro-step overwrites the gradients
-    // of the step before; they are never cleared.
+    // ---- One optimizer step: begin_step, micro-steps, norms, update, result -----------------------------------------
+    // The first micro-step overwrites the gradients of the step before; they are never cleared.
 
     int (*begin_step)(Engine *engine, Error *e);
 
@@ -203,8 +200,8 @@ struct EngineApi {
     void (*scale_loss)(Engine *engine, double scale);
 
     // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-    // tokens[b][1..T]. Adds to the loss, to the per-example norms that the mode asks for, and to the gradients. A step's
-    // first micro-step overwrites the gradients, with shard_grads every one does. tokens may be reused on return.
+    // tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients, which a step's first
+    // micro-step overwrites (with shard_grads every one does). tokens may be reused on return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
     // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm; begin_step
@@ -235,12 +232,12 @@ struct EngineApi {
     void (*watch)(Engine *engine, const GradientWatch *watch);        // for the next micro-step only
     void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: all weights are there
 
-    // With shard_grads there is no gradient of a whole step. The gradients of a micro-step's blocks share two places in
+    // With shard_grads there is no gradient of a whole step. The gradients of a micro-step's blocks share two slots in
     // memory, one for even and one for odd buckets:
     //
     //     bucket               is in memory from its `begins` until
     //     0 (the embeddings)   its `begins` in the next micro-step
-    //     1 + l (block l)      the next `begins` of a block whose bucket is likewise even or odd
+    //     1 + l (block l)      the next `begins` of a block in its slot
     //
     // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies (first) or adds those
     // of a range within one owned range to the step's sums. Norms and update read these sums.

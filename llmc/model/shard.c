@@ -2,29 +2,22 @@
 
 #include <assert.h>
 
-// The ranges that an array holds.
-static int held_count(const EngineConfig *config, bool whole) {
-    return whole || !config->owned_count ? 1 : config->owned_count;
-}
-
-static Range held(const EngineConfig *config, bool whole, int i) {
-    return whole || !config->owned_count ? (Range){0, config->model->flat_count} : config->owned[i];
-}
-
-static size_t elements_before(const EngineConfig *config, bool whole, int i) {
-    size_t n = 0;
-    for (int k = 0; k < i; k++) n += range_length(held(config, whole, k));
+size_t shard_elements(const EngineConfig *config) {
+    size_t n = config->owned_count ? 0 : config->model->flat_count;
+    for (int i = 0; i < config->owned_count; i++) n += range_length(config->owned[i]);
     return n;
 }
 
-size_t shard_elements(const EngineConfig *config) { return elements_before(config, false, held_count(config, false)); }
-
 bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, Piece *piece) {
-    while (*next < held_count(config, whole)) {
-        int i = (*next)++;
-        Range there = held(config, whole, i), part = range_overlap(range, there);
-        if (!range_length(part)) continue;
-        *piece = (Piece){part, elements_before(config, whole, i) + (part.begin - there.begin)};
+    const Range all = {0, config->model->flat_count};
+    int count = whole || !config->owned_count ? 1 : config->owned_count;
+    const Range *held = whole || !config->owned_count ? &all : config->owned;
+    size_t place = 0;
+    for (int i = 0; i < count; place += range_length(held[i++])) {
+        Range part = range_overlap(range, held[i]);
+        if (i < *next || !range_length(part)) continue;
+        *next = i + 1;
+        *piece = (Piece){part, place + (part.begin - held[i].begin)};
         return true;
     }
     return false;
@@ -38,7 +31,7 @@ size_t shard_place(const EngineConfig *config, Range range) {
     return piece.place;
 }
 
-// ---- Buckets that take turns in memory ------------------------------------------------------------------------------
+// ---- Buckets that share slots of memory -----------------------------------------------------------------------------
 
 // The last block is the longest: ln_f comes with it.
 static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }

@@ -29,26 +29,19 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
-// True if a list of names, separated by blanks, has this one; "_" in it is "-".
-static bool names_have(const char *names, const char *name) {
-    size_t length = strlen(name), i;
-    for (;; names += strcspn(names, " ") + 1) {
-        for (i = 0; i < length && (names[i] == name[i] || (names[i] == '-' && name[i] == '_')); i++) {
-        }
-        if (i == length && (!names[i] || names[i] == ' ')) return true;
-        if (!names[strcspn(names, " ")]) return false;
-    }
-}
-
 int parser_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
+    char names[120], flag[FLAG_BYTES], nearest[FLAG_BYTES] = "", wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
+    snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
+    for (char *c = wanted; *c; c++)
+        if (*c == '_') *c = '-';
     for (const ForeignName *f = t->foreign; f && f->names; f++) {
-        if (!names_have(f->names, name)) continue;
+        snprintf(names, sizeof names, " %s ", f->names);
+        if (!strstr(names, wanted)) continue;
         if (!f->ours) return error_hint(e, "%s", f->note);
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    char flag[FLAG_BYTES], nearest[FLAG_BYTES] = "";
     int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
@@ -111,8 +104,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     if (t->rows[id].kind == ROW_FILE || t->rows[id].kind == ROW_ENDS)
         return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
     char *value = NULL;
-    int code = config_value(equals + 1, &value, e);
-    if (code) return error_prefix(e, "%s", name);
+    if (config_value(equals + 1, &value, e)) return error_prefix(e, "%s", name);
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
@@ -151,24 +143,23 @@ static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
     return 0;
 }
 
-static int parse_config_text(const OptionTable *t, char *text, const char *name, Error *e) {
-    char *line;
-    if (text[strspn(text, " \t\r\n")] == '{') {
-        cJSON *root = cJSON_Parse(text);
-        int code = parse_run_json(t, root, e);
-        cJSON_Delete(root);
-        return code ? error_prefix(e, "--config %.200s", name) : 0;
-    }
-    for (int number = 1; (line = strsep(&text, "\n")); number++)
-        if (parse_config_line(t, line, e)) return error_prefix(e, "--config %.200s line %d", name, number);
-    return 0;
-}
-
 int parser_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e) {
+    int code = 0;
+    char *rest = text + utf8_mark(text, bytes), *line;
     if (strlen(text) < bytes)
         return FAIL(e, ERR_USAGE, "write plain text, name = value",
                     "--config %.200s: a zero byte: this is no text file", name);
-    int code = parse_config_text(t, text + utf8_mark(text, bytes), name, e);
+    if (rest[strspn(rest, " \t\r\n")] == '{') {
+        cJSON *root = cJSON_Parse(rest);
+        code = parse_run_json(t, root, e);
+        if (code) error_prefix(e, "--config %.200s", name);
+        cJSON_Delete(root);
+        rest = NULL;
+    }
+    for (int number = 1; !code && (line = strsep(&rest, "\n")); number++) {
+        code = parse_config_line(t, line, e);
+        if (code) error_prefix(e, "--config %.200s line %d", name, number);
+    }
     for (int id = 0; id < t->count; id++) t->given[id] &= (uint8_t)~OPTION_GIVEN_THIS_FILE;
     return code;
 }
@@ -180,9 +171,8 @@ static int read_config(const OptionTable *t, const char *path, Error *e) {
     if (!t->alone && pipe_is(path))
         return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
                     path);
-    int code = pipe_read(path, max_bytes, &text, &bytes, e);
-    if (code) return error_prefix(e, "--config");
-    code = parser_config(t, text, bytes, path, e);
+    if (pipe_read(path, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
+    int code = parser_config(t, text, bytes, path, e);
     memory_free(text);
     return code;
 }

@@ -106,14 +106,9 @@ static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
     if (header[0] == LLAMA3_MAGIC)
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE " and a vocabulary of at most 65536 tokens",
                     "%s: holds 32-bit tokens (Llama 3's vocabulary): magic %d at byte 0", path, header[0]);
-    if (header[0] != SHARD_MAGIC)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d at byte 0, want %d)", path, header[0],
-                    SHARD_MAGIC);
-    if (header[1] != SHARD_VERSION)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: shard version %d at byte 4, only %d is known", path, header[1],
-                    SHARD_VERSION);
-    if (header[2] <= 0)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: its header counts %d tokens, at byte 8", path, header[2]);
+    if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION || header[2] <= 0)
+        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d, version %d, %d tokens; want %d, %d)",
+                    path, header[0], header[1], header[2], SHARD_MAGIC, SHARD_VERSION);
     shard->tokens = (uint64_t)header[2];
     uint64_t want = SHARD_HEADER_BYTES + 2 * shard->tokens;
     if (bytes != want)

@@ -271,7 +271,7 @@ static int spell_tokens(VocabReader *r, Error *e) {
 }
 
 // The slot of the token with these bytes, or the empty one for it.
-static uint32_t *slot_of(const VocabReader *r, const char *bytes, size_t count) {
+static uint32_t *text_slot(const VocabReader *r, const char *bytes, size_t count) {
     return tokenizer_slot(r->t, hash_bytes(HASH_START, bytes, count), bytes, count);
 }
 
@@ -280,14 +280,14 @@ static int index_names(VocabReader *r, Error *e) {
     for (int token = 0; token < t->vocab_size; token++) {
         size_t bytes;
         const char *text = tokenizer_decode(t, token, &bytes);
-        uint32_t *slot = slot_of(r, text, bytes);
+        uint32_t *slot = text_slot(r, text, bytes);
         if (*slot)
             return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->entries[token].path,
                         *slot - 1, token);
         *slot = (uint32_t)token + 1;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
-        uint32_t slot = *slot_of(r, &(char){(char)b}, 1);
+        uint32_t slot = *text_slot(r, &(char){(char)b}, 1);
         t->lacks[b] = !slot;
         if (slot) t->byte_token[b] = (uint16_t)(slot - 1);
     }
@@ -303,7 +303,7 @@ static int fail_merge(const VocabReader *r, int number, const char *what, const 
 // The token of a part of a merge, or -1. A part longer than all tokens' names is none.
 static int find_part(VocabReader *r, const char *name, size_t length) {
     int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
-    return bytes > 0 ? (int)*slot_of(r, r->scratch, (size_t)bytes) - 1 : -1;
+    return bytes > 0 ? (int)*text_slot(r, r->scratch, (size_t)bytes) - 1 : -1;
 }
 
 static int add_merge(VocabReader *r, int number, const char *left, size_t left_length, const char *right,
@@ -315,7 +315,7 @@ static int add_merge(VocabReader *r, int number, const char *left, size_t left_l
     const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
     memcpy(r->scratch, a_text, a_bytes);
     memcpy(r->scratch + a_bytes, b_text, b_bytes);
-    int merged = (int)*slot_of(r, r->scratch, a_bytes + b_bytes) - 1;
+    int merged = (int)*text_slot(r, r->scratch, a_bytes + b_bytes) - 1;
     if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
     if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
