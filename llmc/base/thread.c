@@ -9,16 +9,22 @@
 #include <time.h>
 #include <unistd.h>
 
-int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e) {
+int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e) {
     sigset_t all, before;
     sigfillset(&all);
     sigdelset(&all, SIGALRM);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(thread, NULL, run, argument); // inherits the mask
+    int failed = pthread_create(&w->thread, NULL, run, argument); // inherits the mask
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    w->runs = !failed;
     if (!failed) return 0;
     return FAIL(e, ERR_MEMORY, "raise the limit on threads", "cannot start a thread for %s: %s", what,
                 strerror(failed));
+}
+
+void worker_join(Worker *w) {
+    if (w->runs) pthread_join(w->thread, NULL);
+    w->runs = false;
 }
 
 void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
@@ -48,9 +54,7 @@ static void *run_ticker(void *ticker) {
 }
 
 int ticker_start(Ticker *t, const char *what, Error *e) {
-    TRY(thread_start(&t->thread, run_ticker, t, what, e));
-    t->runs = true;
-    return 0;
+    return worker_start(&t->worker, run_ticker, t, what, e);
 }
 
 void ticker_destroy(Ticker *t) {
@@ -58,7 +62,7 @@ void ticker_destroy(Ticker *t) {
     t->stop = true;
     pthread_cond_signal(&t->ends);
     pthread_mutex_unlock(&t->lock);
-    if (t->runs) pthread_join(t->thread, NULL);
+    worker_join(&t->worker);
     pthread_cond_destroy(&t->ends);
     pthread_mutex_destroy(&t->lock);
 }

@@ -4,22 +4,29 @@
 #include "base/common.h"
 #include <pthread.h>
 
+// Runs one function at a time on a thread. All zero: idle.
+typedef struct {
+    pthread_t thread;
+    bool runs;
+} Worker;
+
 // Starts a thread that takes no signal but SIGALRM, which ends the process on any thread (watchdog.c). `what` names the
 // thread in the message. ERR_MEMORY where the limit on threads is reached.
-int thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what, Error *e);
+int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
+void worker_join(Worker *w); // waits until it is idle
 
 // A thread that calls `tick` ten times a second, with the lock held. The lock may guard the owner's data as well.
 typedef struct {
     pthread_mutex_t lock; // usable after ticker_create
     pthread_cond_t ends;
-    pthread_t thread;
-    bool runs, stop;
+    Worker worker;
+    bool stop;
     void (*tick)(void *context);
     void *context;
 } Ticker;
 
 void ticker_create(Ticker *t, void (*tick)(void *context), void *context);
-int ticker_start(Ticker *t, const char *what, Error *e); // as thread_start
+int ticker_start(Ticker *t, const char *what, Error *e); // as worker_start
 void ticker_destroy(Ticker *t);                          // also of one that was not started
 
 // Starts OpenMP's threads, which later parallel regions of at most `size` threads reuse. If they cannot start, libgomp

@@ -45,8 +45,7 @@ struct Saver {
     char partial[ARCHIVE_PATH];
     SaveReport report;
     // the main thread's
-    pthread_t thread;
-    bool joinable; // `thread` was started
+    Worker worker;
     Phase phase;
     bool awaiting_snapshot; // snapshot_taken has not been waited for
     double started, stalled;
@@ -79,14 +78,9 @@ int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     return layout_pieces(&s->layout, s->owned, s->owned_count, is_first(s), &s->piece, &s->pieces, e);
 }
 
-static void join_thread(Saver *s) {
-    if (s->joinable) pthread_join(s->thread, NULL);
-    s->joinable = false;
-}
-
 void saver_destroy(Saver *s) {
     if (!s) return;
-    join_thread(s);
+    worker_join(&s->worker);
     if (s->copy) engine_unpin(s->config.engine, s->copy);
     memory_free(s->copy);
     memory_free(s->piece);
@@ -100,10 +94,9 @@ void saver_destroy(Saver *s) {
 
 // Runs a job on the thread; at the limit on threads the main thread does it.
 static void start_thread(Saver *s, void *(*job)(void *)) {
-    join_thread(s);
+    worker_join(&s->worker);
     atomic_store(&s->ended, false);
-    s->joinable = thread_start(&s->thread, job, s, "a save", &(Error){0}) == 0;
-    if (!s->joinable) job(s);
+    if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
 }
 
 // ---- Snapshot -------------------------------------------------------------------------------------------------------
@@ -122,7 +115,7 @@ void saver_prepare(Saver *s) {
     if (!s->elements ||
         memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a checkpoint's copy", &(Error){0}))
         return;
-    s->joinable = thread_start(&s->thread, touch_copy, s, "a checkpoint's copy", &(Error){0}) == 0;
+    worker_start(&s->worker, touch_copy, s, "a checkpoint's copy", &(Error){0}); // else the save touches it
 }
 
 static int take_snapshot(Saver *s, Error *e) {
@@ -256,7 +249,7 @@ void saver_start(Saver *s, int64_t step) {
         open_files(s, e);
     }
     s->failed = false;
-    join_thread(s); // touch_copy
+    worker_join(&s->worker); // touch_copy
     s->on_thread = parallel_stores_alone(s->config.parallel);
     if (s->copy && !s->on_thread && !e->code) take_snapshot(s, e);
     s->awaiting_snapshot = s->on_thread || !s->copy;
@@ -364,7 +357,7 @@ static int gather_errors(Saver *s, Error *e) {
 
 int saver_advance(Saver *s, const SaverCounts *sums, Error *e) {
     if (!saver_is_writing(s) || sums->writing > 0) return 0;
-    join_thread(s);
+    worker_join(&s->worker);
     saver_await_snapshot(s);
     TRY(sums->failed > 0 ? gather_errors(s, e) : gather_pieces(s, e));
     s->phase = is_first(s) ? FINISHING : IDLE;
@@ -378,7 +371,7 @@ int saver_advance(Saver *s, const SaverCounts *sums, Error *e) {
 
 bool saver_collect(Saver *s, SaveReport *report) {
     if (!saver_is_finishing(s) || !atomic_load(&s->ended)) return false;
-    join_thread(s);
+    worker_join(&s->worker);
     s->phase = IDLE;
     manifest_free(&s->manifest);
     s->report.stall_seconds = s->named ? s->report.seconds : s->stalled;
