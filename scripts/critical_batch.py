@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a larger batch can save, from existing runs.
+"""The critical batch, from existing runs.
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
     critical_batch.py probe CHECKPOINT the critical batch there, measured: short branches at k times the batch
@@ -114,7 +114,7 @@ def main():
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
     two.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
                        "the checkpoint's, at least 32 steps of the largest batch)")
-    two.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats a token above the smallest batch's "
+    two.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats per token above the smallest batch's "
                        "that does no harm (default: %(default)s)")
     two.add_argument("--program", help="the trainer (default: the run's own, from its directory)")
     two.add_argument("--launch", default="", metavar="WORDS", help="words before the trainer, as 'mpirun -np 8'")

@@ -59,24 +59,23 @@ echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient nois
 
 # The training loss, in characters.
 awk '
-    /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10) + 0; match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
+    /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10); match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
     END {
-        width = 70; height = 12
-        for (i = 1; i <= n; i++) { c = int(x[i] / x[n] * (width - 1)); sum[c] += y[i]; count[c]++ }
+        for (i = 1; i <= n; i++) { c = int(x[i] / x[n] * 69); sum[c] += y[i]; count[c]++ }
         for (c in sum) { sum[c] /= count[c]; if (low == "" || sum[c] < low) low = sum[c]; if (sum[c] > high) high = sum[c] }
         if (!(high > low)) exit
         print "\ntraining loss (nats a token)"
-        for (row = height - 1; row >= 0; row--) {
-            printf "%7.3f |", low + (high - low) * row / (height - 1)
-            for (c = 0; c < width; c++) printf "%s", c in sum && int((sum[c] - low) / (high - low) * (height - 1) + 0.5) == row ? "*" : " "
+        for (row = 11; row >= 0; row--) {
+            printf "%7.3f |", low + (high - low) * row / 11
+            for (c = 0; c < 70; c++) printf "%s", c in sum && int((sum[c] - low) / (high - low) * 11 + 0.5) == row ? "*" : " "
             print ""
         }
-        line = sprintf("%70s", "")
+        line = sprintf("%70s", "") # of dashes
         gsub(/ /, "-", line)
         printf "        +%s\n         0%69.3g million tokens\n", line, x[n] / 1e6
     }' run/metrics.jsonl
 
-# gzip on the same validation text: after the shard's header of 1024 bytes, two bytes a token, of which the second is 0.
+# gzip on the same validation text: after the shard's header of 1024 bytes, two bytes per token, the second 0.
 for shard in corpus_val_*.bin; do tail -c +1025 "$shard" | tr -d '\000'; done > validation.txt
 packed=$(gzip -9 -c validation.txt | wc -c)
 awk -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" '

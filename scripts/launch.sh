@@ -6,7 +6,7 @@
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    of the shards, for the checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
-#   RANKS        processes, one a GPU; default: this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
+#   RANKS        processes, one per GPU; default: this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
 #   RUN          starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
 #   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, for a trial
 #
@@ -23,7 +23,7 @@ PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
-# What the trainer makes of the recipe and the user's options: NAME = VALUE lines of those that were given.
+# They read `options`: the NAME = VALUE lines that the trainer resolves from the recipe and the user's options.
 value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME
 given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 

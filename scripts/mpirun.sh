@@ -1,21 +1,19 @@
 #!/usr/bin/env bash
 # Open MPI's mpirun, with fixes: scripts/mpirun.sh -np 8 ./train_gpt2cu ... takes mpirun's arguments. With 4.1.4:
 #
-#   - mpirun binds one or two ranks to a core each, and more to a socket, and all threads of a rank share that. Here ranks
-#     are not bound unless the arguments or the environment ask for a binding.
-#   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here these become USR1, at which
-#     the ranks finish their step, save and exit with 75. It goes to the ranks themselves once they catch it: mpirun
-#     forwards it, but while it starts them it loses it, or kills them. One rank is enough; it tells the others. mpirun
-#     itself gets none: `kill MPIRUN`, or the end of a service or machine, stays pending and is a request to this script.
-#   - If a rank was killed, mpirun returns 128 and the signal's number: MPI_Abort by the others comes too late. (With
-#     --enable-recovery or --continuous it returns 0.) Here it becomes 78: a rank was lost.
+#   - mpirun binds ranks to cores or sockets, and all threads of a rank share them. Here ranks are not bound unless the
+#     arguments or the environment ask for it.
+#   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here these become USR1 to the ranks,
+#     once they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses it while it starts
+#     them, or kills them.) A signal to mpirun itself stays pending, and is a request to this script.
+#   - If a rank was killed, mpirun returns 128 and the signal's number, or 0 with --continuous. Here it becomes 78.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
-#     is killed 10 s after the end of its ranks, and that is 78 as well.
+#     is killed 10 s after the end of its ranks: 78.
 #   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. What such
 #     an mpirun leaves in /dev/shm and TMPDIR is removed.
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the tee
 #     first. Here mpirun writes to a process that outlives the reader.
-#   - mpirun refuses to run as root. Here it does not: the user chose root, the user of most containers.
+#   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
@@ -80,7 +78,7 @@ kill_hung_mpirun() {
     kill -KILL "$job"
 }
 
-# What an mpirun that was killed leaves: the shared memory of its ranks, named by the user and the job, and its directory.
+# Removes what a killed mpirun leaves: the shared memory of its ranks, named by user and job, and its directory.
 remove_leftovers() {
     [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
     rm -rf "$temporary"/ompi.*."$UID/pid.$job"
@@ -143,8 +141,8 @@ done
 # A signal that came before mpirun had blocked it.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# Other codes above 128 are those of a rank that a signal ended, perhaps before the guard looked for ranks.
-# With 1 it ends where it cannot read its arguments, but also where a rank did.
+# A rank that a signal ended gives other codes above 128, perhaps before the guard looked for ranks. 1: mpirun cannot read its
+# arguments, or a rank ended with it.
 [ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
 code_of_ranks "$code"

@@ -3,8 +3,8 @@
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
 usr1_bit=$((1 << ($(kill -l USR1) - 1))) usr2_bit=$((1 << ($(kill -l USR2) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
-# A shell cannot trap signals that its parent (a batch system, a service) ignores or blocks: then this starts the script
-# again with their default action.
+# Starts the script again with the default action of signals that its parent (a batch system, a service) ignores or blocks:
+# a shell cannot trap those.
 unblock_signals() { # the script's arguments
     local set deaf=0
     for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done

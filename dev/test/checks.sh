@@ -53,6 +53,14 @@ returns() { # CODE COMMAND...: checks that it exits with CODE; its output is in 
 }
 end() { [ $wrong = 0 ] && verdict PASS "$1" "$start" || verdict FAIL "$1" "$start"; }
 
+# CODE TEXT COMMAND...: it exits with CODE, and says "error: " and TEXT, also in $work/log. refuses: in one line.
+fails() {
+    "${@:3}" > "$work/log" 2>&1
+    local code=$?
+    [ $code = "$1" ] && says "$work/log" "error: " && says "$work/log" "$2" || { echo "exit code $code, want $1 and '$2', of ${*:3}: $(tail -n 4 "$work/log")"; return 1; }
+}
+refuses() { fails "$@" && { one_line "$work/log" || { echo "more than a line: $(cat "$work/log")"; return 1; }; }; }
+
 skip_suite() { echo "SKIP $suite: $1" && exit 77; } # WHY
 
 says() { grep -qF -- "$2" "$1"; }           # FILE TEXT

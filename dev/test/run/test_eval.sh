@@ -166,49 +166,38 @@ assert abs(bits * math.log(2) * want / loss - 1) < 1e-5, f"{bits} bits a byte, n
 PYTHON
 }
 
-refuse() { # CODE MENTION OPTIONS...: one line on stderr, nothing on stdout
-    local code=$1 mention=$2 got
-    shift 2
-    "$train" "$@" > out.txt 2> err.txt
-    got=$?
-    [ $got = "$code" ] && [ "$(wc -l < err.txt)" = 1 ] && [ ! -s out.txt ] && grep -qF -- "$mention" err.txt &&
-        grep -qE '^error: .*\. [a-z-]' err.txt || { echo "$*: $got, want $code, '$mention': $(cat err.txt out.txt)"; return 1; }
-}
 refusals() {
-    local model step
+    local model size code text words
     model=$(newest_checkpoint learner)
     printf 'nonsense\n' > broken.jsonl
     : > empty.jsonl
     mkdir empty_run
-    refuse 64 "--eval-only has nothing to evaluate" --eval-only --model "$model" || return 1
-    refuse 64 "--eval-only of the preset gpt2-124M" --eval-only --val 'code_val_*.bin' || return 1
-    refuse 64 "--sample-only and --eval-only" --eval-only --sample-only --model "$model" --val 'code_val_*.bin' || return 1
-    refuse 64 "--eval-only and --check" --eval-only --check "$model" --model "$model" --val 'code_val_*.bin' || return 1
-    refuse 64 "--hellaswag-every" --train 'code_train_*.bin' --steps 2 --hellaswag questions.jsonl || return 1
-    refuse 65 "text.txt: neither a preset" --eval-only --model text.txt --val 'code_val_*.bin' || return 1
-    refuse 65 "empty_run: neither a preset" --eval-only --model empty_run --val 'code_val_*.bin' || return 1
-    refuse 65 "nosuch.bin" --eval-only --model "$model" --val nosuch.bin || return 1
-    refuse 65 "nosuch.jsonl" --eval-only --model "$model" --hellaswag nosuch.jsonl || return 1
-    refuse 65 "broken.jsonl: line 1" --eval-only --model "$model" --hellaswag broken.jsonl || return 1
-    refuse 65 "empty.jsonl: no question" --eval-only --model "$model" --hellaswag empty.jsonl || return 1
-    refuse 65 "token shards" --eval-only --model "$model" --hellaswag "$(ls code_val_*.bin)" || return 1
-    refuse 65 "endings of more than 3 tokens" --eval-only --model "$model" --hellaswag questions.jsonl --seq-len 3 || return 1
-    refuse 65 "nosuch_dir" --eval-only --model "$model" --val 'code_val_*.bin' --tokenizer nosuch_dir || return 1
-    refuse 65 "vocabulary has 300 tokens" --eval-only --model "$model" --val 'code_val_*.bin' --tokenizer vocabulary || return 1
-    refuse 65 "data/hellaswag/hellaswag_val.jsonl" --train 'code_train_*.bin' --vocab-size 256 --steps 2 -h 1 || return 1
     cp -r "$model" nan && rm nan/MANIFEST.json # which would speak first
-    step=$(stat -c %s nan/model.safetensors)
-    head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((step - 400)) conv=notrunc status=none
-    refuse_after_setup 76 "not finite" --eval-only --model nan --val 'code_val_*.bin' || return 1
-    refuse_after_setup 76 "questions.jsonl is not finite" --eval-only --model nan --hellaswag questions.jsonl
-}
-refuse_after_setup() {
-    local code=$1 mention=$2 got
-    shift 2
-    "$train" "$@" > out.txt 2> err.txt
-    got=$?
-    [ $got = "$code" ] && [ "$(wc -l < err.txt)" = 1 ] && grep -qF -- "$mention" err.txt ||
-        { echo "$*: $got, want $code, '$mention': $(cat err.txt)"; return 1; }
+    size=$(stat -c %s nan/model.safetensors)
+    head -c 400 /dev/zero | tr '\0' '\177' | dd of=nan/model.safetensors bs=1 seek=$((size - 400)) conv=notrunc status=none
+    while IFS='|' read -r code text words; do
+        # shellcheck disable=SC2086
+        refuses "$code" "$text" "$train" ${words/EVAL/--eval-only --model $model} && [[ $(cat log) == *.\ [a-z-]* ]] || return 1
+    done << END
+64|--eval-only has nothing to evaluate|EVAL
+64|--eval-only of the preset gpt2-124M|--eval-only --val code_val_*.bin
+64|--sample-only and --eval-only|EVAL --sample-only --val code_val_*.bin
+64|--eval-only and --check|EVAL --check $model --val code_val_*.bin
+64|--hellaswag-every|--train code_train_*.bin --steps 2 --hellaswag questions.jsonl
+65|text.txt: neither a preset|--eval-only --model text.txt --val code_val_*.bin
+65|empty_run: neither a preset|--eval-only --model empty_run --val code_val_*.bin
+65|nosuch.bin|EVAL --val nosuch.bin
+65|nosuch.jsonl|EVAL --hellaswag nosuch.jsonl
+65|broken.jsonl: line 1|EVAL --hellaswag broken.jsonl
+65|empty.jsonl: no question|EVAL --hellaswag empty.jsonl
+65|token shards|EVAL --hellaswag $(ls code_val_*.bin)
+65|endings of more than 3 tokens|EVAL --hellaswag questions.jsonl --seq-len 3
+65|nosuch_dir|EVAL --val code_val_*.bin --tokenizer nosuch_dir
+65|vocabulary has 300 tokens|EVAL --val code_val_*.bin --tokenizer vocabulary
+65|data/hellaswag/hellaswag_val.jsonl|--train code_train_*.bin --vocab-size 256 --steps 2 -h 1
+END
+    fails 76 "not finite" "$train" --eval-only --model nan --val 'code_val_*.bin' &&
+        fails 76 "questions.jsonl is not finite" "$train" --eval-only --model nan --hellaswag questions.jsonl
 }
 
 for test in training_is_not_disturbed asked_when_due llm_c_asks_at_each_validation resumed_as_if_never_stopped learns_to_answer \

@@ -19,6 +19,8 @@ run() { # run OUT OPTIONS...
     GLOBIGNORE='*' "$train" $small --out "$out" "$@" > "$out.log" 2>&1 || { set -- $? && cat "$out.log" && return "$1"; }
 }
 
+# shellcheck disable=SC2086
+trains() { GLOBIGNORE='*' timeout -k 1 60 "$train" $small --out "$@"; } # OUT OPTIONS...: with its output where the test's is
 same() {
     diff <(numbers "$1") <(numbers "$2") > diff.log || { echo "metrics of $1 and $2 differ:"; head -n 4 diff.log; return 1; }
     cmp "$1"/step_*/model.safetensors "$2"/step_*/model.safetensors
@@ -58,7 +60,7 @@ replay_resumes_at_a_step() { # of the file that ends at the tokens done; otherwi
     local file tokens
     while read -r file tokens; do
         fails 65 "--ramp replay:$file: " run l --ramp "replay:$file" --train-tokens 1024 --threads 1 &&
-            grep -q " $tokens, .* 512 tokens in 8 steps. .*--fresh" refused.log || { cat refused.log; return 1; }
+            grep -q " $tokens, .* 512 tokens in 8 steps. .*--fresh" log || { cat log; return 1; }
     done <<< "long_steps.jsonl 1536 tokens up to step 6
 other_steps.jsonl 768 tokens up to step 8"
     run l --ramp replay:short_steps.jsonl --train-tokens 900 --threads 1 || return 1 # into the file's last step, cut by the horizon
@@ -94,11 +96,6 @@ documents_are_kept_apart() { # each line is one: a newline is the token that ope
         "$train" --sample-only --model m1 --tokenizer lines --prompt 'static int ' --temperature 0 --sample-tokens 9 $mask > "prompt$mask.txt" || return 1
     done
     cmp prompt.txt prompt--document-mask.txt
-}
-fails() { # CODE MESSAGE COMMAND...: with this error
-    "${@:3}" > refused.log 2>&1
-    local code=$?
-    [ $code = "$1" ] && grep -qF -- "error: $2" refused.log || { echo "exit code $code"; cat refused.log; return 1; }
 }
 refused() { fails 64 "$1" run "${@:2}"; } # MESSAGE OUT OPTIONS...
 a_document_mask_is_refused() {
@@ -211,9 +208,7 @@ mixes_sources() { # by weight, whatever the micro-batches; weights are the run's
     diff <(losses x1) <(losses x2) && ! diff <(losses x1) <(losses x3) > diff.log || { echo "not the examples of the mixture"; return 1; }
     grep -q '^ *75\.00% of the rows from code_train_\*.bin: .* epochs$' x1.log && grep -q '"sources": \[{"files": "code_train_\*.bin", "share": 0.75, ' x1/run.json || { cat x1.log; return 1; }
     while IFS='|' read -r code words why; do
-        # shellcheck disable=SC2086
-        GLOBIGNORE='*' "$train" $small --out x1 $common --steps 9 $words > refused.log 2>&1
-        [ $? = "$code" ] && one_line refused.log && grep -qF -- "$why" refused.log || { echo "$words"; cat refused.log; return 1; }
+        refuses "$code" "$why" trains x1 $common --steps 9 $words || return 1
     done <<- END
 		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture.0.share = 0.75 (--train), the command has 0.5
 		65|--train code_train_*.bin other_*.bin|this run has 2 weights (--train), the command has 0
@@ -331,25 +326,23 @@ a_closed_pipe_does_not_end_it() { # Ctrl-C also ends the tee of `... | tee log`
     [ "${PIPESTATUS[0]}" = 0 ] || { cat k.log; return 1; }
     [ "$(wc -l < k/metrics.jsonl)" -ge 60 ] && [ -s k/step_00000060/MANIFEST.json ] || { cat k.log; return 1; }
 }
-# shellcheck disable=SC2086
-trains() { GLOBIGNORE='*' timeout -k 1 60 "$train" $small --threads 1 --out "$@"; } # OUT OPTIONS...: with its output where the test's is
 standard_output_on_a_full_disk() {
     "$train" --help > /dev/full 2> full.log
     [ $? = 74 ] && one_line full.log && grep -q '^error: standard output: No space left on device. send it to a disk with free space$' full.log ||
         { cat full.log; return 1; }
-    trains full --steps 5 > /dev/full 2> full.log
+    trains full --threads 1 --steps 5 > /dev/full 2> full.log
     [ $? = 74 ] && same j full || { cat full.log; return 1; } # after the save
 }
 a_fifo_for_samples() { # is not waited for at a resume
     cp -r j sampled && rm -f sampled/samples.jsonl && mkfifo sampled/samples.jsonl || return 1
-    fails 74 'sampled/samples.jsonl: cannot write: not a regular file' trains sampled --steps 7
+    fails 74 'sampled/samples.jsonl: cannot write: not a regular file' trains sampled --threads 1 --steps 7
 }
 a_hole_in_the_log() { # is not read as a line, into memory
-    cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --steps 7 > hole.log 2>&1) &&
+    cp -r j hole && truncate -s 16G hole/metrics.jsonl && (ulimit -v 4000000 && trains hole --threads 1 --steps 7 > hole.log 2>&1) &&
         [ "$(stat -c %s hole/metrics.jsonl)" -lt 1000000 ] || { cat hole.log; return 1; }
 }
 closed_standard_streams() { # no file that is written takes their numbers
-    trains closed --steps 5 >&- 2>&- <&- && same j closed || return 1
+    trains closed --threads 1 --steps 5 >&- 2>&- <&- && same j closed || return 1
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }

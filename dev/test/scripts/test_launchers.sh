@@ -41,26 +41,21 @@ leave() { mkdir -p "$1" && touch "$1/MANIFEST.json"; } # CHECKPOINT
 data=(TRAIN="$work/data/x_train_*.bin" VAL="$work/data/x_val_*.bin" OUT="$work/out" PROGRAM="$work/fake_cu" TOKENIZER=)
 real=(TRAIN="$work/data/y_train_*.bin" VAL="$work/data/y_val_*.bin" TOKENIZER= PROGRAM="$train")
 
-ends() { # CODE TEXT COMMAND...: one line on stderr that has the text
-    "${@:3}" > "$work/log" 2>&1
-    local got=$?
-    [ $got = "$1" ] && one_line "$work/log" && says "$work/log" "error: " && says "$work/log" "$2" || { echo "exit code $got, not $1:"; cat "$work/log"; return 1; }
-}
-refuses() { ends "$1" "$2" env PATH="$work/bin:$work/gpus" "${data[@]}" "${@:3}" bash "$work/test.sh"; } # CODE TEXT VARIABLE=VALUE...
+without() { refuses "$1" "$2" env PATH="$work/bin:$work/gpus" "${data[@]}" "${@:3}" bash "$work/test.sh"; } # CODE TEXT VARIABLE=VALUE...
 refusals() {
     local devices
     sed /MPI_Init_thread/d "$work/fake_cu" > "$work/other_cu" && chmod +x "$work/other_cu"
     for devices in "" -1 -1,0; do
-        refuses 69 "GPUs: 0 in CUDA_VISIBLE_DEVICES=$devices. " CUDA_VISIBLE_DEVICES="$devices" || return 1
+        without 69 "GPUs: 0 in CUDA_VISIBLE_DEVICES=$devices. " CUDA_VISIBLE_DEVICES="$devices" || return 1
     done
-    refuses 64 "not there" PROGRAM=./no_such_cu && refuses 65 "no training shards" TRAIN="$work/none_*.bin" &&
-        refuses 65 "no validation shards" VAL="$work/none_*.bin" && refuses 69 "no NVIDIA GPU" PATH="$work/bin" &&
-        refuses 69 "RANKS=9, and GPUs: 2. " RANKS=9 && refuses 69 "GPUs: 1 in CUDA_VISIBLE_DEVICES=1. " RANKS=2 CUDA_VISIBLE_DEVICES=1 &&
-        refuses 64 "built without MPI or NCCL" PROGRAM="$work/other_cu" &&
-        ends 64 "unknown option --bogus" env "${data[@]}" bash "$work/test.sh" --bogus &&
-        ends 64 "Write them to a file" env "${data[@]}" bash "$work/test.sh" --config - &&
-        ends 64 "no mpirun here. Install Open MPI" env PATH="$work/bin" "$BASH" scripts/mpirun.sh -np 2 program &&
-        ends 64 "no Slurm job here" env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M
+    without 64 "not there" PROGRAM=./no_such_cu && without 65 "no training shards" TRAIN="$work/none_*.bin" &&
+        without 65 "no validation shards" VAL="$work/none_*.bin" && without 69 "no NVIDIA GPU" PATH="$work/bin" &&
+        without 69 "RANKS=9, and GPUs: 2. " RANKS=9 && without 69 "GPUs: 1 in CUDA_VISIBLE_DEVICES=1. " RANKS=2 CUDA_VISIBLE_DEVICES=1 &&
+        without 64 "built without MPI or NCCL" PROGRAM="$work/other_cu" &&
+        refuses 64 "unknown option --bogus" env "${data[@]}" bash "$work/test.sh" --bogus &&
+        refuses 64 "Write them to a file" env "${data[@]}" bash "$work/test.sh" --config - &&
+        refuses 64 "no mpirun here. Install Open MPI" env PATH="$work/bin" "$BASH" scripts/mpirun.sh -np 2 program &&
+        refuses 64 "no Slurm job here" env -u SLURM_JOB_ID bash scripts/slurm/run_gpt2.sbatch 124M
 }
 a_rank_a_gpu() { # those that CUDA_VISIBLE_DEVICES names
     local devices
@@ -113,8 +108,8 @@ from_elsewhere() { # paths are relative to the caller's directory; defaults are 
 helps() { # --help works whatever is missing
     local script
     for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
-        (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 || { echo "$script: exit code $?"; cat "$work/log"; return 1; }
-        grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
+        (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 &&
+            grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
             ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
     done
     bash "$work/test.sh" --steps 5 --help > "$work/log" 2>&1
@@ -224,9 +219,8 @@ stand_in hangs <<< "OMPI_COMM_WORLD_RANK=0 sleep 2; mkfifo $work/hangs/never; re
 ) & # here, since it takes 10 s
 mpirun_that_hangs() { # when its rank has ended
     until [ -s "$work/hangs/code" ]; do sleep 0.2; done
-    [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' && return
-    cat "$work/hangs/code" "$work/hangs/log"
-    return 1
+    [ "$(cat "$work/hangs/code")" = 78 ] && says "$work/hangs/log" 'it is killed' && tail -n 1 "$work/hangs/log" | grep -q '^error: a rank was lost' ||
+        { cat "$work/hangs/code" "$work/hangs/log"; return 1; }
 }
 # A rank that exits with 75 at USR1, and with 3 at a second; its parent has the signal at its default, ignored or blocked.
 # The bash is like one before 5. two-at-once: as `timeout` sends TERM, while a busy machine takes 3 s to find the ranks.
@@ -273,20 +267,20 @@ mpirun_words() { # its output apart, its binding as asked and else none, and roo
         speaks "" -np 2 $binding program || return 1
     done
     mkdir -p "$work/crammed" && printf '#!/bin/sh\necho head\necho "none 20000 19000 1000 95%% /"\n' > "$work/crammed/df" && chmod +x "$work/crammed/df"
-    ends 74 "$work: 1000 KiB are free, " env TMPDIR="$work" PATH="$work/crammed:$work/speaks:$PATH" scripts/mpirun.sh -np 1 program &&
-        ends 74 "$work/crammed/df/none: cannot write" env TMPDIR="$work/crammed/df/none" PATH="$work/speaks:$PATH" scripts/mpirun.sh -np 1 program
+    refuses 74 "$work: 1000 KiB are free, " env TMPDIR="$work" PATH="$work/crammed:$work/speaks:$PATH" scripts/mpirun.sh -np 1 program &&
+        refuses 74 "$work/crammed/df/none: cannot write" env TMPDIR="$work/crammed/df/none" PATH="$work/speaks:$PATH" scripts/mpirun.sh -np 1 program
 }
 asked_before_it_began() { # while nvidia-smi runs
     mkdir -p "$work/slow"
     printf '#!/bin/sh\ntouch "%s/asked"\nwhile [ -e "%s/asked" ]; do sleep 0.05; done\necho GPU 0: x\n' "$work/slow" "$work/slow" > "$work/slow/nvidia-smi" && chmod +x "$work/slow/nvidia-smi"
-    local signal launcher code
+    local signal job code
     for signal in TERM USR1 HUP; do
         rm -f "$work/starts"
         env --default-signal=HUP PATH="$work/slow:$PATH" "${data[@]}" bash "$work/test.sh" > "$work/log" 2>&1 &
-        launcher=$!
-        until [ -e "$work/slow/asked" ] || ! kill -0 $launcher; do sleep 0.05; done
-        kill -$signal $launcher && rm -f "$work/slow/asked"
-        wait $launcher
+        job=$!
+        until [ -e "$work/slow/asked" ] || ! kill -0 $job; do sleep 0.05; done
+        kill -$signal $job && rm -f "$work/slow/asked"
+        wait $job
         code=$?
         [ $code = 75 ] && says "$work/log" 'error: asked to stop before it began' && [ ! -e "$work/starts" ] || { echo "$signal: code $code"; cat "$work/log"; return 1; }
     done
@@ -325,15 +319,16 @@ started() { # LAUNCHER ARGUMENTS...: in the background, until it trains
     job=$!
     until grep -qs 'step  ' "$work/log" || ! kill -0 $job; do sleep 0.05; done
 }
+stopped() { # SIGNAL TEXT: the started job ends with 75, and its log has the text
+    kill "-$1" $job && wait $job
+    local code=$?
+    [ $code = 75 ] && grep -q "$2" "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+}
 stops_and_resumes() { # two ranks; parents that block or ignore the signals
     needs_mpi || return
-    local job code run=(env "${real[@]}" OUT="$work/small" RANKS=2 bash "$work/small.sh" --steps 30000)
-    started env --block-signal=USR1 "${run[@]}" && kill -USR1 $job && wait $job
-    code=$?
-    [ $code = 75 ] && grep -q '^stopped (rank 0): SIGUSR1 after step' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
-    started env --ignore-signal=TERM "${run[@]}" && kill -TERM $job && wait $job
-    code=$?
-    [ $code = 75 ] && grep -q '^resuming from' "$work/log" || { echo "code $code"; tail -n 4 "$work/log"; return 1; }
+    local job run=(env "${real[@]}" OUT="$work/small" RANKS=2 bash "$work/small.sh" --steps 30000)
+    started env --block-signal=USR1 "${run[@]}" && stopped USR1 '^stopped (rank 0): SIGUSR1 after step' &&
+        started env --ignore-signal=TERM "${run[@]}" && stopped TERM '^resuming from'
 }
 time_is_up() { # it ends in time, of its own option and, with two ranks, at a launcher's end; nobody restarts it
     local begun code ranks end how=--max-hours=0.003

@@ -47,28 +47,22 @@ options_are_handed_on() {
         said pretrained=mute/step_00000001,dtype=bfloat16,tokenizer=vocabulary --tasks $all --device cpu --batch_size 8 \
             --tasks a,b --limit 5 --include_path 'my tasks'
 }
-refuse() { # CODE MENTION ARGUMENTS...
-    local got
-    rm -f said.txt
-    script "${@:3}" > out.txt 2> err.txt
-    got=$?
-    [ $got = "$1" ] && one_line err.txt && says err.txt "$2" && [ ! -e said.txt ] || { echo "${*:3}: $got, want $1, '$2': $(cat err.txt)"; return 1; }
-}
 refusals() {
     mkdir -p empty 'a,b' weightless && cp -r run/step_00000012 'a,b/' && cp run/step_00000012/config.json weightless/
-    refuse 64 "no model" && refuse 64 "no model" --tasks piqa run && refuse 65 "nosuch: no such directory" nosuch &&
-        refuse 65 "empty: no config.json" empty && refuse 65 "weightless: no config.json and weights" weightless && refuse 65 "no , or =" 'a,b' &&
-        refuse 65 "mute/step_00000001: no tokenizer" mute && TOKENIZER=empty refuse 65 "empty: no tokenizer" mute || return 1
+    rm -f said.txt
+    refuses 64 "no model" script && refuses 64 "no model" script --tasks piqa run && refuses 65 "nosuch: no such directory" script nosuch &&
+        refuses 65 "empty: no config.json" script empty && refuses 65 "weightless: no config.json and weights" script weightless &&
+        refuses 65 "no , or =" script 'a,b' && refuses 65 "mute/step_00000001: no tokenizer" script mute &&
+        TOKENIZER=empty refuses 65 "empty: no tokenizer" script mute && [ ! -e said.txt ] || return 1
     mv bin/lm_eval hidden
-    PATH=$(dirname "$(command -v sort)"):$(dirname "$(command -v bash)") refuse 65 "pip install 'lm-eval[hf]'" run
+    PATH=$(dirname "$(command -v sort)"):$(dirname "$(command -v bash)") refuses 65 "pip install 'lm-eval[hf]'" script run
     local code=$?
     mv hidden bin/lm_eval
     return $code
 }
 a_failing_harness_is_said() {
     echo 3 > code.txt
-    script run > out.txt 2> err.txt
-    [ $? = 65 ] && echo 0 > code.txt && says err.txt 'exit code 3' && says err.txt huggingface.co || { cat err.txt; return 1; }
+    fails 65 'exit code 3' script run && says log huggingface.co && echo 0 > code.txt
 }
 
 the_harness_agrees() { # on acc, which both define alike

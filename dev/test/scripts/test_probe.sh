@@ -88,24 +88,21 @@ check "branches: $(tail -n 1 log)" says log "Recommendation: "
 end again
 
 begin
-fails() { # CODE TEXT ARGUMENTS...
-    probe "$1" "${@:3}"
-    check "$2: $(cat log)" grep -q "^error: .*$2" log
-}
-fails 64 "holds a branch with another --train-tokens" run/step_00000020 --factors 1,2,4 --tokens 4096
-fails 64 "unrecognized arguments" run --lr 3
-fails 65 "no checkpoint" .
-fails 65 "No such file" none/step_00000001
-fails 64 "two batches" run --factors 1
-fails 64 "invalid factors" run --factors 1,x
-fails 64 "no small common multiple" run --factors 1,1.25,1.75,2.75 --tokens 64
+bad() { check "$2" fails "$1" "$2" "$python" "$script" probe "${@:3}"; } # CODE TEXT ARGUMENTS...
+bad 64 "holds a branch with another --train-tokens" run/step_00000020 --factors 1,2,4 --tokens 4096
+bad 64 "unrecognized arguments" run --lr 3
+bad 65 "no checkpoint" .
+bad 65 "No such file" none/step_00000001
+bad 64 "two batches" run --factors 1
+bad 64 "invalid factors" run --factors 1,x
+bad 64 "no small common multiple" run --factors 1,1.25,1.75,2.75 --tokens 64
 mv t_train_000000.bin hidden.bin
-fails 65 "t_train_" run/step_00000040 --factors 1,2 --tokens 64
+bad 65 "t_train_" run/step_00000040 --factors 1,2 --tokens 64
 mv hidden.bin t_train_000000.bin
-fails 65 "No such file" run/step_00000040 --factors 1,2 --tokens 64 --program no_trainer
+bad 65 "No such file" run/step_00000040 --factors 1,2 --tokens 64 --program no_trainer
 sed -i 's/"batch": 4, //' blind/metrics.jsonl
-fails 65 "a step without its batch and lr" blind --factors 1,2
+bad 65 "a step without its batch and lr" blind --factors 1,2
 echo '{"step": "x"}' > blind/step_00000020/training/state.json
-fails 65 'state.json: "step" is not a whole number' blind --factors 1,2
+bad 65 'state.json: "step" is not a whole number' blind --factors 1,2
 end errors
 exit $failed

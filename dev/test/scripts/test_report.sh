@@ -4,13 +4,9 @@
 set -u
 . "$(dirname "$0")/../checks.sh" report
 python=$(find_python matplotlib numpy scipy) || skip_suite "no Python with matplotlib, numpy and scipy"
-report() { returns "$1" timeout 60 "$python" scripts/report.py "${@:2}"; }         # CODE ARGUMENTS...
-critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }          # CODE ARGUMENTS...
-fails() { # CODE TEXT report|critical ARGUMENTS...: with one line that has the text
-    "$3" "$1" "${@:4}"
-    check "$2: says $(cat "$work/log")" says "$work/log" "$2"
-    check "$2: not one line" one_line "$work/log"
-}
+report() { returns "$1" timeout 60 "$python" scripts/report.py "${@:2}"; } # CODE ARGUMENTS...
+critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }  # CODE ARGUMENTS...
+bad() { check "$2" refuses "$1" "$2" timeout 60 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
 # S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
@@ -94,7 +90,7 @@ end page
 # What is refused leaves no page.
 begin
 bad=$work/bad/metrics.jsonl
-broken() { fails "$1" "$2" report "$work/bad" -o "$work/bad.html"; } # CODE TEXT
+broken() { bad "$1" "$2" report "$work/bad" -o "$work/bad.html"; } # CODE TEXT
 broken 65 "run.json: No such file or directory; name a run's directory"
 mkdir "$work/bad" && cp "$work/b8/run.json" "$work/bad"
 broken 65 "metrics.jsonl: No such file"
@@ -107,10 +103,10 @@ for want in "3 -20" "4 -1"; do # steps of a log whose last line is unfinished (t
 done
 rm "$bad" && mkfifo "$bad" && broken 65 "metrics.jsonl: not a regular file"
 check "a page is left" [ ! -e "$work/bad.html" ]
-fails 74 "No such file" report "$work/b128" -o "$work/none/there.html"
-fails 64 "arguments are required" report
+bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
+bad 64 "arguments are required" report
 echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
-for name in link fifo; do fails 74 "move it away" report "$work/b128" -o "$work/$name"; done # before it draws
+for name in link fifo; do bad 74 "move it away" report "$work/b128" -o "$work/$name"; done # before it draws
 check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
 "$python" scripts/to_wandb.py "$work/b128" --dry-run > /dev/full 2> "$work/log"
 code=$?
@@ -119,7 +115,7 @@ check "on a full disk: $code, $(cat "$work/log")" [ "$code $(cat "$work/log")" =
 code=$?
 check "standard output is closed: $code, $(cat "$work/log")" [ $code = 74 -a "$(grep -c '^error: standard output: ' "$work/log")" = 1 ]
 mkdir "$work/hidden" && echo 'raise ImportError("hidden")' | tee "$work/hidden/matplotlib.py" > "$work/hidden/numpy.py"
-PYTHONPATH=$work/hidden fails 65 "-m pip install matplotlib" report "$work/b8"
+PYTHONPATH=$work/hidden bad 65 "-m pip install matplotlib" report "$work/b8"
 end errors
 
 # Ten steps of 100 tokens, a second apart, validated at every fifth; a run that is below the other's best at its first
@@ -201,14 +197,14 @@ critical 0 fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2 --plot "$work/knee
 value_is S_min 100 0.01 && value_is E_min 3200 0.3 && value_is B_crit 32 0.01
 check "no knee in the plot" says "$work/knee.svg" "B_crit = 32 rows" # at 32 rows, twice both minima
 check "a warning without a schedule" [ -z "$(grep warning "$work/log")" ]
-fails 65 "two batch sizes" critical fit "$work"/b8 "$work"/b8
-fails 65 "does not fall to" critical fit "$work"/b8 "$work"/b32 --target 0.1
+bad 65 "two batch sizes" critical_batch fit "$work"/b8 "$work"/b8
+bad 65 "does not fall to" critical_batch fit "$work"/b8 "$work"/b32 --target 0.1
 sed -i 's/"options": {"out"/"options": {"lr_schedule": "cosine", "out"/' "$work/b32/run.json"
 critical 0 fit "$work"/b8 "$work"/b32 "$work"/b128 --target 2
 check "at a decaying rate: $(cat "$work/log")" [ "$(grep -c "^warning: $work/b32: --lr-schedule cosine" "$work/log")" = 1 ]
 mkdir "$work/ramp" && cp "$work/b8/run.json" "$work/ramp"
 sed '1,9s/"batch": 8/"batch": 4/' "$work/b8/metrics.jsonl" > "$work/ramp/metrics.jsonl"
-fails 65 "ramp: the batch is not constant" critical fit "$work"/ramp "$work"/b32
+bad 65 "ramp: the batch is not constant" critical_batch fit "$work"/ramp "$work"/b32
 end fit
 
 # A copy of the scripts whose build/venv has the package that the calling Python lacks.

@@ -94,19 +94,16 @@ END
 end follow
 
 begin
-fails() { # CODE TEXT ARGUMENTS...: in one line that has the text
-    PYTHONPATH=$work/fake returns "$1" "$python" scripts/to_wandb.py "$work/one" "${@:3}"
-    check "says: $(cat "$work/log")" says "$work/log" "$2"
-    check "not one line: $(cat "$work/log")" one_line "$work/log"
-}
-REFUSE=1 fails 65 'error: wandb: no key (try `wandb login`, or WANDB_MODE=offline)'
+wandb() { PYTHONPATH=$work/fake "$python" scripts/to_wandb.py "$work/one" "$@"; }
+bad() { check "$2" refuses "$1" "$2" wandb "${@:3}"; } # CODE TEXT ARGUMENTS...
+REFUSE=1 bad 65 'error: wandb: no key (try `wandb login`, or WANDB_MODE=offline)'
 echo 'raise ImportError("hidden")' > "$work/fake/wandb.py"
-fails 65 "pip install wandb"
-fails 64 "not allowed with" --follow --dry-run
+bad 65 "pip install wandb"
+bad 64 "not allowed with" --follow --dry-run
 PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-run
 check "dry run: $(cat "$work/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$work/log"
 echo '{"step": 2}' > "$work/one/samples.jsonl"
-fails 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
+bad 65 "samples.jsonl line 1: \"text\" is not text" --dry-run
 rm "$work/one/samples.jsonl"
 end errors
 
