@@ -1,4 +1,4 @@
-// dropout: the masks of math/dropout.h, a span of a row at a time.
+// masks: dropout's masks (math/dropout.h), a span of a row at a time.
 #pragma once
 
 #include "cpu/value.h"

@@ -1,4 +1,4 @@
-// newton_schulz: the iteration iteration of math/muon.h on the CPU, in fp32.
+// newton_schulz: the iteration of math/muon.h on the CPU, in fp32.
 #pragma once
 
 #include "cpu/matmul.h"

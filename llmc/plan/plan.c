@@ -8,14 +8,14 @@
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
-// NVIDIA GPUs: measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s; other cards
-// are assumed to reach the same share of their peak.
+// NVIDIA GPUs: measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s. Other cards are assumed to reach
+// the same fraction of their peak.
 static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
-    // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Writing much (fc 638, the head's
-    // forward 613) is slower than reading as much (fcproj 682, the head's dinput 691): operands are loaded during a
-    // tile's arithmetic, results are written after it. With all of the writing exposed and a third of the
-    // reading, the plan meets the ten products of a step within 10%.
+    // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Writing much (fc 638, the head's forward 613)
+    // is slower than reading as much (fcproj 682, the head's dinput 691): operands are loaded during a tile's arithmetic,
+    // results are written after it. With all of the writing exposed and a third of the reading, the plan is within 10% of
+    // the ten products of a step.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads

@@ -155,7 +155,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     return w;
 }
 
-// Muon's products for the share of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h):
+// Muon's products for the fraction of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h):
 // two with the matrix, x (side, longer), and the square of the small one, MUON_STEPS times. Returns their elements.
 static double add_muon(Workload *w, const Model *model, double share, double rounded) {
     const double fp32 = sizeof(float);

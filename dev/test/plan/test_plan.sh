@@ -43,7 +43,8 @@ reports_latency_bound() {
     plan "${many[@]}" --ranks 8960 && said '^  compute-bound up to [0-9]+ ranks by bytes, up to [0-9]+ by step time' || return 1
     most=$(sed -nE 's/^  compute-bound .* up to ([0-9]+) by step time.*/\1/p' plan.txt)
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
-        if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }'
+        if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
+    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time' # rows
 }
 compares_the_modes() { # of a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> --zero 3 +[0-9.]+ +3 +[0-9]' &&
@@ -54,9 +55,6 @@ compares_the_modes() { # of a model too large for one card
         END { if (n != 4) { print n " modes"; exit 1 } }' plan.txt || { cat plan.txt; return 1; }
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: 5 with --zero 1, 3 with --zero 2, 3 with --zero 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> --zero 1 .* unknown$'
-}
-limits_count_ranks_with_rows() {
-    plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said 'by bytes, up to 8 by step time'
 }
 reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
@@ -70,14 +68,12 @@ reports_memory_too_small() { # an error for this machine, a note for another; th
         fits=$(sed -nE 's/^note: .* with --micro-batch ([0-9]+) or less.*/\1/p' plan.txt) &&
         plan --device "RTX 4090" --model gpt2-1558M --seq-len 8192 --zero 2 --ranks 8 --recompute block --micro-batch $((fits + 1)) &&
         said "DOES NOT FIT: the largest --micro-batch that fits is $fits$" || return 1
+    plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
+        said 'the largest --micro-batch that fits is 512$' || return 1 # of tokens, in the smallest model on a large device
     "$train" --dry-run --layers 900 --heads 64 --channels 8192 > plan.txt 2> error.txt
     [ $? = 71 ] && said 'memory in all +[0-9.]+ TiB of .*NOT EVEN ONE ROW FITS' && said '^  [0-9.]+ hours, 0 tok/s' && ! grep -E '[0-9]e\+[0-9]* (ms|s|hours|%)' plan.txt &&
         grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU.*the weights alone are' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
         { cat error.txt plan.txt; return 1; }
-}
-plans_the_largest_micro_batch() { # of tokens, in the smallest model on a large device
-    plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
-        said 'the largest --micro-batch that fits is 512$'
 }
 planning_needs_dry_run() {
     local option
@@ -156,8 +152,8 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_latency_bound compares_the_modes limits_count_ranks_with_rows reports_a_disk_too_small reports_memory_too_small \
-    plans_the_largest_micro_batch planning_needs_dry_run plans_with_the_users_figures writes_nothing \
+    reports_latency_bound compares_the_modes reports_a_disk_too_small reports_memory_too_small \
+    planning_needs_dry_run plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
 done
