@@ -2,30 +2,30 @@
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH elements, L layers, V vocabulary (Vp: padded).
 //
-// Streams. The host queues; each stream runs its own queue in order.
+// Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
-//     engine->stream         tokens -> forward -> head -> backward | ... | norms -> update     kernels and cuBLASLt
-//                                                    |  ^ events                    |
-//     transport's stream                       gradients of a bucket       weights of a bucket  NCCL (transport_nccl.cu)
-//     engine->store_stream   copies of weights, moments or gradients to the host, for saves     (engine_state.cu)
+//     engine->stream         tokens -> forward -> head -> backward -> norms -> update    kernels and cuBLASLt
+//     transport's stream     gradients of a bucket, weights of a bucket                  NCCL (transport_nccl.cu)
+//     engine->store_stream   weights, moments or gradients to the host, for saves        copies (engine_state.cu)
 //
 // Kernels of a micro-step, in order. A product is linear_sm90 or cuBLASLt (matmul): see Engine.fused_linear.
 //
-//     forward    embedding_forward, layernorm_forward
-//       block    product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,
-//                layernorm_forward
-//     head       per chunk of examples: product logits, crossentropy, product dlnf, weight gradient of wte
-//     backward   layernorm_backward
-//       block    weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2, layernorm_backward,
-//                weight gradient proj, product dattention, attention_backward, weight gradient qkv, product dln1,
-//                layernorm_backward, column_finish (gradients of biases, gammas and betas)
-//                embedding_sort, embedding_backward
+//     forward       embedding_forward, layernorm_forward
+//       per block   product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,
+//                   layernorm_forward
+//     head          per chunk of examples: product logits, crossentropy, product dlnf, weight gradient of wte
+//     backward      layernorm_backward
+//       per block   weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2, layernorm_backward,
+//                   weight gradient proj, product dattention, attention_backward, weight gradient qkv, product dln1,
+//                   layernorm_backward, column_finish (gradients of biases, gammas and betas)
+//     embeddings    embedding_sort, embedding_backward
+//
 //     A weight gradient is weight_gradient on Hopper in 16 bits where per-example norms are wanted or a bias sum is saved;
 //     else cuBLASLt, by example (reduce_examples) where norms are wanted.
 //
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
-//     bucket       elements transferred at once: 0 the embeddings and ln_f, 1 + l block l (model_bucket)
+//     bucket       elements transferred at once: 0 the embeddings, 1 + l block l, the last one with ln_f (model_bucket)
 //     owned        ranges whose master weights and moments a rank keeps (model/shard.h)
 //     pack         W neighbouring values of a row, loaded at once (vec.cuh)
 //     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
