@@ -187,37 +187,32 @@ CHECKS = (check_cross_term, check_loss, check_grad, check_grad_sq, check_example
 CHECKS += (check_example_sq_ln, check_training, check_padding)
 
 
-def run_check(case, check, dump):
-    """Prints the check's line. Returns whether it passed."""
-    what = f"oracle/{case}/{check.__name__.removeprefix('check_')}"
+def attempt(what, function, argument):
+    """Prints the line of a check. Returns what it returned; None where it failed."""
     start = time.perf_counter()
     try:
-        name, error = check(dump)
-    except Mismatch as why:
-        print(f"FAIL {what} {time.perf_counter() - start:.2f}s: {why}", flush=True)
-        return False
-    print(f"  worst: {name} {error:.2g}\nPASS {what} {time.perf_counter() - start:.2f}s", flush=True)
-    return True
+        result = function(argument)
+    except (Mismatch, SafetensorError, KeyError, ValueError) as why:
+        print(f"FAIL oracle/{what} {time.perf_counter() - start:.2f}s: {why!r}", flush=True)
+        return None
+    worst = f"  worst: {result[0]} {result[1]:.2g}\n" if isinstance(result, tuple) else ""
+    print(f"{worst}PASS oracle/{what} {time.perf_counter() - start:.2f}s", flush=True)
+    return result
 
 
 def check_file(path):
     """Whether every check of one dump passed."""
-    start = time.perf_counter()
-    try:
-        dump = Dump(path)
-    except (Mismatch, SafetensorError, KeyError, ValueError) as why:
-        print(f"FAIL oracle/{path.stem}/dump {time.perf_counter() - start:.2f}s: {why!r}", flush=True)
-        return False
-    print(f"PASS oracle/{path.stem}/dump {time.perf_counter() - start:.2f}s", flush=True)
-    return all([run_check(path.stem, check, dump) for check in CHECKS])
+    dump = attempt(f"{path.stem}/dump", Dump, path)
+    return dump is not None and None not in [
+        attempt(f"{path.stem}/{check.__name__.removeprefix('check_')}", check, dump) for check in CHECKS
+    ]
 
 
 def main(directory):
     paths = sorted(Path(directory).glob("*.safetensors"))
     if not paths:
         print(f"FAIL oracle/dumps 0.00s: {directory} has no *.safetensors")
-        return 1
-    return 0 if all([check_file(path) for path in paths]) else 1
+    return 0 if paths and all([check_file(path) for path in paths]) else 1
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one call: tests, sanitizers, benchmarks, a run beside the CPU trainer's and one beside
+# Everything that needs a GPU, in one call: tests, sanitizers, benchmarks and a run beside
 # PyTorch's. Prints one table at the end; whole logs are in $OUT.
 #
-#     dev/test/gpu_check.sh [tests] [sanitize] [bench] [shakespeare] [resume] [pages] [parity] [twin]  (default: tests bench)
+#     dev/test/gpu_check.sh [tests] [sanitize] [bench] [resume] [pages] [parity]  (default: tests bench)
 #
 #     BUILD   where the programs are (build): $BUILD/cuda-BF16, -FP16 and -FP32, $BUILD/cpu. If they are missing, it runs
 #             `make cuda-programs`; programs from another machine need no headers here.
 #     DATA    directory with tinyshakespeare.txt and gpt2/ ($GNS_TEST_DATA)
 #     OUT     logs and run directories (build/gpu_check)
-#     TEXTS   directories with source text, for parity and twin (/usr /opt)
+#     TEXTS   directories with source text, for parity (/usr /opt)
 #     TOOLS   of compute-sanitizer (memcheck racecheck initcheck synccheck); TOOL_LIMIT: seconds for each program (200)
 #     STEPS   of parity (200: 105 million tokens)
 set -u
 . "$(dirname "$0")/stages.sh"
-check_stages "tests sanitize bench shakespeare resume pages parity twin" "$@"
+check_stages "tests sanitize bench resume pages parity" "$@"
 export LC_ALL=C # numbers with a point
 cd "$root" || exit 70
 BUILD=${BUILD:-build} DATA=${DATA:-${GNS_TEST_DATA:-}} OUT=${OUT:-build/gpu_check} TEXTS=${TEXTS:-/usr /opt}
@@ -93,26 +93,6 @@ speed() { # MODEL MICRO_BATCH SEQ_LEN ROUNDS WORD...
     show "speed-$1" '^[^ ].*(tok/s|GiB$|against)'
 }
 
-val_loss() { grep -o '"val_loss": [0-9.]*' "$1/metrics.jsonl" | tail -n 1 | cut -d ' ' -f 2; }
-
-# The recipe of dev/test/scripts/test_shakespeare.sh, 500 steps, on both engines from the same weights on the same batches.
-shakespeare() {
-    local trainer precision
-    needs shakespeare tinyshakespeare.txt || return
-    "$tokenize" --tokenizer bytes --out "$work/text" --val-fraction 0.1 "$DATA/tinyshakespeare.txt" > "$OUT/shakespeare-text.log" 2>&1
-    for trainer in cpu/train_gpt2 cuda-BF16/train_gpt2cu cuda-FP16/train_gpt2cu cuda-FP32/train_gpt2cu; do
-        check "shakespeare-${trainer%/*}" 300 "$BUILD/$trainer" --train "$work/text_train_*.bin" \
-            --val "$work/text_val_*.bin" --out "$work/${trainer%/*}" --vocab-size 256 --layers 4 --heads 4 \
-            --channels 128 --seq-len 64 --micro-batch 12 --steps 500 --lr 1e-3 --final-lr-frac 0.1 \
-            --warmup-tokens 76800 --beta2 0.99 --val-every 500 --val-tokens 1e9
-    done
-    for precision in BF16 FP16 FP32; do
-        awk -v a="$(val_loss "$work/cuda-$precision")" -v b="$(val_loss "$work/cpu")" -v p=$precision 'BEGIN {
-            ok = a > 1 && b > 1 && a - b <= 0.02 && b - a <= 0.02
-            printf "%-8s shakespeare val loss %s %.4f, CPU %.4f\n", ok ? "PASS" : "FAIL", p, a, b }' | tee -a "$table"
-    done
-}
-
 # Kill, stop, resume, and a model that transformers loads.
 resume() {
     needs resume tinyshakespeare.txt || return
@@ -177,15 +157,6 @@ beside_twin() { # NAME MODEL LAYERS HEADS CHANNELS MICRO_BATCH MICRO_STEPS STEPS
 parity() {
     source_text 450000000
     beside_twin parity-d12 d12 12 12 768 64 8 "$STEPS" 0 10 0.01
-}
-
-# Speed; the curves of so few steps are shown, not judged. Each size has a GPU to itself, where there are two.
-twin() {
-    source_text 60000000
-    beside_twin twin-d24 d24 24 16 1024 32 1 30 0 0 &
-    [ "$gpus" -gt 1 ] || wait
-    beside_twin twin-d48 d48 48 25 1600 16 1 20 $((1 % gpus)) 0
-    wait
 }
 
 [ -x "$bf16/dev/test/cuda/test_engine_cuda" ] || make -j"$(nproc)" cuda-programs || exit 1

@@ -52,27 +52,19 @@ static int pause_direct(int fd, size_t bytes, ssize_t n) {
     return flags;
 }
 
-ssize_t __real_pwrite(int fd, const void *from, size_t bytes, off_t at);
-ssize_t __wrap_pwrite(int fd, const void *from, size_t bytes, off_t at);
-ssize_t __wrap_pwrite(int fd, const void *from, size_t bytes, off_t at) {
-    ssize_t n = allow(WRITE, fd, bytes);
-    if (n < 0) return n;
-    int flags = pause_direct(fd, bytes, n);
-    n = __real_pwrite(fd, from, (size_t)n, at);
-    __real_fcntl(fd, F_SETFL, flags);
-    return n;
-}
-
-ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
-    ssize_t n = allow(PREAD, fd, bytes);
-    if (n < 0) return n;
-    int flags = pause_direct(fd, bytes, n);
-    n = __real_pread(fd, to, (size_t)n, at);
-    __real_fcntl(fd, F_SETFL, flags);
-    return n;
-}
+#define WRAP(name, buffer, call)                                                                                       \
+    ssize_t __real_##name(int fd, buffer memory, size_t bytes, off_t at);                                              \
+    ssize_t __wrap_##name(int fd, buffer memory, size_t bytes, off_t at);                                              \
+    ssize_t __wrap_##name(int fd, buffer memory, size_t bytes, off_t at) {                                             \
+        ssize_t n = allow(call, fd, bytes);                                                                            \
+        if (n < 0) return n;                                                                                           \
+        int flags = pause_direct(fd, bytes, n);                                                                        \
+        n = __real_##name(fd, memory, (size_t)n, at);                                                                  \
+        __real_fcntl(fd, F_SETFL, flags);                                                                              \
+        return n;                                                                                                      \
+    }
+WRAP(pwrite, const void *, WRITE)
+WRAP(pread, void *, PREAD)
 
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);

@@ -109,20 +109,31 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     }
 }
 
-// Writes the tensors whose index is `part` modulo `parts`.
-static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
+// Writes the tensors whose index is `part` modulo `parts`; and a head of `head` rows, 0: none, as wte but for 1 added to its
+// element `changed`.
+static void write_file(const char *path, SafetensorsType type, int part, int parts, const char *prefix, uint64_t head,
+                       size_t changed) {
+    const Tensor *wte = model_tensor(&model, WTE, -1);
     SafetensorsWriter *writer;
     Error e = {0};
     CHECK_OK(writer_create(&writer, path, &e), &e);
     for (int k = part; k < model.tensor_count; k += parts) {
         const Tensor *t = &model.tensors[k];
-        char name[80];
         uint64_t shape[2] = {t->rows, t->columns};
-        snprintf(name, sizeof name, "%s%s", prefix, t->name);
-        safetensors_add(&writer->header, name, type, t->dimensions, shape + (t->dimensions == 1));
+        safetensors_add(&writer->header, path_of("%s%s", prefix, t->name), type, t->dimensions,
+                        shape + (t->dimensions == 1));
     }
+    if (head) safetensors_add(&writer->header, "lm_head.weight", type, 2, (uint64_t[]){head, wte->columns});
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
+    for (size_t i = 0; i < head * wte->columns; i++) {
+        float x = values[wte->offset + i % wte->count] + (i == changed ? 1 : 0);
+        CHECK_OK(writer_write(writer, &x, sizeof x, &e), &e);
+    }
     CHECK_OK(writer_finish(writer, &e), &e);
+}
+
+static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
+    write_file(path, type, part, parts, prefix, 0, 0);
 }
 
 static void write_index(const char *path, int parts, const char *prefix, const char *file_format) {
@@ -317,45 +328,21 @@ static void test_several_files(void) {
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
-    for (int part = 0; part < 3; part++) {
-        char path[64];
-        snprintf(path, sizeof path, "many/part-%d.safetensors", part);
-        write_part(path, types[part], part, 3, "transformer.");
-    }
+    for (int part = 0; part < 3; part++)
+        write_part(path_of("many/part-%d.safetensors", part), types[part], part, 3, "transformer.");
     write_index("many/model.safetensors.index.json", 3, "transformer.", "part-%d.safetensors");
     check_received("many");
 
+    const char *index = "many/model.safetensors.index.json";
     unlink("many/part-1.safetensors");
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "part-1.safetensors");
-    write_index("many/model.safetensors.index.json", 1, "", "part-%d.safetensors"); // 0 alone
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "no tensor");
-    write_index("many/model.safetensors.index.json", 3, "", "../one/%d.safetensors");
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "not in a file of this");
-    write_text("many/model.safetensors.index.json", "{\"weight_map\": 3}");
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "weight_map");
-    write_text("many/model.safetensors.index.json", "{\"weight_map\"");
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "malformed JSON at byte");
-}
-
-// A head, `rows` x C, as wte but for 1 added to element `changed`; with all of the model in front of it, or alone.
-static void write_head(const char *path, bool alone, uint64_t rows, size_t changed) {
-    const Tensor *wte = model_tensor(&model, WTE, -1);
-    const uint64_t shape[2] = {rows, wte->columns};
-    SafetensorsWriter *writer;
-    Error e = {0};
-    CHECK_OK(writer_create(&writer, path, &e), &e);
-    for (int k = 0; k < model.tensor_count && !alone; k++) {
-        const Tensor *t = &model.tensors[k];
-        safetensors_add(&writer->header, t->name, SAFETENSORS_F32, t->dimensions,
-                        (uint64_t[]){t->rows, t->columns} + (t->dimensions == 1));
+    for (int i = 0; i < 5; i++) {
+        static const char *const says[] = {"part-1.safetensors", "no tensor", "not in a file of this", "weight_map",
+                                           "malformed JSON at byte"};
+        if (i == 1) write_index(index, 1, "", "part-%d.safetensors"); // 0 alone
+        if (i == 2) write_index(index, 3, "", "../one/%d.safetensors");
+        if (i > 2) write_text(index, i == 3 ? "{\"weight_map\": 3}" : "{\"weight_map\"");
+        CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, says[i]);
     }
-    safetensors_add(&writer->header, "lm_head.weight", SAFETENSORS_F32, 2, shape);
-    for (int k = 0; k < model.tensor_count && !alone; k++) write_tensor(writer, &model.tensors[k], SAFETENSORS_F32);
-    for (size_t i = 0; i < rows * wte->columns; i++) {
-        float x = values[wte->offset + i % wte->count] + (i == changed ? 1 : 0);
-        CHECK_OK(writer_write(writer, &x, sizeof x, &e), &e);
-    }
-    CHECK_OK(writer_finish(writer, &e), &e);
 }
 
 // GPT-2 has no head of its own: one that is in the file must be wte, to the last value.
@@ -379,11 +366,11 @@ static void test_head(void) {
             write_part("head/all.safetensors", SAFETENSORS_BF16, 0, 1, "transformer.");
             write_text("head/model.safetensors.index.json", index);
         }
-        write_head(path, sharded, wte->rows, none);
+        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows, none);
         check_received("head");
-        write_head(path, sharded, wte->rows, last);
+        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows, last);
         CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT, where);
-        write_head(path, sharded, wte->rows + 1, none);
+        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows + 1, none);
         CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT,
                     "has another shape than wte.weight");
         CHECK(strstr(e.what, path), "%s", e.what);
@@ -414,14 +401,6 @@ static void put_rows(FILE *f, int version, const char *name, size_t rows, size_t
         for (size_t c = 0; c < columns; c++) put_value(f, version, turned ? v[c * rows + r] : v[r * columns + c]);
 }
 
-static void put_layers(FILE *f, int version, const char *rest, size_t rows, size_t columns, bool turned) {
-    for (int l = 0; l < model.config.layers; l++) {
-        char name[64];
-        snprintf(name, sizeof name, "h.%d.%s", l, rest);
-        put_rows(f, version, name, rows, columns, turned);
-    }
-}
-
 static void write_bin(const char *path, int version) {
     const ModelConfig *c = &model.config;
     size_t C = (size_t)c->channels;
@@ -431,18 +410,25 @@ static void write_bin(const char *path, int version) {
     put_rows(f, version, "wte.weight", (size_t)c->vocab, C, false);
     for (size_t i = 0; i < (size_t)(PADDED - c->vocab) * C; i++) put_value(f, version, NAN);
     put_rows(f, version, "wpe.weight", (size_t)c->context, C, false);
-    put_layers(f, version, "ln_1.weight", 1, C, false);
-    put_layers(f, version, "ln_1.bias", 1, C, false);
-    put_layers(f, version, "attn.c_attn.weight", 3 * C, C, true);
-    put_layers(f, version, "attn.c_attn.bias", 1, 3 * C, false);
-    put_layers(f, version, "attn.c_proj.weight", C, C, true);
-    put_layers(f, version, "attn.c_proj.bias", 1, C, false);
-    put_layers(f, version, "ln_2.weight", 1, C, false);
-    put_layers(f, version, "ln_2.bias", 1, C, false);
-    put_layers(f, version, "mlp.c_fc.weight", 4 * C, C, true);
-    put_layers(f, version, "mlp.c_fc.bias", 1, 4 * C, false);
-    put_layers(f, version, "mlp.c_proj.weight", C, 4 * C, true);
-    put_layers(f, version, "mlp.c_proj.bias", 1, C, false);
+    const struct {
+        const char *name;
+        size_t rows, columns;
+    } layers[] = {{"ln_1.weight", 1, C},
+                  {"ln_1.bias", 1, C},
+                  {"attn.c_attn.weight", 3 * C, C},
+                  {"attn.c_attn.bias", 1, 3 * C},
+                  {"attn.c_proj.weight", C, C},
+                  {"attn.c_proj.bias", 1, C},
+                  {"ln_2.weight", 1, C},
+                  {"ln_2.bias", 1, C},
+                  {"mlp.c_fc.weight", 4 * C, C},
+                  {"mlp.c_fc.bias", 1, 4 * C},
+                  {"mlp.c_proj.weight", C, 4 * C},
+                  {"mlp.c_proj.bias", 1, C}};
+    for (size_t k = 0; k < sizeof layers / sizeof *layers; k++)
+        for (int l = 0; l < c->layers; l++)
+            put_rows(f, version, path_of("h.%d.%s", l, layers[k].name), layers[k].rows, layers[k].columns,
+                     layers[k].rows > 1);
     put_rows(f, version, "ln_f.weight", 1, C, false);
     put_rows(f, version, "ln_f.bias", 1, C, false);
     fclose(f);

@@ -220,6 +220,12 @@ static void file_of(const char *path, uint64_t length, const char *header, size_
 #define TENSOR(name, type, shape, offsets)                                                                             \
     "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
+#define A(type, shape, offsets) "{" TENSOR("a", type, shape, offsets) "}"
+#define TWO(second, shape, offsets, shape2, offsets2)                                                                  \
+    "{" TENSOR("a", "F32", shape, offsets) "," TENSOR(second, "F32", shape2, offsets2) "}"
+#define FIELDS "tensor a: not exactly dtype, shape and data_offsets"
+#define SHAPE  "a: its shape is not a list of"
+
 static void test_bad_headers(void) {
     static const struct {
         const char *header, *mention;
@@ -234,41 +240,37 @@ static void test_bad_headers(void) {
         {"{\"\xff\":1}", "not UTF-8 at byte 10", 0},
         {"{\"\xc0\x80\":1}", "not UTF-8 at byte 10", 0},
         {"{\"\xed\xa0\x80\":1}", "not UTF-8 at byte 10", 0},
-        {"{\"a\":1}", "tensor a: not exactly dtype, shape and data_offsets", 0},
-        {"{\"a\":{}}", "tensor a: not exactly dtype, shape and data_offsets", 0},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", "tensor a: not exactly dtype, shape and data_offsets", 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}",
-         "tensor a: not exactly dtype, shape and data_offsets", 4},
-        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",
-         "tensor a: not exactly dtype, shape and data_offsets", 4},
+        {"{\"a\":1}", FIELDS, 0},
+        {"{\"a\":{}}", FIELDS, 0},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", FIELDS, 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"more\":1}}", FIELDS, 4},
+        {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", FIELDS, 4},
         {"{\"a\":{\"dtype\":32,\"shape\":[1],\"data_offsets\":[0,4]}}", "a: unknown dtype (not a string)", 4},
-        {"{" TENSOR("a", "F31", "[1]", "[0,4]") "}", "a: unknown dtype F31", 4},
-        {"{" TENSOR("a", "F32", "1", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[-1]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[1,1.5]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[1e400]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[1e16]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[\"1\"]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", "a: its shape is not a list of", 4},
-        {"{" TENSOR("a", "F32", "[4294967296,4294967296]", "[0,0]") "}", "a: its shape is not a list of", 0},
-        {"{" TENSOR("a", "F32", "[2147483648,2147483648]", "[0,0]") "}", "a: its shape is not a list of", 0},
-        {"{" TENSOR("a", "F32", "[1]", "4") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0]") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4,8]") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[4,0]") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[0,null]") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[null,4]") "}", "a: its data_offsets", 4},
-        {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}",
-         "a: its data_offsets, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
-        {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}",
-         "a begins at byte 4 of the data, the one before it ends at 0: a hole", 8},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "," TENSOR("b", "F32", "[1]", "[4,8]") "}",
+        {A("F31", "[1]", "[0,4]"), "a: unknown dtype F31", 4},
+        {A("F32", "1", "[0,4]"), SHAPE, 4},
+        {A("F32", "[-1]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[1,1.5]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[1e400]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[1e16]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[\"1\"]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]"), SHAPE, 4},
+        {A("F32", "[4294967296,4294967296]", "[0,0]"), SHAPE, 0},
+        {A("F32", "[2147483648,2147483648]", "[0,0]"), SHAPE, 0},
+        {A("F32", "[1]", "4"), "a: its data_offsets", 4},
+        {A("F32", "[1]", "[0]"), "a: its data_offsets", 4},
+        {A("F32", "[1]", "[0,4,8]"), "a: its data_offsets", 4},
+        {A("F32", "[1]", "[4,0]"), "a: its data_offsets", 4},
+        {A("F32", "[1]", "[0,null]"), "a: its data_offsets", 4},
+        {A("F32", "[1]", "[null,4]"), "a: its data_offsets", 4},
+        {A("F32", "[2]", "[0,4]"), "a: its data_offsets, 0 to 4, are 4 bytes, but its shape and dtype make 8", 4},
+        {A("F32", "[1]", "[4,8]"), "a begins at byte 4 of the data, the one before it ends at 0: a hole", 8},
+        {TWO("b", "[2]", "[0,8]", "[1]", "[4,8]"),
          "b begins at byte 4 of the data, the one before it ends at 8: an overlap", 8},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("b", "F32", "[1]", "[8,12]") "}",
+        {TWO("b", "[1]", "[0,4]", "[1]", "[8,12]"),
          "b begins at byte 8 of the data, the one before it ends at 4: a hole", 12},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "the tensors end at byte 8 of the data, the file holds 7", 7},
-        {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", "the tensors end at byte 8 of the data, the file holds 9", 9},
-        {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", "a exists twice", 8},
+        {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 7", 7},
+        {A("F32", "[2]", "[0,8]"), "the tensors end at byte 8 of the data, the file holds 9", 9},
+        {TWO("a", "[1]", "[0,4]", "[1]", "[4,8]"), "a exists twice", 8},
     };
     SafetensorsReader reader;
     const char *path = "bad.safetensors";
