@@ -7,21 +7,16 @@ set -u
 python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"
 "$python" dev/oracle/check_nanogpt.py "$build" || failed=1
 
+nano() { "$python" scripts/from_nanogpt.py "$@"; }
 begin
 mkdir -p "$work/full" "$work/no_torch"
-touch "$work/full/config.json"
 echo 'raise ImportError("no torch here")' > "$work/no_torch/torch.py"
-returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/full"
-check "overwrites" says "$work/log" "holds a model"
-for name in run.json metrics.jsonl model.safetensors; do
+for name in config.json run.json metrics.jsonl model.safetensors; do
     rm -f "$work/full/"* && touch "$work/full/$name"
-    returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/full"
-    check "writes beside $name" says "$work/log" "holds a model or a run"
+    check "writes beside $name" refuses 64 "holds a model or a run" nano "$work/none.pt" "$work/full"
 done
-returns 64 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/out" --vocab-size 0
-GNS_IN_VENV=1 PYTHONPATH=$work/no_torch returns 65 "$python" scripts/from_nanogpt.py "$work/none.pt" "$work/out"
-check "torch" says "$work/log" "the Python package torch"
-check "more than a line" one_line "$work/log"
+check "no tokens" refuses 64 "must be above 0" nano "$work/none.pt" "$work/out" --vocab-size 0
+GNS_IN_VENV=1 PYTHONPATH=$work/no_torch check "no torch" refuses 65 "the Python package torch" nano "$work/none.pt" "$work/out"
 returns 1 "$python" -c '
 import sys; sys.path.insert(0, "scripts")
 import numpy as np, from_nanogpt
@@ -86,11 +81,7 @@ if python=$(find_python torch numpy safetensors); then
     "$python" dev/oracle/check_nanogpt.py "$build" --ckpt || failed=1
     begin
     echo "no checkpoint" > "$work/bad.pt"
-    for file in "$work/none.pt" "$work/bad.pt"; do
-        returns 65 "$python" scripts/from_nanogpt.py "$file" "$work/out"
-        check "no name" says "$work/log" "error: $file: "
-        check "more than a line: $(cat "$work/log")" one_line "$work/log"
-    done
+    for file in "$work/none.pt" "$work/bad.pt"; do check "$file" refuses 65 "error: $file: " nano "$file" "$work/out"; done
     check "writes something" [ ! -e "$work/out" ]
     end bad_checkpoints
 else
