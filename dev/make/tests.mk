@@ -84,7 +84,7 @@ test-faults-run:
 test-stops: ## ranks stopped at random times under random delays, STOPS=5000; about an hour
 test-stops-run:
 	@$(MAKE) --no-print-directory -s -j2 $(BUILD)/train_gpt2 $(BUILD)/data/tokenize
-	@dev/test/ranks/random_stops.py $(BUILD) $(or $(STOPS),5000)
+	@GNS_BUILD=$(BUILD) dev/test/ranks/test_faults.sh 0 $(or $(STOPS),5000)
 
 test-crash: ## checkpoints: killed at every call, every call failing, every step resumed; with one rank and with four; half an hour
 test-crash-run:

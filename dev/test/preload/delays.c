@@ -1,4 +1,4 @@
-// delays: a library to preload (LD_PRELOAD) into the ranks of a run. For random_stops.py.
+// delays: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh.
 //
 //   DELAYS_MOST   microseconds: every fourth call of those below sleeps for a random time up to this, before or after it;
 //                 a thread of Open MPI up to 100 times as long after each poll
