@@ -7,6 +7,7 @@
 
 #include <assert.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #    include "ranks/mpi_check.h"
 #    include "ranks/open_mpi.h"
 #else // one process: no call of MPI is reached
+#    pragma GCC diagnostic ignored "-Wunused-parameter"
 #    define MPI_TRY(call, e) assert(!#    call), (void)(e)
 #endif
 
@@ -195,23 +197,23 @@ int comm_finish(Comm *comm, const Error *e) {
 #endif
 }
 
-enum { MPI_PIECE = 1 << 30 }; // bytes of one call: MPI counts in int
-static int piece_bytes(const char *at, const char *end) { return (int)size_min(MPI_PIECE, (size_t)(end - at)); }
+static inline int int_bytes(size_t bytes) { // MPI counts in int
+    assert(bytes <= INT_MAX);
+    return (int)bytes;
+}
 
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e) {
     *e = comm->beat_failed;
     if (e->code) return e->code;
     watchdog_begin(comm->watchdog, "broadcast");
-    for (char *at = data, *end = at + bytes; comm->ranks > 1 && at < end; at += piece_bytes(at, end))
-        MPI_TRY(MPI_Bcast(at, piece_bytes(at, end), MPI_BYTE, 0, MPI_COMM_WORLD), e);
+    if (comm->ranks > 1) MPI_TRY(MPI_Bcast(data, int_bytes(bytes), MPI_BYTE, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e) {
     watchdog_begin(comm->watchdog, "gathering of sums");
-    assert(bytes <= MPI_PIECE);
     if (comm->ranks == 1) memcpy(all, mine, bytes);
-    else MPI_TRY(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), e);
+    else MPI_TRY(MPI_Allgather(mine, int_bytes(bytes), MPI_BYTE, all, int_bytes(bytes), MPI_BYTE, MPI_COMM_WORLD), e);
     return 0;
 }
 
@@ -223,17 +225,13 @@ int comm_barrier(Comm *comm, Error *e) {
 
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
     watchdog_wait(comm->watchdog, "sending of state");
-    assert(to != comm->rank);
-    for (const char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
-        MPI_TRY(MPI_Send(at, piece_bytes(at, end), MPI_BYTE, to, 0, MPI_COMM_WORLD), e);
+    MPI_TRY(MPI_Send(data, int_bytes(bytes), MPI_BYTE, to, 0, MPI_COMM_WORLD), e);
     return 0;
 }
 
 int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
     watchdog_wait(comm->watchdog, "collecting of state");
-    assert(from != comm->rank);
-    for (char *at = data, *end = at + bytes; at < end; at += piece_bytes(at, end))
-        MPI_TRY(MPI_Recv(at, piece_bytes(at, end), MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), e);
+    MPI_TRY(MPI_Recv(data, int_bytes(bytes), MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), e);
     return 0;
 }
 
@@ -275,24 +273,21 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 int comm_wait_first(Comm *comm, Error *e) {
-    int more = comm->rank > 0; // rank 0's is broadcast
-    do TRY(comm_broadcast(comm, &more, sizeof more, e));
-    while (more);
+    int word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
+    do TRY(comm_broadcast(comm, &word, sizeof word, e));
+    while (word != COMM_DONE);
     return 0;
 }
 
-void comm_keep_waiting(Comm *comm, void *word, size_t bytes) {
+void comm_beat(void *context) {
     const double seconds_between = 0.5;
+    Comm *comm = context;
     double now = clock_seconds();
+    int word = COMM_WAIT;
     comm_progress(comm);
-    if (comm->rank > 0 || now - comm->beat_at < seconds_between) return;
+    if (comm->rank > 0 || comm->beat_failed.code || now - comm->beat_at < seconds_between) return;
     comm->beat_at = now;
-    if (!comm->beat_failed.code) comm_broadcast(comm, word, bytes, &comm->beat_failed);
-}
-
-void comm_beat(void *comm) {
-    int more = 1;
-    comm_keep_waiting(comm, &more, sizeof more);
+    comm_broadcast(comm, &word, sizeof word, &comm->beat_failed);
 }
 
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }

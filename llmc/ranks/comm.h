@@ -66,14 +66,12 @@ int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 int comm_barrier(Comm *comm, Error *e);
 
-// Rank 0 may work alone for any time while the others wait in comm_wait_first. It restarts their deadline by comm_beat
-// after each piece of work, and calls comm_wait_first when it is done.
+// Rank 0 may work alone for any time while the others wait in comm_wait_first. It calls comm_beat after each piece of work,
+// which restarts their deadline at most twice a second, and comm_wait_first when it is done. The next comm_broadcast
+// returns a failure of comm_beat.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-
-// comm_beat for ranks that wait in another comm_broadcast of rank 0: sends them `word`, which tells them to keep waiting,
-// at most twice a second. The next comm_broadcast returns its failure.
-void comm_keep_waiting(Comm *comm, void *word, size_t bytes);
+enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others. COMM_PASS: parallel_ask_pass
 
 // Between two ranks.
 int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);

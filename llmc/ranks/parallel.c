@@ -357,31 +357,19 @@ int parallel_compare(Parallel *p, Error *e) {
 
 // ---- Rank 0 works alone ---------------------------------------------------------------------------------------------
 
-// Rank 0's requests to the others.
-enum { REQUEST_END, REQUEST_WAIT, REQUEST_PASS };
-
-static int request(Parallel *p, int what, Error *e) { return comm_broadcast(p->comm, &what, sizeof what, e); }
-
-int parallel_ask_pass(Parallel *p, Error *e) { return p->shard_weights ? request(p, REQUEST_PASS, e) : 0; }
-
 bool parallel_stores_alone(const Parallel *p) { return p->config.zero == ZERO_0 || !p->buckets; }
 
-int parallel_serve_end(Parallel *p, Error *e) {
-    TRY(request(p, REQUEST_END, e));
-    return comm_barrier(p->comm, e);
-}
-
-void parallel_beat(void *parallel) {
-    Parallel *p = parallel;
-    int what = REQUEST_WAIT;
-    comm_keep_waiting(p->comm, &what, sizeof what);
+int parallel_ask_pass(Parallel *p, Error *e) {
+    int word = COMM_PASS;
+    return p->shard_weights ? comm_broadcast(p->comm, &word, sizeof word, e) : 0;
 }
 
 int parallel_serve(Parallel *p, Error *e) {
-    for (;;) {
-        int what;
-        TRY(comm_broadcast(p->comm, &what, sizeof what, e));
-        if (what == REQUEST_END) return comm_barrier(p->comm, e);
-        if (what == REQUEST_PASS) TRY(parallel_idle_pass(p, e));
-    }
+    int word;
+    do {
+        word = p->comm->rank == 0 ? COMM_DONE : COMM_WAIT;
+        TRY(comm_broadcast(p->comm, &word, sizeof word, e));
+        if (word == COMM_PASS) TRY(parallel_idle_pass(p, e));
+    } while (word != COMM_DONE);
+    return 0;
 }

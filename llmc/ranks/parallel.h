@@ -143,11 +143,5 @@ int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
 
-// The other ranks wait in parallel_serve while rank 0 works, and compute the passes that it asks for, until it calls
-// parallel_serve_end.
-int parallel_serve_end(Parallel *p, Error *e); // on rank 0
-int parallel_serve(Parallel *p, Error *e);     // on the others
-
-// Restarts the deadline of the ranks in parallel_serve, at most twice a second. Rank 0 calls it after each piece of its
-// work, from the thread that communicates. The beat of a Pulse (base/common.h).
-void parallel_beat(void *parallel);
+// comm_wait_first for ranks that gather with rank 0 when it calls parallel_ask_pass.
+int parallel_serve(Parallel *p, Error *e);

@@ -184,7 +184,7 @@ done:
 static int draw_sample(Run *r, const char *prompt, int64_t number, FILE *copy, Error *e) {
     const Setup *setup = &r->setup;
     const Options *o = &setup->options;
-    const Pulse pulse = {parallel_beat, &r->setup.parallel};
+    const Pulse pulse = {comm_beat, r->setup.comm};
     const uint64_t beyond_any_step = (uint64_t)1 << 40;
     SampleConfig config = {
         .tokens = (int)o->sample_tokens,

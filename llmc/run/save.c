@@ -12,7 +12,7 @@ int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
     Parallel *parallel = &r->setup.parallel;
     Error ignored;
     if (!is_first(&r->setup)) return parallel_serve(parallel, e);
-    int code = work(r, e), ended = parallel_serve_end(parallel, code ? &ignored : e);
+    int code = work(r, e), ended = parallel_serve(parallel, code ? &ignored : e);
     return code ? code : ended;
 }
 
