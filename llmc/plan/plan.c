@@ -153,7 +153,7 @@ static double gathered_again(const Model *model) {
 double plan_step_bytes(const Plan *p) {
     const Model *model = p->shape.model;
     double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
-    double micro_steps = ceil((double)parallel_share(p->rows, 0, p->ranks).count / p->shape.micro_batch);
+    double micro_steps = ceil((double)rows_of_rank(p->rows, 0, p->ranks).count / p->shape.micro_batch);
     double reduced = p->options->reduce == REDUCE_MICRO_STEP ? micro_steps * all : all;
     if (p->options->zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
     double value = p->options->zero == ZERO_0 ? sizeof(float) : p->device.value;
@@ -251,8 +251,8 @@ int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
 // ---- Steps and runs -------------------------------------------------------------------------------------------------
 
 PlanStep plan_step(const Plan *p, int64_t rows) {
-    int64_t share = parallel_share(rows, 0, p->ranks).count, whole = share / p->shape.micro_batch; // micro-steps
-    int left = (int)(share % p->shape.micro_batch);                                                // rows
+    int64_t mine = rows_of_rank(rows, 0, p->ranks).count, whole = mine / p->shape.micro_batch; // micro-steps
+    int left = (int)(mine % p->shape.micro_batch);                                             // rows
     // The fraction of steps of this batch that measure exact norms.
     const Options *o = p->options;
     double tokens = (double)(rows * p->shape.seq_len), exact = 0;

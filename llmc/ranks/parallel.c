@@ -3,9 +3,9 @@
 #include <assert.h>
 #include <string.h>
 
-Share parallel_share(int64_t rows, int rank, int ranks) {
+RankRows rows_of_rank(int64_t rows, int rank, int ranks) {
     int64_t each = rows / ranks, longer = rows % ranks; // the first `longer` ranks take one row more
-    return (Share){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
+    return (RankRows){rank * each + (rank < longer ? rank : longer), each + (rank < longer)};
 }
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
@@ -17,7 +17,7 @@ static Range part_of_bucket(const Parallel *p, int i, int rank) {
 
 // Rank 0 has the most rows.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
-    return (parallel_share(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
+    return (rows_of_rank(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
 }
 
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e) {

@@ -54,10 +54,11 @@
 #include "model/shard.h"
 #include "ranks/transport.h"
 
+// Rows [first, first + count) of a step: those of one rank (1).
 typedef struct {
-    int64_t first, count; // rows
-} Share;
-Share parallel_share(int64_t rows, int rank, int ranks);
+    int64_t first, count;
+} RankRows;
+RankRows rows_of_rank(int64_t rows, int rank, int ranks);
 
 typedef struct {
     ZeroStage zero;

@@ -33,13 +33,13 @@ int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progre
     int64_t windows = (int64_t)dataset_describe(data->val).windows;
     if (rows > windows) rows = windows;
     double sums[2] = {0}; // of losses, of bytes
-    Share share = parallel_share(rows, setup->comm->rank, setup->comm->ranks);
+    RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
     Error ignored;
-    progress_begin(progress, STAGE_VALIDATE, "validation", share.count, share.count);
+    progress_begin(progress, STAGE_VALIDATE, "validation", mine.count, mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {
-        int n = (int)(share.count - done < setup->shape.micro_batch ? share.count - done : setup->shape.micro_batch);
-        if (n > 0 && !unread) unread = read_val_rows(setup, data, share.first + done, n, rows, e);
+        int n = (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
+        if (n > 0 && !unread) unread = read_val_rows(setup, data, mine.first + done, n, rows, e);
         if (n == 0 || unread) {
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
@@ -62,9 +62,9 @@ int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progre
 // ---- HellaSwag ------------------------------------------------------------------------------------------------------
 
 // The sums of losses of this rank's rows, at their places in sum (rows).
-static int sum_endings(Setup *setup, const RunData *data, Share share, Progress *progress, double *sum, Error *e) {
+static int sum_endings(Setup *setup, const RunData *data, RankRows mine, Progress *progress, double *sum, Error *e) {
     int width = hellaswag_describe(data->hellaswag).width, rows = hellaswag_describe(data->hellaswag).rows;
-    int first = (int)share.first, end = (int)(share.first + share.count), n;
+    int first = (int)mine.first, end = (int)(mine.first + mine.count), n;
     for (int64_t passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--, first += n) {
         n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
         if (n == 0) {
@@ -72,7 +72,7 @@ static int sum_endings(Setup *setup, const RunData *data, Share share, Progress 
             continue;
         }
         hellaswag_rows(data->hellaswag, first, n, data->rows);
-        progress_next(progress, first - share.first, n);
+        progress_next(progress, first - mine.first, n);
         TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
         hellaswag_sums(data->hellaswag, first, n, data->losses, sum + first);
         comm_progress(setup->comm);
@@ -85,9 +85,9 @@ int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, He
     int rows = hellaswag_describe(data->hellaswag).rows, code = 0;
     double *sum;
     TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
-    Share share = parallel_share(rows, comm->rank, comm->ranks);
-    progress_begin(progress, STAGE_TEST, "HellaSwag", share.count, share.count);
-    TRY_GOTO(sum_endings(setup, data, share, progress, sum, e));
+    RankRows mine = rows_of_rank(rows, comm->rank, comm->ranks);
+    progress_begin(progress, STAGE_TEST, "HellaSwag", mine.count, mine.count);
+    TRY_GOTO(sum_endings(setup, data, mine, progress, sum, e));
     TRY_GOTO(comm_sum(comm, sum, rows, e)); // exact: all ranks but one add 0
     progress_end(progress);
     for (int i = 0; i < rows && !code; i++) {
@@ -114,7 +114,7 @@ static int print_loss(Setup *setup, const RunData *data, Progress *progress, Err
         return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
                     o->model, o->val);
     }
-    if (!is_first(setup)) return 0;
+    if (!is_rank0(setup)) return 0;
     print_folded(stdout, 12, "validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens,
                  (long long)v.rows, (long long)windows);
     printf("  loss        %10.6f  nats a token\n", v.loss);
@@ -125,21 +125,21 @@ static int print_loss(Setup *setup, const RunData *data, Progress *progress, Err
     return 0;
 }
 
-// A share of n yes and no, with its standard error where that is known.
-static void print_share(const char *name, int yes, int n, const char *note) {
-    double share = (double)yes / n;
-    printf("  %-11s %10.6f", name, share);
-    if (n > 1) printf("  +- %.4f", sqrt(share * (1 - share) / (n - 1)));
+// The fraction of yes among n answers, with its standard error where that is known.
+static void print_fraction(const char *name, int yes, int n, const char *note) {
+    double fraction = (double)yes / n;
+    printf("  %-11s %10.6f", name, fraction);
+    if (n > 1) printf("  +- %.4f", sqrt(fraction * (1 - fraction) / (n - 1)));
     printf("%s\n", note);
 }
 
 static int print_hellaswag(Setup *setup, const RunData *data, Progress *progress, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(setup, data, progress, &score, e));
-    if (!is_first(setup)) return 0;
+    if (!is_rank0(setup)) return 0;
     print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
-    print_share("acc", score.correct, score.questions, "");
-    print_share("acc_norm", score.correct_norm, score.questions, "  by mean loss");
+    print_fraction("acc", score.correct, score.questions, "");
+    print_fraction("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;
 }
 
@@ -154,7 +154,7 @@ int evaluate_model(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, setup_evaluation(r, e), e));
     TRY(setup_same_data(r, e));
     comm_phase(r->setup.comm, PHASE_STEP, 0);
-    if (is_first(&r->setup)) {
+    if (is_rank0(&r->setup)) {
         printf("--model %s\n", r->setup.options.model);
         TRY(print_setup(r, e));
     }

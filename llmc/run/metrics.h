@@ -39,7 +39,7 @@ typedef struct {
     double lr;
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // of this step, until its numbers are known; a GPU's update is timed with the next step
-    double mfu;       // share of the peak FLOP/s of all ranks' devices; NaN: peak unknown
+    double mfu;       // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
     bool smoothed;    // with label smoothing: loss and nll differ
     bool skipped;     // an outlier, or an overflow: no update was made

@@ -91,7 +91,7 @@ static int share_directory(Run *r, Error *e) {
     if (parallel_stores_alone(&r->setup.parallel)) return 0;
     strcpy(id, archive->id);
     TRY(comm_broadcast(r->setup.comm, id, sizeof id, e));
-    if (is_first(&r->setup)) return 0;
+    if (is_rank0(&r->setup)) return 0;
     bool seen = archive_open(archive, r->setup.options.out, e) == 0 &&
                 file_read_in(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
     bool same = seen && strstr(text, id);
@@ -104,7 +104,7 @@ static int share_directory(Run *r, Error *e) {
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     r->saving.first_step = r->position.at.step + 1;
-    TRY(comm_agree(r->setup.comm, is_first(&r->setup) ? setup_directory(r, e) : 0, e));
+    TRY(comm_agree(r->setup.comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
     TRY(comm_agree(r->setup.comm, share_directory(r, e), e));
     int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
     TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
@@ -113,7 +113,7 @@ int setup_output(Run *r, Error *e) {
         r->output.metrics,  o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
     if (saves_in_background(&r->setup, &r->position)) saver_prepare(r->saving.saver);
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
                  r->position.at.tokens, o->run.horizon_tokens);
     r->output.progress.val_loss = r->position.at.val_loss;

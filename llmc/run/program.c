@@ -44,7 +44,7 @@ static void print_complete(const Run *r) {
 }
 
 // Every rank must have rows in every step, except in the last one, which the horizon cuts.
-static int check_shares(const Setup *setup, const Position *position, Error *e) {
+static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
     const char *replayed = setup->options.run.ramp_replay;
     int64_t rows = ramp_smallest(&position->ramp);
     if (rows >= setup->comm->ranks) return 0;
@@ -60,7 +60,7 @@ static int setup_start(Run *r, Error *e) {
     TRY(setup_sampling(&r->setup, e));
     TRY(setup_data(r, e));
     TRY(setup_schedule(&r->setup, &r->position, e));
-    return check_shares(&r->setup, &r->position, e);
+    return check_rows_of_ranks(&r->setup, &r->position, e);
 }
 
 static int setup_training(Run *r, Error *e) {
@@ -73,7 +73,7 @@ static int run_training(Run *r, Error *e) {
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || ends_early(r))) {
-        if (!is_first(&r->setup)) return 0;
+        if (!is_rank0(&r->setup)) return 0;
         print_complete(r);
         return archive_tidy(&r->saving.archive, stderr, e); // what a killed run left
     }
@@ -96,7 +96,7 @@ static int run_sampling(Run *r, Error *e) {
 // logged; of anything else on standard error, as a program may read the result from standard output.
 static int start_progress(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    if (!is_first(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
+    if (!is_rank0(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
     progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
     return progress_watch(&r->output.progress, e);
 }
@@ -121,7 +121,7 @@ static int setup_options(Setup *setup, Error *e) {
     if (setup->comm->ranks > 1 && (*o->check || (o->sample_only && !o->dry_run)))
         return FAIL(e, ERR_USAGE, "start it without mpirun", "%s is for one process, not %d",
                     *o->check ? "--check" : "--sample-only", setup->comm->ranks);
-    if (is_first(setup) && !o->print_options) fputs(o->notes, stderr);
+    if (is_rank0(setup) && !o->print_options) fputs(o->notes, stderr);
     return 0;
 }
 
@@ -140,12 +140,12 @@ static int run_program(Run *r, Error *e) {
     else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
-    if (o->print_options) return is_first(&r->setup) ? options_print(stdout, o, e) : 0;
+    if (o->print_options) return is_rank0(&r->setup) ? options_print(stdout, o, e) : 0;
     TRY(comm_agree(r->setup.comm, start_progress(r, e), e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
     else if (o->version) printf("%s\n", version_text());
     else if (*o->check) return inspect(o->check, stdout, e);

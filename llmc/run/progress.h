@@ -46,13 +46,13 @@ typedef struct {
         Stage stage;         // STAGE_NONE: nothing to show
         const char *what;    // its name
         double begun;        // seconds of the clock
-        double reached;      // share of it, as shown
+        double reached;      // fraction of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // those of the current piece
         int64_t piece, pieces;
         bool quiet, shown; // by invariant 1; in a line
     } now;
-    Line last; // what the line says of the last step: first its number and the share of the run
+    Line last; // what the line says of the last step: first its number and the fraction of the run
     Ticker ticker;
     bool answered; // the signal
 } Progress;

@@ -72,7 +72,7 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
 // On rank 0: this run's own newest checkpoint. Searches once.
 static int find_own(Run *r, Newest *newest, Error *e) {
     Archive *archive = &r->saving.archive;
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
         TRY(archive_open(archive, r->setup.options.out, e));
         if (file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
@@ -164,7 +164,7 @@ int setup_source(Run *r, Error *e) {
     Newest newest = {0};
     snprintf(r->setup.model_name, sizeof r->setup.model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
-    TRY(share_newest(&r->setup, is_first(&r->setup) ? find_source(r, &newest, e) : 0, &newest, e));
+    TRY(share_newest(&r->setup, is_rank0(&r->setup) ? find_source(r, &newest, e) : 0, &newest, e));
     TRY(comm_broadcast(r->setup.comm, o->model, sizeof o->model, e));
     const char *source = newest.found ? newest.directory : checkpoint_is_model(o->model) ? o->model : "";
     snprintf(r->setup.source, sizeof r->setup.source, "%s", source);
@@ -188,7 +188,7 @@ static int resume_from(Run *r, const char *directory, Error *e) {
     Text changes;
     TRY(run_state_read(r, directory, &changes, e));
     int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
-    if (!code && is_first(&r->setup))
+    if (!code && is_rank0(&r->setup))
         print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", directory,
                      (long long)r->position.at.step, (long long)r->position.at.tokens, changes.text);
     text_free(&changes);
@@ -204,7 +204,7 @@ int setup_resume(Run *r, Error *e) {
     strcpy(r->saving.saved, newest.directory);
     TRY(check_same_checkpoint(&r->setup, r->saving.saved, e));
     TRY(comm_agree(r->setup.comm, resume_from(r, r->saving.saved, e), e));
-    if (is_first(&r->setup) && !archive_has(&r->saving.archive, best->step))
+    if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, best->step))
         *best = (BestPoint){.loss = INFINITY}; // removed since
     return comm_broadcast(r->setup.comm, best, sizeof *best, e);
 }

@@ -129,7 +129,7 @@ static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_p
 // Seconds of training and set-up, the parts before a resume included.
 static inline double run_seconds(const Run *r) { return clock_seconds() - r->position.begun; }
 
-static inline bool is_first(const Setup *setup) { return setup->comm->rank == 0; }
+static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order. Each function uses what those before it made; a run that does

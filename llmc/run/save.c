@@ -11,7 +11,7 @@
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
     Parallel *parallel = &r->setup.parallel;
     Error ignored;
-    if (!is_first(&r->setup)) return parallel_serve(parallel, e);
+    if (!is_rank0(&r->setup)) return parallel_serve(parallel, e);
     int code = work(r, e), ended = parallel_serve(parallel, code ? &ignored : e);
     return code ? code : ended;
 }
@@ -174,7 +174,7 @@ static int save(Run *r, bool waits, int *unsaved, Error *why, Error *e) {
     TRY(compare_ranks(&r->setup, &r->position, e));
     progress_begin(&r->output.progress, STAGE_SAVE, "saving", 0, 0);
     TRY(await_save(r, NULL, NULL, e));
-    if (is_first(&r->setup)) {
+    if (is_rank0(&r->setup)) {
         begun.apart = check_names(r, &(Error){0}) != 0;
         waits = waits || begun.apart;
         begun.code = begin_save(r, waits, &begun.skip, why);
@@ -190,19 +190,19 @@ static int save(Run *r, bool waits, int *unsaved, Error *why, Error *e) {
     progress_end(&r->output.progress);
     if (!begun.apart) return 0;
     r->saving.last = true;
-    if (is_first(&r->setup)) {
+    if (is_rank0(&r->setup)) {
         check_names(r, e);
         error_prefix(e, "step %lld is %s%s", (long long)r->position.at.step,
                      *unsaved ? "not saved: " : "saved in this run's directory", *unsaved ? why->what : "");
     }
-    return comm_agree(comm, is_first(&r->setup) ? e->code : 0, e);
+    return comm_agree(comm, is_rank0(&r->setup) ? e->code : 0, e);
 }
 
 int save_in_background(Run *r, Error *e) {
     Error why = {0};
     int unsaved;
     TRY(save(r, false, &unsaved, &why, e));
-    if (!unsaved || !is_first(&r->setup)) return 0;
+    if (!unsaved || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
     report_failure(r, r->position.at.step, &why, false);
     return 0;
@@ -213,8 +213,8 @@ int save_and_wait(Run *r, Error *e) {
     int unsaved;
     r->saving.last = true;
     TRY(save(r, true, &unsaved, &why, e));
-    if (unsaved && is_first(&r->setup)) *e = why, report_unsaved(r, e);
-    return comm_agree(r->setup.comm, unsaved && is_first(&r->setup) ? e->code : 0, e);
+    if (unsaved && is_rank0(&r->setup)) *e = why, report_unsaved(r, e);
+    return comm_agree(r->setup.comm, unsaved && is_rank0(&r->setup) ? e->code : 0, e);
 }
 
 // The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
@@ -222,7 +222,7 @@ int save_and_wait(Run *r, Error *e) {
 int save_for_log(Run *r, Error *e) {
     Metrics *m = r->output.metrics;
     Error why = {0};
-    const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_first(&r->setup);
+    const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_rank0(&r->setup);
     int full = is_rank_0 && metrics_flush(m, e), unsaved, code = 0;
     r->saving.log_save_tried = true;
     if (full) progress_break(&r->output.progress);
@@ -249,7 +249,7 @@ int save_at_error(Run *r, Error *e) {
     Error why = {0};
     int unsaved = 1, code = parallel_send_weights(&r->setup.parallel, &why);
     if (!code) code = save(r, true, &unsaved, &why, &why);
-    if ((code || unsaved) && is_first(&r->setup)) report_failure(r, r->position.at.step, &why, true);
+    if ((code || unsaved) && is_rank0(&r->setup)) report_failure(r, r->position.at.step, &why, true);
     if (code || unsaved) return 0;
     archive_name(name, sizeof name, r->position.at.step);
     snprintf(remedy, sizeof remedy, "%s", e->hint);

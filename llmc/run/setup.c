@@ -186,7 +186,7 @@ int setup_sampling(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     if (!o->sample_only && o->sample_every == 0 && !o->prompt[0]) return 0;
     TRY(check_tokenizer(setup, e));
-    if (o->prompt[0] != '@' || !is_first(setup)) return 0;
+    if (o->prompt[0] != '@' || !is_rank0(setup)) return 0;
     if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
     return read_prompt(&setup->prompt_file, o->prompt + 1, e);
 }
@@ -326,7 +326,7 @@ static int load_state(Run *r, Error *e) {
     if (!s->source[0]) return init_parameters(r, e);
     TRY(checkpoint_load_model(s->source, &s->model, load_weights, r, e));
     progress_break(&r->output.progress);
-    return is_first(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;
+    return is_rank0(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;
 }
 
 int setup_engine(Run *r, Error *e) {
@@ -344,7 +344,7 @@ int setup_engine(Run *r, Error *e) {
 // On rank 0: takes the algorithms from the run's checkpoint, for the same bits; --tune times those that are missing.
 static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     if (engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit))
         print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
     progress_begin(&r->output.progress, STAGE_SETUP, "timing matrix products", 0, 0);
@@ -359,10 +359,10 @@ int setup_tuning(Run *r, Error *e) {
     Error misfit = {0};
     TRY(comm_agree(r->setup.comm, decide_tuning(r, e), e));
     TRY(comm_broadcast(r->setup.comm, r->position.at.tuning, sizeof r->position.at.tuning, e));
-    double misfits = !is_first(&r->setup) && engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit) ? 1 : 0;
+    double misfits = !is_rank0(&r->setup) && engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit) ? 1 : 0;
     TRY(comm_sum(r->setup.comm, &misfits, 1, e));
     if (misfits == 0) return 0;
-    if (is_first(&r->setup))
+    if (is_rank0(&r->setup))
         print_folded(stderr, 6, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
     r->position.at.tuning[0] = 0;
     return engine_set_tuning(r->setup.engine, "", e);
@@ -383,7 +383,7 @@ static int check_words(const Setup *setup, const Dataset *data, Error *e) {
          "%s has no token above %d, and the vocabulary is %d", dataset_shard_path(data, 0), largest, V);
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) named = named || setup->options.given[asked[i]];
     if (!named) return e->code;
-    if (is_first(setup)) print_folded(stderr, 9, "warning: %s. %s\n", e->what, e->hint);
+    if (is_rank0(setup)) print_folded(stderr, 9, "warning: %s. %s\n", e->what, e->hint);
     return 0;
 }
 

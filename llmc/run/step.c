@@ -20,7 +20,7 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Computes this rank's share of the step's rows. Meanwhile the loader reads the next rows; in the last micro-step those
+// Computes this rank's rows of the step. Meanwhile the loader reads the next rows; in the last micro-step those
 // of the next step, assuming the same batch. A rank without rows left takes part with n = 0. So does a rank that cannot
 // read its rows: *unread is its error, and all ranks end this step together.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error *e) {
@@ -28,8 +28,8 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
     const RunData *data = &r->data;
     const Position *position = &r->position;
     Progress *progress = &r->output.progress;
-    Share share = parallel_share(B, setup->comm->rank, setup->comm->ranks);
-    int64_t first = position->at.examples + share.first, most = setup->shape.micro_batch, done = 0;
+    RankRows mine = rows_of_rank(B, setup->comm->rank, setup->comm->ranks);
+    int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
     unread->code = 0;
     progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
@@ -38,9 +38,9 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
     engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
         const uint16_t *rows = NULL;
-        int64_t n = share.count - done < most ? share.count - done : most;
-        bool last = done + n == share.count;
-        int64_t next = last ? first + B : first + done + n, left = last ? share.count : share.count - done - n;
+        int64_t n = mine.count - done < most ? mine.count - done : most;
+        bool last = done + n == mine.count;
+        int64_t next = last ? first + B : first + done + n, left = last ? mine.count : mine.count - done - n;
         if (n > 0 && !unread->code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, unread))
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
         if (unread->code && setup->comm->ranks == 1) return 0;
@@ -99,19 +99,19 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
 }
 
 // Estimates the noise scale from the ranks' own gradients. rank_sq: the sum of the squared norms of the gradients of
-// their shares or, with --reduce micro-step, of their micro-steps.
+// their rows or, with --reduce micro-step, of their micro-steps.
 static int observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq, Error *e) {
     const int ranks = setup->comm->ranks;
     int64_t *rows, count = 0;
-    bool by_share = setup->parallel.config.reduce == REDUCE_STEP;
+    bool by_rank = setup->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
     if (ranks == 1) {
         position->noise.tokens_since_ranks = 0; // nothing to observe later either
         return 0;
     }
-    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + ranks), "shares", e));
+    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + ranks), "rows by rank", e));
     for (int i = 0; i < ranks; i++) {
-        int64_t left = parallel_share(B, i, ranks).count, most = by_share ? left : setup->shape.micro_batch;
+        int64_t left = rows_of_rank(B, i, ranks).count, most = by_rank ? left : setup->shape.micro_batch;
         for (; left > 0; left -= rows[count++]) rows[count] = left < most ? left : most;
     }
     for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
@@ -174,7 +174,7 @@ static bool is_outlier(Run *r, int64_t B) {
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
-    if (!is_first(&r->setup)) return true;
+    if (!is_rank0(&r->setup)) return true;
     progress_break(&r->output.progress);
     fprintf(stderr, "step %lld: %s is an outlier (loss %.4g, z %.3g; gradient norm %.4g, z %.3g): update skipped\n",
             (long long)at->step + 1, loss_out ? "the loss" : "the gradient norm", loss, loss_z, norm, norm_z);
@@ -203,7 +203,7 @@ static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
     *skipped = *skipped || overflowed;
     if (scale == 0) return 0;
     if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(&r->setup, &r->position, B, e);
-    if (!overflowed || !is_first(&r->setup)) return 0;
+    if (!overflowed || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
     fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
             (long long)at->step + 1, scale, at->loss_scale.scale);
@@ -216,7 +216,7 @@ static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
 static int agree_batch(Run *r, int64_t *B, Error *e) {
     *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
     TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
-    if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_first(&r->setup)) return 0;
+    if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_rank0(&r->setup)) return 0;
     if (r->position.ramp.config.mode == RAMP_GNS) return 0; // any number of rows is ordinary
     r->position.uneven = true;
     progress_break(&r->output.progress);
@@ -240,7 +240,7 @@ static bool out_of_time(Run *r) {
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
     // another save may be under way
-    s->out_of_time = is_first(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
+    s->out_of_time = is_rank0(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }
 
@@ -300,5 +300,5 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     };
     position->clipped += metrics->clipped;
     ramp_why(&position->ramp, target.aim, metrics->why);
-    return is_first(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
+    return is_rank0(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
 }

@@ -77,11 +77,11 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
 }
 
 static int decide_length(Run *r, const StepMetrics *m, Error *e) {
-    int64_t tokens = is_first(&r->setup) ? tokens_for_hours(r, m) : 0;
+    int64_t tokens = is_rank0(&r->setup) ? tokens_for_hours(r, m) : 0;
     TRY(comm_broadcast(r->setup.comm, &tokens, sizeof tokens, e));
     if (!tokens) return 0;
     TRY(run_set_horizon(r, tokens, e));
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
     r->output.progress.ends = 0;
     r->output.progress.horizon = tokens;
@@ -103,7 +103,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
         r->saving.is_best = v.loss < r->position.at.best.loss;
         if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
     }
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     progress_val(&r->output.progress, m, v.loss);
     return metrics_val(r->output.metrics, m->step, m->tokens, v.loss, e);
 }
@@ -111,7 +111,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(&r->setup, &r->data, &r->output.progress, &score, e));
-    if (!is_first(&r->setup)) return 0;
+    if (!is_rank0(&r->setup)) return 0;
     progress_hellaswag(&r->output.progress, m, &score);
     return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
 }
@@ -178,7 +178,7 @@ static int finish(Run *r, Error *e) {
     int code = r->setup.options.sample_every > 0 ? sample(r, &sampling) : 0;
     TRY(save_and_wait(r, e));
     if (code) *e = sampling;
-    else if (is_first(&r->setup)) print_end(r);
+    else if (is_rank0(&r->setup)) print_end(r);
     return code;
 }
 
@@ -204,7 +204,7 @@ int train_run(Run *r, Error *e) {
     begin_loss_scale(&r->setup, &r->position.at.loss_scale);
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
-    if (is_first(&r->setup)) TRY(print_setup(r, e));
+    if (is_rank0(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1,
          of_files = code == ERR_INPUT || code == ERR_WRITE;

@@ -4,8 +4,8 @@
 // A row is a context and one of its endings. With l(e) the sum of the losses of the ending's tokens and n(e) their
 // number,
 //
-//     acc       share of questions whose right ending has the smallest l(e)
-//     acc_norm  share of questions whose right ending has the smallest l(e) / n(e)
+//     acc       fraction of questions whose right ending has the smallest l(e)
+//     acc_norm  fraction of questions whose right ending has the smallest l(e) / n(e)
 //
 // as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc, except for
 // its own wording of the context, and an acc_norm that divides by the ending's characters.

@@ -71,11 +71,11 @@ static int whole_step(State *s, Error *e) {
 }
 
 static int step_of_ranks(State *s, int micro_steps, Error *e) {
-    Share share = parallel_share(step_rows(s), s->comm.rank, s->comm.ranks);
+    RankRows mine = rows_of_rank(step_rows(s), s->comm.rank, s->comm.ranks);
     TRY(parallel_begin_step(&s->parallel, false, e));
     for (int i = 0; i < micro_steps; i++) {
-        const uint16_t *row = s->tokens + (share.first + i) * (SEQ_LEN + 1);
-        TRY(parallel_micro_step(&s->parallel, row, i < share.count, GNS_OFF, i == micro_steps - 1, e));
+        const uint16_t *row = s->tokens + (mine.first + i) * (SEQ_LEN + 1);
+        TRY(parallel_micro_step(&s->parallel, row, i < mine.count, GNS_OFF, i == micro_steps - 1, e));
     }
     return parallel_norms(&s->parallel, e);
 }
