@@ -9,7 +9,7 @@ enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // JSON Lines, else text
-    bool undecided; // a pipe, whose first line decides that
+    bool undecided; // a pipe: its first line will decide jsonl
     int notes;      // 1 << NOTE_*
     bool pipe;      // standard input, a pipe or a device: of unknown length
     bool left_out;  // not read, or its rest is not: not UTF-8
@@ -20,12 +20,12 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
-    int passed_over; // files of directories whose names end in something else
+    int passed_over; // files in directories with other endings
 } Inputs;
 
-// The inputs of a command line: files, "-", directories (their .txt, .md, .jsonl, .ndjson and .jl files, and .json files
-// of JSON Lines, also those of directories in them, hidden ones excepted), and what --files-from names. ERR_INPUT for one
-// that cannot be read.
+// The inputs of a command line: files, "-", directories, and what --files-from names. A directory, searched with all below
+// it but hidden names, gives its .txt, .md, .jsonl, .ndjson and .jl files, and .json files of JSON Lines. ERR_INPUT if one
+// cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 

@@ -74,7 +74,7 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Counts faults of an input, of which *why is the first. The first one of all is printed once there is a second.
+// Counts faults of an input; *why is their first. The run's first fault is printed once there is a second.
 static void add_fault(Pipeline *run, int input, const Error *why, int count) {
     run->bad_files += !run->faults || run->last_bad != input;
     run->last_bad = input;

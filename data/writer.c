@@ -62,7 +62,7 @@ static int acquire_lock(Writer *w, Error *e) {
     }
 }
 
-// Refuses inputs whose names are those of the run's shards, finished or not.
+// Refuses an input that has the name of one of the run's shards, finished or not.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
     char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
     if (!realpath(directory, real)) return 0;

@@ -33,7 +33,7 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
 // Appends the tokens of a block. ERR_WRITE where something cannot be written, here and below.
 int writer_block(Writer *w, const TextBlock *b, Error *e);
 
-// Gives all shards their names, in place of those of an earlier run.
+// Gives all shards their names. Shards of an earlier run go.
 int writer_publish(Writer *w, Error *e);
 
 // Removes the unfinished shards, and all of this run's if writer_publish has failed, and the lock. {.lock = -1} is fine.

@@ -36,7 +36,7 @@ static inline int file_save(const char *path, const void *data, size_t bytes, Er
     return file_save_in(IN_PATH, path, data, bytes, e);
 }
 
-// The same under a temporary name, which is renamed to `path` when the file is on the disk.
+// Writes a whole file under a temporary name, and renames it to `path` when it is on the disk.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 
 int descriptor_sync(int fd, const char *path, Error *e);

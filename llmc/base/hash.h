@@ -1,4 +1,4 @@
-// hash: two hashes, one of a sequence of bytes and one of an array, whose elements may be added in any order.
+// hash: a hash of a sequence of bytes, and a hash of an array that adds its elements in any order.
 #pragma once
 
 #include "base/common.h"

@@ -5,18 +5,12 @@
 
 #include <string.h>
 
-// The byte at which a string holds a NUL, raw or as \u0000, where cJSON would end the string; `bytes`: none.
-static size_t nul_at(const char *text, size_t bytes) {
-    size_t at = 0;
-    while (at < bytes && text[at] && strncmp(text + at, "\\u0000", 6) != 0) at += text[at] == '\\' ? 2 : 1;
-    return at < bytes ? at : bytes;
-}
-
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e) {
-    const char *end = text + nul_at(text, bytes);
+    const char *end = text; // the first NUL, raw or as \u0000: cJSON would end a string there
+    while (end < text + bytes && *end && strncmp(end, "\\u0000", 6) != 0) end += *end == '\\' ? 2 : 1;
     *json = (JsonText){text, bytes, NULL};
-    if (end == text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);
+    if (end >= text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);
     if (json->root) return 0;
     FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
     json_free(json);

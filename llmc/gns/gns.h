@@ -100,7 +100,7 @@ static inline double gns_lower(double g2, double s, GnsCovariance var, double k)
     return c / (b + sqrt(fmax(b * b - a * c, 0))); // the smaller positive root, in the form that does not cancel
 }
 
-// Of the averages: half the mean product of two differences, times sum w^2. NaN before the second update.
+// Covariance of the averages: half the mean product of two differences, times sum w^2. NaN before the second update.
 static inline GnsCovariance gns_covariance(const GnsTracker *t) {
     double per_diff = 0.5 * gns_sum_w2(t) / t->diff_weight;
     return (GnsCovariance){per_diff * t->diff_gg, per_diff * t->diff_ss, per_diff * t->diff_gs};
@@ -131,8 +131,8 @@ typedef struct {
     double sum_w2; // sum w_t^2 of the averages from which it was measured
 } GnsFactor;
 
-// The lower bound of c x scale, with ses + few_ses / m standard errors. It is the scale's bound with c S for S, whose
-// error includes that of c.
+// The lower bound of c x scale, with ses + few_ses / m standard errors: the scale's bound with c S for S. The error of c S
+// includes the error of c.
 static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few_ses) {
     if (t->steps < 2) return NAN;
     double g2 = t->g2 / t->weight, s = t->s / t->weight;
@@ -153,8 +153,8 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // calibration demands 10 / m errors more where m is small. The LayerNorms' own tracker keeps the mean square of differences,
 // as White's bound would hold in 93% of runs only.
 //
-// The error of c is that of log((S_t / G2_t) (G2_l / S_l)), to first order, with all covariances: a step's two estimates of
-// |G|^2 share most of their noise, which cancels in c.
+// The error of c equals the error of log((S_t / G2_t) (G2_l / S_l)), to first order, with all covariances: a step's two
+// estimates of |G|^2 share most of their noise, which cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // of the tokens done: the half-life, until it has its full length
 #define GNS_CALIBRATION_SAMPLES    25.0 // in a half-life

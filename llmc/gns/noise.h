@@ -43,7 +43,7 @@ void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double ra
 // c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
 
-// What a batch ramp follows: the whole model's noise scale is c times that of the tracker.
+// What a batch ramp follows: the whole model's noise scale is c times the tracker's.
 typedef struct {
     const GnsTracker *tracker;
     GnsFactor c;

@@ -1,7 +1,7 @@
 // loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv 1710.03740,
 // section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient overflows (its norm
-// is infinite or NaN) is skipped and halves the scale. The first scale, the interval and the factors are those of
-// PyTorch's GradScaler, the smallest scale is Megatron-LM's.
+// is infinite or NaN) is skipped, and the scale is halved. First scale, interval and factors: PyTorch's GradScaler; the
+// smallest scale: Megatron-LM.
 #pragma once
 
 #include "base/common.h"

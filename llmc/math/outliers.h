@@ -1,5 +1,5 @@
-// outliers: is this step's loss or gradient norm far from those of the steps before? Such a step can be skipped
-// (--skip-loss-z, --skip-grad-z). The last step, which the horizon cuts short, is not judged.
+// outliers: is this step's loss or gradient norm far from its recent values? Such a step can be skipped (--skip-loss-z,
+// --skip-grad-z). The last step, which the horizon cuts short, is not judged.
 #pragma once
 
 #include "base/common.h"

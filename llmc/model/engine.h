@@ -254,7 +254,7 @@ struct EngineApi {
     // place in the bucket's memory, or another place, where they stay until the next update.
     const void *(*own_weights)(Engine *engine, Range range);
 
-    // Sets gradients in memory to 0, with shard_grads those of a bucket: for a rank without rows.
+    // Sets the gradients in memory to 0 (with shard_grads: a bucket's), for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
 
     // Adds the squared norms of this rank's own gradients, before the sum over ranks, to StepResult's rank_sq.

@@ -22,8 +22,8 @@ bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, 
 // Offset, in such an array, of a range that lies within one owned range; without owned ranges, of any range.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// A micro-step's gradients in memory, and the offset of one of them. With shard_grads: the embeddings' and two blocks',
-// whose memory the other blocks reuse in turn. Otherwise: all.
+// A micro-step's gradients in memory, and the offset of one of them. With shard_grads: the embeddings' and two slots,
+// which the blocks share. Otherwise: all.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 

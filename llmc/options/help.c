@@ -31,7 +31,7 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-// Writes `"name": value` of a run's options, or of those among them whose `which` is true (NULL: all).
+// Writes `"name": value` of each of a run's options with a true `which` (NULL: all).
 static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
     const char *before = "";
     for (int id = 0; id < OPTION_COUNT; id++) {

@@ -15,9 +15,8 @@ static void list_add(char list[LIST_BYTES], int id, const char *more, const char
     snprintf(list + used, LIST_BYTES - used, "%s%s%s%s", used ? ", " : "", flag, more, text);
 }
 
-// Refuses an option of the command line, under its own name, or adds a note: llm.c's scripts set llm.c's flags, and runs
-// share files, whose idle options go into one list. Options of training are harmless if nothing is trained; options of
-// planning without --dry-run are a mistake.
+// Refuses an option that was given under its own name on the command line. Adds a note for llm.c's flags, as llm.c's
+// scripts set them all, and for options of training where nothing is trained. Lists idle options of files, which runs share.
 static int check_need(Options *o, int id, int need, bool refuse, char idle[LIST_BYTES], Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {
@@ -76,7 +75,7 @@ int options_check_needs(Options *o, Error *e) {
     if (*idle) option_note(o, "no effect, as --config has them: %s", idle);
     if (mode == OPTION_COUNT) return 0;
 
-    // A mode ignores many options. Those of the command line are named; in a file they are fine.
+    // A mode ignores many options. Name the ones on the command line; in a file they are fine.
     for (int id = 0; id < OPTION_COUNT; id++)
         if (o->given[id] & OPTION_GIVEN_COMMAND_LINE && !(option_rows[id].used_by & by)) list_add(unused, id, "", "");
     row_flag(flag, &option_rows[mode]);

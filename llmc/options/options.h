@@ -53,13 +53,12 @@ int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 // Cross-checks that need no files, and o->run; o->notes names options without effect. Not after --help or --version.
 int options_resolve(Options *o, Error *e);
 
-#define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: the run's length before that of --train-hours is known
+#define HORIZON_UNDECIDED ((int64_t)1e15) // tokens: the length of a run of --train-hours until it is decided
 
 // With --epochs: sets the horizon and what depends on it. windows: the rows in --train.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 
-// Without --gns: sets the mode, the machine's default or that of the resumed run, and what depends on it. Until then
-// the mode is ln.
+// Without --gns: sets the mode (the machine's default or the resumed run's) and what depends on it. Until then it is ln.
 int options_resolve_gns(Options *o, GnsMode mode, Error *e);
 
 // True if --ramp gns follows the whole model's noise scale, which every step measures; false: c x the LayerNorms'.
@@ -78,12 +77,12 @@ static inline int64_t best_every(const Options *o) { return o->keep_best && *o->
 // --help, of o->help_about or of all options.
 void options_print_help(FILE *f, const Options *o, const char *program);
 
-// --print-options, after options_resolve: a file for --config with the options that were given. Those that have their
-// defaults stand in comments.
+// --print-options, after options_resolve: a file for --config with the given options, and in comments the defaults of the
+// others.
 int options_print(FILE *f, const Options *o, Error *e);
 
-// One JSON object: every option but those of planning under its field's name, and "resolved". Lines after the first are
-// indented by `indent` spaces. No newline at the end.
+// One JSON object: every option by its field's name, except options of planning, and "resolved". Indents lines after the
+// first by `indent` spaces; no newline at the end.
 void options_write_json(FILE *f, const Options *o, int indent);
 
 // Only the options whose `which` is true, on one line.

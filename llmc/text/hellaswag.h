@@ -13,7 +13,7 @@
 // Two kinds of file are read, told apart by their first bytes:
 //
 //   jsonl  the public file, one question a line: "ctx", a text; "endings", texts; "label", the number of the right one.
-//          A row is the tokens of ctx, then those of " " + ending.
+//          A row is the tokens of ctx, then the tokens of " " + ending.
 //   .bin   llm.c's file of tokens (its dev/data/data_common.py, write_evalfile), little-endian: int32 header[256], [0]
 //          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
 //          its bytes, its number, label, count of endings, then count and tokens of the context and of each ending

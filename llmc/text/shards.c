@@ -139,7 +139,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-// Opens a source's shards after those of the source before it. shard: the first of them.
+// Opens a source's shards, from `shard` on.
 static int source_open(Dataset *data, int number, Shard *shard, double total_weight, Error *e) {
     const Source *files = &data->files.source[number];
     DatasetSource *source = &data->sources[number];
@@ -263,8 +263,7 @@ static Window window_of(const Dataset *data, uint64_t example) {
 uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return window_of(data, example).number; }
 
 static int window_read(const Dataset *data, Window window, uint16_t *out /* (T+1) */, Error *e) {
-    // The last shard with first_window <= number. It is never one without windows, whose first_window is the next shard's,
-    // or N.
+    // The last shard with first_window <= number; it holds windows, since an empty shard has the next one's first_window.
     int low = 0, high = data->info.shards - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;

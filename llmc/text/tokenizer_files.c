@@ -83,7 +83,7 @@ static bool is_text(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
 }
 
-static int open_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
+static int read_json_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     const char *vocab = form[0] == form[1] ? NULL : form[0];
     const char *const names[FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", vocab};
     for (int i = 0; i < FILES && names[i]; i++) {
@@ -100,7 +100,7 @@ static int open_files(VocabReader *r, const char *directory, const char *const f
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-// The entry of token `number`; NULL on failure. A new highest number adds entries, for whose errors `path` is named.
+// The entry of token `number`; NULL on failure. A new highest number adds entries up to it; their errors name `path`.
 static Entry *entry_of_number(VocabReader *r, const char *path, const char *name, double number, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
@@ -376,7 +376,7 @@ static int read_merges(VocabReader *r, Error *e) {
 static int read_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     TRY(tokenizer_new(&r->t, e));
     Tokenizer *t = r->t;
-    TRY(open_files(r, directory, form, e));
+    TRY(read_json_files(r, directory, form, e));
     TRY(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
     TRY(read_vocab(r, e));
     for (int file = 0; file < ADDED_FILES; file++) TRY(read_added(r, file, e));
