@@ -30,7 +30,6 @@ wrap = $(addprefix -Wl$(comma)--wrap=,$(1))
 FAULTS := write pwrite pread fsync renameat mkdir mkdirat openat unlinkat posix_memalign fstatvfs # dev/test/run/faults.h
 $(BUILD)/dev/test/run/test_crash $(BUILD)/dev/test/run/test_best: LDFLAGS += $(call wrap,$(FAULTS))
 $(BUILD)/dev/test/run/test_crash_ranks: LDFLAGS += $(call wrap,$(FAULTS) gethostname manifest_verify)
-$(BUILD)/dev/test/text/test_shards: LDFLAGS += $(call wrap,pread)
 $(BUILD)/dev/test/base/test_files: LDFLAGS += $(call wrap,pwrite fsync pread fcntl)
 $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 

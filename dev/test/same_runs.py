@@ -353,7 +353,6 @@ def main():
     parser.add_argument("--ignore", action="append", default=[], metavar="PATTERN",
                         help="FILE:FIELD not to compare, with * and ?, for example 'state.json:ramp.*'")
     parser.add_argument("--keep", metavar="DIR", help="keep the runs in this new directory")
-    parser.add_argument("--reuse", metavar="DIR", help="take the data and the runs before from what --keep DIR has kept")
     parser.add_argument("--list", action="store_true", help="print the cases' names, and end")
     arguments = parser.parse_args()
     cases = [c for c in CASES if not arguments.only or any(fnmatch.fnmatchcase(c.name, p) for p in arguments.only)]
@@ -363,22 +362,15 @@ def main():
     programs = [os.path.realpath(arguments.before), os.path.realpath(arguments.after)]
     work = os.path.abspath(arguments.keep) if arguments.keep else tempfile.mkdtemp(prefix="gns_same_runs_")
     os.makedirs(work, exist_ok=not arguments.keep)
-    kept = os.path.abspath(arguments.reuse) if arguments.reuse else None
     done = failed = 0
     try:
-        if kept:
-            os.symlink(os.path.join(kept, "data"), os.path.join(work, "data"))
-        else:
-            make_data(os.path.join(work, "data"), programs[0])
+        make_data(os.path.join(work, "data"), programs[0])
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             for case in cases:
                 start = time.time()
-                directories = [os.path.join(kept or work, "before", case.name), os.path.join(work, "after", case.name)]
+                directories = [os.path.join(work, "before", case.name), os.path.join(work, "after", case.name)]
                 try:
-                    if kept:
-                        codes = [case.code, run_case(case, programs[1], programs[0], directories[1])]
-                    else:
-                        codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
+                    codes = list(pool.map(lambda p, d: run_case(case, p, programs[0], d), programs, directories))
                     why = differ(case, codes, directories, arguments.ignore)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     why = str(error)

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""data/tokenize against the packages tiktoken and tokenizers, token for token: compare_tokenizers.py PATH_OF_TOKENIZE.
+"""data/tokenize against the package tiktoken, and scripts/train_bpe.py against tokenizers, token for token: compare_tokenizers.py PATH_OF_TOKENIZE.
 
-With GNS_LONG=1 the package tokenizers has its say on everything, without it on the texts alone (it is slow).
 Needs GNS_TEST_DATA (GPT-2's vocabulary in gpt2/, texts beside it) and the packages tiktoken, tokenizers and numpy, which
 the build does not. Exits 77 without them.
 """
@@ -30,13 +29,6 @@ def openai():
     return tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": EOT})
 
 
-def hugging_face():
-    t = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(os.path.join(GPT2, "encoder.json"),
-                                                             os.path.join(GPT2, "vocab.bpe")))
-    t.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return t
-
-
 def shard_tokens(path):
     return np.fromfile(path, dtype=np.uint16, offset=1024)
 
@@ -56,19 +48,15 @@ def ours(texts, threads=2, vocabulary=GPT2):
     return [next(filled) if text else [] for text in texts]
 
 
-def compare(name, texts, reference, other=None):
+def compare(name, texts, reference):
     start, wrong = time.monotonic(), 0
     got = ours(texts)
     want = [reference.encode_ordinary(t) for t in texts]
-    if other:
-        second = [e.ids for e in other.encode_batch(texts)]
     for i, text in enumerate(texts):
-        if got[i] != want[i] or (other and got[i] != second[i]):
+        if got[i] != want[i]:
             wrong += 1
             if wrong <= 3:
                 print(f"  {text[:60]!r}\n    ours {got[i][:20]}\n    want {want[i][:20]}")
-                if other:
-                    print(f"    HF   {second[i][:20]}")
     count = sum(map(len, want))
     print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/{name} {time.monotonic() - start:.2f}s: {len(texts)} texts, "
           f"{count} tokens, {wrong} differ", flush=True)
@@ -163,13 +151,11 @@ def train():
 
 def main():
     print(f"  seed {SEED}")
-    reference, other = openai(), hugging_face()
-    wrong = compare("files", files(), reference, other)
-    if "GNS_LONG" not in os.environ:
-        other = None
-    wrong += compare("code_points", code_points(), reference, other)
-    wrong += compare("random_texts", random_texts(100000), reference, other)
-    wrong += compare("long_words", long_words(), reference, other)
+    reference = openai()
+    wrong = compare("files", files(), reference)
+    wrong += compare("code_points", code_points(), reference)
+    wrong += compare("random_texts", random_texts(100000), reference)
+    wrong += compare("long_words", long_words(), reference)
     wrong += train()
     return 1 if wrong else 0
 

@@ -186,6 +186,8 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
+// gns.h says how often the bound holds: in 95% of simulated runs or more. Its equation and its constants (test_scaled_lower)
+// are what that rests on.
 // The bound solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too.
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
@@ -210,38 +212,6 @@ static void test_lower_formula(void) {
         CHECK(R > 0 && fabs(s - R * g2 - k * error) < 1e-9 * (s + R * fabs(g2)), "R = %g: %g against %g", R, s - R * g2,
               k * error);
     }
-}
-
-// How often a run's bound, after 6 half-lives, lies below the truth.
-static double coverage(int B, double scale, bool spiked, double half_life_steps, int runs, uint64_t stream,
-                       int *insignificant) {
-    Source source = source_make(1 / scale, 1, spiked, stream);
-    int covered = 0;
-    for (int run = 0; run < runs; run++) {
-        GnsTracker t = tracked(&source, B, half_life_steps, 6 * half_life_steps + 4);
-        GnsEstimate e = gns_estimate(&t);
-        covered += e.lower <= scale;
-        *insignificant += !e.significant;
-    }
-    return (double)covered / runs;
-}
-
-// From where S's own error counts most (scale 1) to where G2 is lost in noise; half-lives from one step up.
-static void test_coverage(void) {
-    static const int batches[] = {2, 16};
-    static const double scales[] = {1, 10, 1000}, half_lives[] = {1, 3, 10};
-    enum { RUNS = 400 };
-    int insignificant = 0;
-    uint64_t stream = 200;
-    for (int b = 0; b < 2; b++)
-        for (int spiked = 0; spiked < 2; spiked++)
-            for (int s = 0; s < 3; s++)
-                for (int h = 0; h < 3; h++) {
-                    double c = coverage(batches[b], scales[s], spiked, half_lives[h], RUNS, stream++, &insignificant);
-                    CHECK(c >= 0.95, "B %d scale %g spiked %d half-life %g steps: covered in %.1f%%", batches[b],
-                          scales[s], spiked, half_lives[h], 100 * c);
-                }
-    CHECK(insignificant > 10 * RUNS, "only %d runs had an insignificant G2", insignificant);
 }
 
 // ---- calibration ----------------------------------------------------------------------------------------------------
@@ -568,8 +538,8 @@ static void test_groups(void) {
 }
 
 int main(void) {
-    RUN(test_identities, test_tracker, test_lower_formula, test_coverage, test_calibration, test_calibration_error,
-        test_scaled_lower, test_calibration_is_timely, test_calibration_forgets_the_start,
-        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
+    RUN(test_identities, test_tracker, test_lower_formula, test_calibration, test_calibration_error, test_scaled_lower,
+        test_calibration_is_timely, test_calibration_forgets_the_start, test_samples_are_spaced_in_tokens,
+        test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
     return test_summary();
 }

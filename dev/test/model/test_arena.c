@@ -62,20 +62,9 @@ static void test_random_lives(void) {
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 
-// As a step uses it: what stays, and three that take turns in the memory of the largest.
-static void test_turns(void) {
-    Arena arena = {0};
-    void *kept, *turn[PHASES];
-    arena_add(&arena, "kept", &kept, 10 * ARENA_ALIGNMENT, 0, PHASES - 1);
-    for (int i = 0; i < PHASES; i++) arena_add(&arena, "turn", &turn[i], (size_t)(i + 1) * ARENA_ALIGNMENT - 5, i, i);
-    CHECK(arena_plan(&arena) == (10 + PHASES) * ARENA_ALIGNMENT, "no more than is alive at a time");
-    arena_place(&arena, (void *)(uintptr_t)ARENA_ALIGNMENT);
-    for (int i = 0; i < PHASES; i++) CHECK(turn[i] == turn[0], "turn %d has a place of its own", i);
-}
-
 int main(int argc, char **argv) {
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : (uint64_t)time(NULL);
     printf("test_arena: seed %llu\n", (unsigned long long)seed);
-    RUN(test_random_lives, test_turns);
+    RUN(test_random_lives);
     return test_summary();
 }

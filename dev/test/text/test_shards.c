@@ -4,28 +4,9 @@
 #include "shard_file.h"
 #include "../scratch.h"
 
-#include <errno.h>
 #include <sys/stat.h>
 
 static Error e;
-
-// Faults of the next such call, which the linker redirects to this file (-Wl,--wrap, see dev/make/tests.mk).
-static struct {
-    bool interrupt_read, halve_read; // EINTR, fewer bytes
-} fault;
-
-static bool take(bool *flag) { // reads and clears
-    bool was = *flag;
-    *flag = false;
-    return was;
-}
-
-ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
-ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
-    if (take(&fault.interrupt_read)) return errno = EINTR, -1;
-    return __real_pread(fd, to, take(&fault.halve_read) ? bytes / 2 : bytes, at);
-}
 
 // A shard with any header: count tokens of value `token`, and `extra` bytes more (or fewer, if negative).
 static void write_raw(const char *path, int32_t magic, int32_t version, int32_t said, int count, uint16_t token,
@@ -275,24 +256,6 @@ static void test_many_shards(void) {
     dataset_close(data);
 }
 
-// An interrupted or short read continues where it stopped.
-static void test_interrupted_and_short_reads(void) {
-    enum { T = 40 };
-    const int length = T + 1;
-    uint16_t *tokens = make_shards("piece", &length, 1, 1000), row[T + 1];
-    Dataset *data;
-    CHECK_OK(dataset_open(&data, "piece_*.bin", T, 1000, 0, &e), &e);
-    for (int i = 1; i < 4; i++) {
-        memset(row, 0xff, sizeof row);
-        fault.halve_read = i & 1, fault.interrupt_read = i & 2;
-        CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
-        CHECK(!fault.halve_read && !fault.interrupt_read, "it reads otherwise");
-        CHECK(memcmp(row, tokens, sizeof row) == 0, "other tokens");
-    }
-    dataset_close(data);
-    free(tokens);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 
 static void refuse(const char *name, int T, int V, const char *text) {
@@ -383,6 +346,6 @@ static void test_large_shard(void) {
 int main(void) {
     scratch_begin();
     RUN(test_sequential, test_shifted_windows, test_any_split, test_words, test_mixture, test_many_shards,
-        test_interrupted_and_short_reads, test_bad_shards, test_large_shard);
+        test_bad_shards, test_large_shard);
     return scratch_end();
 }
