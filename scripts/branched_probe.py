@@ -17,11 +17,6 @@ from run_log import COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, finit
 
 EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
 POINTS = 8           # validations of a branch, at tokens that all branches share
-# The run's options that a branch keeps; a number that is 0 or a text that is empty was not given.
-KEPT = ("train", "val", "seed", "model", "layers", "heads", "channels", "vocab_size", "micro_batch", "recompute",
-        "seq_len", "weight_decay", "beta1", "beta2", "eps", "grad_clip", "val_tokens", "threads", "zero", "comm_dtype")
-NEVER_ZERO = ("layers", "heads", "channels", "vocab_size")
-
 
 def step_of(name):
     """The step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
@@ -73,14 +68,12 @@ class Branch:
         self.out = os.path.join(out, f"batch_{batch}")
         self.done = os.path.join(self.out, "done")
         self.horizon = origin.tokens + tokens
-        kept = {name: origin.options.get(name) for name in KEPT}
-        own = {"out": os.path.abspath(self.out), "batch_tokens": self.batch * origin.seq_len,
-               "train_tokens": self.horizon, "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0,
-               "ramp": "fixed", "gns": "ln", "val_every": self.steps // POINTS, "sample_every": 0,
-               "checkpoint_every": 0}
-        self.options = {name: value for name, value in (kept | own).items()
-                        if value not in ("", None) and not (name in NEVER_ZERO and value == 0)
-                        and (kept["val"] or not name.startswith("val_"))}
+        # What differs from the run's own options. An option that has no effect then gets a note of the trainer's.
+        self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": self.horizon,
+                        "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
+                        "sample_every": 0, "hellaswag_every": 0, "checkpoint_every": 0}
+        if origin.options.get("val"):
+            self.options["val_every"] = self.steps // POINTS
 
     def is_done(self):
         """True where an earlier call has trained it. Another branch in its directory is an error."""
@@ -99,7 +92,8 @@ class Branch:
             shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(origin.checkpoint, place)
             with open(log, "ab") as file:
-                code = subprocess.run([*program, *(f"--{name.replace('_', '-')}={value}" for name, value in self.options.items())],
+                words = [f"--{name.replace('_', '-')}={value}" for name, value in self.options.items()]
+                code = subprocess.run([*program, "--config", os.path.abspath(origin.run.info_path), *words],
                                       cwd=directory, stdout=file, stderr=file, stdin=subprocess.DEVNULL).returncode
         except FileNotFoundError as error:
             raise Fault(EXIT_INPUT, f"{error.filename}: {error.strerror} (--program and --launch say what to run)") from None

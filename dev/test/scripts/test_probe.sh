@@ -36,7 +36,7 @@ run() { # OUT STEPS OPTIONS...
         --batch-tokens 64 --lr 3e-3 --out "$1" --steps "$2" "${@:3}" >> log 2>&1 || { cat log; echo "FAIL probe/run"; exit 1; }
 }
 "$tokenize" --tokenizer bytes --out t --val-fraction 0.1 text.txt > log 2>&1
-run run 60 --val 't_val_*.bin' --lr-schedule constant --val-every 8 --val-tokens 512 --checkpoint-every 20 --keep 0
+run run 60 --val 't_val_*.bin' --lr-schedule constant --optimizer muon --dropout 0.1 --val-every 8 --val-tokens 512 --checkpoint-every 20 --keep 0
 run blind 20
 sums() { cat run/step_00000020/*.* run/step_00000020/training/* run/metrics.jsonl run/run.json | cksum; }
 before=$(sums)
