@@ -134,23 +134,21 @@ static int join(Comm *comm, double deadline, Error *e) {
     return join_machine(comm, e);
 }
 
-// Leaves MPI open if mpirun is gone: MPI_Finalize needs it.
-static int mpi_finalize(const Comm *comm, Error *e) {
-    MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
-    if (launchers_reporter_gone(&comm->launchers)) return 0;
-    open_mpi_settle();
-    MPI_TRY(MPI_Finalize(), e);
-    return 0;
-}
-
-// Ends MPI on this rank: 3 to 6 of program.c's list.
+// Ends MPI on this rank: 3 to 6 of program.c's list. MPI stays open if mpirun is gone: MPI_Finalize needs it.
 static int leave(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) abort_job(e->code);
     watchdog_begin(comm->watchdog, "end of MPI");
-    int bad = mpi_finalize(comm, &ending), code = e->code ? e->code : bad;
-    if (bad && !e->code) error_print_on(&ending, comm->rank, comm->ranks, comm->host);
+    int code = e->code, result = MPI_Barrier(MPI_COMM_WORLD);
+    if (result == MPI_SUCCESS && !launchers_reporter_gone(&comm->launchers)) {
+        open_mpi_settle();
+        result = MPI_Finalize();
+    }
+    if (result != MPI_SUCCESS && !code) {
+        code = mpi_fail(result, "end of MPI", __FILE__, __LINE__, &ending);
+        error_print_on(&ending, comm->rank, comm->ranks, comm->host);
+    }
     watchdog_destroy(comm->watchdog);
     if (!mpi_runs()) return code;
     fflush(stdout);

@@ -8,16 +8,20 @@
 #    include <semaphore.h>
 #    include <string.h>
 #    include <time.h>
+#    pragma GCC diagnostic ignored "-Wunused-parameter"
+
+// A pmix_notification_fn_t, which runs on a thread of PMIx.
+#    define HANDLER(name)                                                                                              \
+        void name(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,         \
+                  pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,               \
+                  void *context)
 
 static void register_handler(pmix_status_t *codes, size_t count, pmix_notification_fn_t handler) {
     PMIx_Register_event_handler(codes, count, NULL, 0, handler, NULL, NULL);
 }
 
-// Runs on a thread of PMIx; so does on_model. "Complete" keeps the event from Open MPI's handler, which ends the process.
-static void on_break(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
-                     pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
-                     void *context) {
-    (void)id, (void)status, (void)source, (void)info, (void)infos, (void)results, (void)result_count;
+// "Complete" keeps the event from Open MPI's handler, which ends the process.
+static HANDLER(on_break) {
     signals_orphaned("the connection to mpirun is lost");
     answer(PMIX_EVENT_ACTION_COMPLETE, NULL, 0, NULL, NULL, context);
 }
@@ -41,10 +45,7 @@ void open_mpi_survive(void) {
 static const char our_model[] = "gns.c";
 static sem_t settled;
 
-static void on_model(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
-                     pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
-                     void *context) {
-    (void)id, (void)status, (void)source, (void)results, (void)result_count;
+static HANDLER(on_model) {
     for (size_t i = 0; i < infos; i++)
         if (PMIX_CHECK_KEY(&info[i], PMIX_PROGRAMMING_MODEL) && strcmp(info[i].value.data.string, our_model) == 0)
             sem_post(&settled);

@@ -314,12 +314,6 @@ static bool all_same(const uint64_t *hashes, int ranks) {
     return true;
 }
 
-static bool in_majority(const uint64_t *hashes, int ranks, int rank) {
-    int same = 0;
-    for (int r = 0; r < ranks; r++) same += hashes[r] == hashes[rank];
-    return 2 * same > ranks;
-}
-
 // Returns the error that weights differ. It names the ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all
 // ranks if there is no majority. hashes: (ranks) of all weights; overwritten in the search for the first tensor.
 static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
@@ -328,10 +322,13 @@ static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
     int ranks = p->comm->ranks;
     TRY(memory_alloc((void **)&hosts, COMM_HOST * (size_t)ranks, "the machines' names", e));
     int code = comm_gather(p->comm, p->comm->host, hosts, COMM_HOST, e);
-    for (int r = 0, used = 0; !code && r < ranks && used < (int)sizeof minority; r++)
-        if (!in_majority(hashes, ranks, r))
+    for (int r = 0, used = 0; !code && r < ranks && used < (int)sizeof minority; r++) {
+        int same = 0;
+        for (int i = 0; i < ranks; i++) same += hashes[i] == hashes[r];
+        if (2 * same <= ranks)
             used += snprintf(minority + used, sizeof minority - (size_t)used, "%s%d%s%s", used ? ", " : "", r,
                              *hosts[r] ? " on " : "", hosts[r]);
+    }
     memory_free(hosts);
     TRY(code);
     for (; t < last; t++) { // each with the padding after it

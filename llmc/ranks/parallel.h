@@ -86,7 +86,8 @@ typedef struct {
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
     int kept;             // buckets [0, kept) have whole weights in memory between passes
-    int sent, arrived;    // of these, buckets whose transfer of new weights has started; which the engine has awaited
+    int sent,
+        arrived; // buckets [0, sent) of these: transfer of new weights started; [0, arrived): awaited by the engine
     struct {
         int bucket;   // 0: none
         int64_t work; // number of its gathering

@@ -58,21 +58,16 @@ static void mpi_destroy(Transport *t) {
     memory_free(t);
 }
 
-static Range mpi_part(const Transport *t, Range bucket, int r) {
-    if (!t->whole) return transport_part(bucket, r, t->comm->ranks);
-    return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
-}
-
 // Appends a transfer with the bucket's parts.
 static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
-    size_t ranks = (size_t)t->comm->ranks;
+    int ranks = t->comm->ranks, number = t->whole ? model_bucket_at(t->whole, bucket.begin) : 0;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
-    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * ranks * sizeof(int), "transport", e));
+    TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * (size_t)ranks * sizeof(int), "transport", e));
     Pending *p = *out;
     p->request = MPI_REQUEST_NULL;
     p->places = p->counts + ranks;
-    for (int r = 0; r < t->comm->ranks; r++) {
-        Range part = mpi_part(t, bucket, r);
+    for (int r = 0; r < ranks; r++) {
+        Range part = t->whole ? transport_whole_part(t->whole, number, r, ranks) : transport_part(bucket, r, ranks);
         p->counts[r] = (int)range_length(part);
         p->places[r] = (int)(part.begin - bucket.begin);
     }
