@@ -10,11 +10,6 @@ RankRows rows_of_rank(int64_t rows, int rank, int ranks) {
 
 // ---- Set-up ---------------------------------------------------------------------------------------------------------
 
-static Range part_of_bucket(const Parallel *p, int i, int rank) {
-    if (p->config.optimizer == OPTIMIZER_MUON) return transport_whole_part(p->model, i, rank, p->comm->ranks);
-    return transport_part(model_bucket(p->model, i), rank, p->comm->ranks);
-}
-
 // Rank 0 has the most rows.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows) {
     return (rows_of_rank(rows, 0, p->comm->ranks).count + p->config.micro_batch - 1) / p->config.micro_batch;
@@ -27,7 +22,10 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
-    for (int i = 0; i < p->buckets; i++) p->owned[i] = part_of_bucket(p, i, comm->rank);
+    for (int i = 0; i < p->buckets; i++)
+        p->owned[i] = config->optimizer == OPTIMIZER_MUON
+                          ? transport_whole_part(model, i, comm->rank, comm->ranks)
+                          : transport_part(model_bucket(model, i), comm->rank, comm->ranks);
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
