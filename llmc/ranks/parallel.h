@@ -80,14 +80,14 @@ typedef struct {
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // parallel_begin_step's
-    bool first;           // this micro-step, or the last one, is the first of its step
+    bool first;           // the present or last micro-step is the first of its step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
     int kept;             // buckets [0, kept) have whole weights in memory between passes
-    int sent,
-        arrived; // buckets [0, sent) of these: transfer of new weights started; [0, arrived): awaited by the engine
+    int sent;             // buckets [0, sent) of these: the transfer of new weights has started
+    int arrived;          // buckets [0, arrived) of these: the engine has awaited it
     struct {
         int bucket;   // 0: none
         int64_t work; // number of its gathering
