@@ -67,6 +67,12 @@ static const struct {
     {"-pf", "shared directory, which MPI does not need"},
 };
 
+static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
+    int id = 0;
+    while (id < OPTION_COUNT && !(option_rows[id].alias && strcmp(option_rows[id].alias, flag) == 0)) id++;
+    return (OptionId)id;
+}
+
 static const char *foreign_subject(const char *flag) { // NULL: not one of them
     for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++)
         if (strcmp(foreign_flags[i].flag, flag) == 0) return foreign_flags[i].subject;
@@ -90,7 +96,7 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
     return 0;
 }
 
-static bool is_short(const char *word) { return option_find_alias(word) < OPTION_COUNT || foreign_subject(word); }
+static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT || foreign_subject(word); }
 
 // llm.c's flags: one dash, always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
@@ -102,7 +108,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
     // How llm.c starts several processes: -pi in its code, -pm in its help.
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
-    OptionId id = option_find_alias(flag);
+    OptionId id = find_alias(flag);
     if (id == OPTION_COUNT && !nccl_init && !subject) return parser_unknown(t, flag, flag + 1, "--", e);
     TRY(parser_next_value(t, argc, argv, i, &value, e));
     if (nccl_init && strcmp(value, "mpi") == 0) return 0;
@@ -117,13 +123,8 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
 }
 
 OptionTable options_table(Options *o) {
-    return (OptionTable){.rows = option_rows,
-                         .count = OPTION_COUNT,
-                         .foreign = foreign_names,
-                         .values = o,
-                         .given = o->given,
-                         .read_word = parse_short,
-                         .is_short = is_short};
+    return (OptionTable){option_rows, OPTION_COUNT, foreign_names, .values = o, .given = o->given,
+                         .read_word = parse_short, .is_short = is_short};
 }
 
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e) {

@@ -14,12 +14,6 @@ const OptionRow option_rows[OPTION_COUNT] = {
 void option_flag(char out[FLAG_BYTES], OptionId id) { row_flag(out, &option_rows[id]); }
 void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
 
-OptionId option_find_alias(const char *alias) {
-    int id = 0;
-    while (id < OPTION_COUNT && !(option_rows[id].alias && strcmp(option_rows[id].alias, alias) == 0)) id++;
-    return (OptionId)id;
-}
-
 bool option_is_of_planning(int id) {
     int need = option_rows[id].needs[0];
     return id == OPTION_dry_run || id == OPTION_print_options || need == NEED_PLAN || need == NEED_PLANNED_RANKS;

@@ -20,7 +20,6 @@ extern const OptionRow option_rows[OPTION_COUNT];
 OptionTable options_table(Options *o);
 void option_flag(char out[FLAG_BYTES], OptionId id);
 void *option_field(Options *o, OptionId id);
-OptionId option_find_alias(const char *alias); // of llm.c's flag; OPTION_COUNT: none
 
 // True for --print-options, --dry-run and what goes with it alone: these are no part of a run.
 bool option_is_of_planning(int id);

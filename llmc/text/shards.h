@@ -23,8 +23,7 @@ enum {
     SHARD_HEADER_INTS = 256,
     SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS,
     SHARD_MAGIC = 20240520,
-    SHARD_VERSION = 1,
-    SHARD_MAX_TOKENS = INT32_MAX // the count is an int32
+    SHARD_VERSION = 1
 };
 
 typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
