@@ -9,7 +9,7 @@ every run that does not give them itself. # begins a comment.
     all    --model d12 --train 'text_train_*.bin' --val 'text_val_*.bin' --micro-batch 16
     all    --train-tokens 80e6 --gns ln
     rows16 --batch-tokens 16384 --lr 5e-4
-    ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512
+    ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512 --ramp-step-rows 1.5
 
 Every line runs with every seed. Runs of one seed train on the same examples in the same order; with the same --gns mode,
 first batch and rate they have the same bits until the schedules part (the column `equal`: steps). So differences are paired

@@ -41,7 +41,7 @@ SMALL = dict(train="../../data/train_*.bin", val="../../data/val.bin", vocab_siz
              seq_len=17, micro_batch=3, batch_tokens=187, steps=12, lr="1e-3", threads=1, val_every=5, val_tokens=700,
              out="run")
 RAMP = dict(steps=None, train_tokens=30000, batch_tokens=17 * 12, batch_min=4, batch_max=24, val_every=20)
-GNS_RAMP = dict(RAMP, ramp="gns", gns_half_life=700, ramp_kappa=4, batch_min=2, lr="3e-3")
+GNS_RAMP = dict(RAMP, ramp="gns", gns_half_life=700, ramp_kappa=4, ramp_waste=1, ramp_step_rows="1e9", batch_min=2, lr="3e-3")
 RESUMED = dict(checkpoint_every=4, keep=0, sample_every=5, sample_tokens=9)
 MODEL = dict(layers=None, heads=None, channels=None, vocab_size=None)
 NO_TRAINING = {name: None for name in SMALL if name not in ("val", "threads", "seq_len")}

@@ -64,7 +64,8 @@ static int trainer_end(void) {
 static const char *const trainer_command =
     "train_gpt2 --train train.bin --val val.bin --vocab-size 256 --model d1 --layers 1 --heads 1 --channels 16 "
     "--seq-len 8 --threads 1 --micro-batch 4 --ramp gns --batch-max 16 --gns exact --gns-exact-every 3 "
-    "--gns-half-life 600 --ramp-kappa 1000 --lr 1e-2 --val-every 7 --val-tokens 128 --skip-loss-z 3 ";
+    "--gns-half-life 600 --ramp-kappa 1000 --ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --val-every 7 --val-tokens "
+    "128 --skip-loss-z 3 ";
 
 // Replaces this process by mpirun. A run that hangs is killed.
 static void trainer_exec_ranks(int argc, char **argv) {

@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <cjson/cJSON.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "replay", "gns"};
@@ -119,7 +120,9 @@ static int ramp_check(const RampConfig *c, Error *e) {
     if (c->mode != RAMP_GNS) return 0;
     if (c->batch_min < 2)
         return FAIL(e, ERR_USAGE, "use --batch-min 2 or more", "--ramp gns cannot measure noise in a batch of 1 row");
-    if (!(c->kappa > 0)) return FAIL(e, ERR_USAGE, "use 1, the default", "--ramp-kappa %g is not above 0", c->kappa);
+    if (!(c->kappa > 0 && c->waste > 0))
+        return FAIL(e, ERR_USAGE, "leave them out for the defaults",
+                    "--ramp-kappa %g, --ramp-waste %g: both must be above 0", c->kappa, c->waste);
     if (!(c->half_life_tokens > 0))
         return FAIL(e, ERR_USAGE, "leave it out for the default, 0.5% of --train-tokens",
                     "--gns-half-life %g is not above 0", c->half_life_tokens);
@@ -219,13 +222,34 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
+// The best batch for a critical batch of so many rows. It rises with it, so a bound of one gives a bound of the other.
+static double ramp_best(const Ramp *r, double critical) {
+    return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
+}
+
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
     c.value *= r->config.kappa;
+    const double critical = c.value * gns_estimate(tracker).scale, x = r->config.step_rows, B = r->state.rows;
     return (RampTarget){
-        .target = c.value * gns_estimate(tracker).scale,
-        .aim = gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0),
-        .lower = gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES),
+        .target = ramp_best(r, critical),
+        .aim = ramp_best(r, gns_scaled_lower(tracker, c, RAMP_AIM_SES, 0)),
+        .lower = ramp_best(r, gns_scaled_lower(tracker, c, GNS_LOWER_SES, GNS_FEW_SES)),
+        .waste = B / critical,
+        .extra = (x + B) * (1 / B + 1 / critical) / pow(1 + sqrt(x / critical), 2) - 1, // J(B) / min J - 1
     };
+}
+
+double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
+    double u2 = 0, uv = 0, v2 = 0, u1 = 0, v1 = 0; // sums over u = 1 / seconds and v = rows / seconds, of a u + b v = 1
+    for (int i = 0; i < count; i++) {
+        const double u = 1 / seconds[i], v = (double)rows[i] / seconds[i];
+        u2 += u * u, uv += u * v, v2 += v * v, u1 += u, v1 += v;
+    }
+    const double a = u1 * v2 - v1 * uv, b = v1 * u2 - u1 * uv; // Cramer's rule, both times the same determinant
+    const double x = fmin(b > 0 ? a / b : INFINITY, RAMP_MOST_STEP_ROWS);
+    char digits[16];
+    snprintf(digits, sizeof digits, "%.1e", fmax(x, RAMP_LEAST_STEP_ROWS));
+    return strtod(digits, NULL);
 }
 
 void ramp_observe(Ramp *r, double step_tokens, double aim) {

@@ -10,12 +10,19 @@
 //                warm-up. Once batch_max is reached the rate falls with the schedule again.
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon has cut a step of this
 //                run, a last step after the file's last takes the missing tokens
-//   gns          follows the target kappa x c x GNS_ln, up and down, within [batch_min, batch_max]. It aims at the
-//                target's lower bound with one standard error, that of c included, and moves by at most a factor of 2
-//                in a half-life of the average. Where every step measures the whole model's GNS_total, the target is
-//                kappa x GNS_total
+//   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]; where every step measures
+//                the whole model's scale, N = GNS_total. The batch costs the fewest seconds within a stated waste:
 //
-// A batch is rounded to whole rows and never depends on the number of ranks. Rank 0 decides and broadcasts one integer.
+//                    target = min(sqrt(x k N), waste k N)
+//
+//                k N is the critical batch: B rows a step need 1 + B / (k N) times the fewest tokens for the same progress
+//                (McCandlish et al. 2018, appendix D). A step of B rows takes b (x + B) seconds, so progress costs
+//                J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, only steps cost, and the
+//                waste of tokens bounds the batch. The batch moves to the target's lower bound with one standard error,
+//                that of c included, by at most a factor of 2 in a half-life of the average
+//
+// A batch is rounded to whole rows. It depends on the number of ranks and on time through x alone, which is measured once
+// and stored, or given. Rank 0 decides and broadcasts one integer.
 #pragma once
 
 #include "base/common.h"
@@ -37,7 +44,9 @@ typedef struct {
     int64_t batch_min, batch_max; // rows
     int64_t batch_ref;            // rows: the batch for which the learning rate was chosen
     int64_t seq_len;              // tokens a row
-    double kappa;                 // target batch, in noise scales
+    double kappa;                 // k: the critical batch, in noise scales
+    double waste;                 // most rows, in critical batches: the extra tokens that the run accepts
+    double step_rows;             // x: what a step costs beyond its rows, in rows; 0: not known yet
     double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
     double half_life_tokens;      // of the noise scale's average
     double train_tokens;          // the horizon
@@ -51,9 +60,11 @@ typedef struct {
 
 // What gns mode follows, in rows. NaN: unknown; infinite: the noise hides the gradient.
 typedef struct {
-    double target; // kappa x the noise scale
+    double target; // the best batch
     double aim;    // the target's lower bound with one standard error: the batch moves towards it
     double lower;  // the target lies above this with 95% confidence or more
+    double waste;  // extra tokens that the present batch costs, as a fraction of the fewest
+    double extra;  // seconds that it takes for the same progress, over those of the batch sqrt(x k N), less 1
 } RampTarget;
 
 typedef struct {
@@ -87,6 +98,12 @@ int64_t ramp_smallest(const Ramp *r);
 
 // The target for a noise scale that is c times the tracker's.
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
+
+// a / b of seconds = a + b rows, the line with the least sum of squared relative errors through `count` measurements;
+// infinite seconds do not count. In two digits, from RAMP_LEAST_STEP_ROWS to RAMP_MOST_STEP_ROWS (rows cost nothing).
+#define RAMP_LEAST_STEP_ROWS 0.1
+#define RAMP_MOST_STEP_ROWS  1e9
+double ramp_step_rows(const int64_t *rows, const double *seconds, int count);
 
 // After a step of this many tokens: moves the batch towards `aim`. NaN: it stays. Only gns mode uses it.
 void ramp_observe(Ramp *r, double step_tokens, double aim);

@@ -53,6 +53,9 @@ static int resolve_ramp(Options *o, Error *e) {
     if (o->run.ramp_mode == RAMP_REPLAY && o->train_hours)
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--train-hours with --ramp " SAID ", whose steps are given",
                     o->ramp);
+    if (o->run.ramp_mode == RAMP_GNS && o->with_optimizer && o->ramp_step_rows == 0)
+        return FAIL(e, ERR_USAGE, "add --ramp-step-rows X, from the other run's run.json",
+                    "--ramp gns measures what a step costs before there are moments, and --with-optimizer has some");
     if (o->run.ramp_mode != RAMP_REPLAY && (!o->batch_min || !o->batch_max))
         return FAIL(e, ERR_USAGE, "give it a number of rows", "--ramp " SAID " needs --batch-%s", o->ramp,
                     o->batch_min ? "max" : "min");

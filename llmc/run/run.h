@@ -206,3 +206,6 @@ int train_run(Run *r, Error *e);
 
 // Makes the next optimizer step and writes its line of metrics.jsonl (step.c).
 int train_step(Run *r, StepMetrics *metrics, Error *e);
+
+// Before the first step, with --ramp gns: sets --ramp-step-rows, if it is 0, to what a step costs (step.c).
+int measure_step_rows(Run *r, Error *e);

@@ -481,6 +481,8 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
         .batch_ref = o->run.batch_ref_rows,
         .seq_len = o->seq_len,
         .kappa = o->ramp_kappa,
+        .waste = o->ramp_waste,
+        .step_rows = o->ramp_step_rows,
         .lr_power = o->ramp_lr_power,
         .half_life_tokens = o->run.gns_half_life_tokens,
         .train_tokens = (double)o->run.horizon_tokens,

@@ -420,6 +420,20 @@ static int keep_gns(const StateIO *io, Options *o, Error *e) {
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
+// Without --ramp-step-rows a run keeps what it has measured. A run that was not begun with --ramp gns, or by an older
+// build, has measured nothing.
+static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
+    Options *o = &r->setup.options;
+    const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "ramp_step_rows"));
+    if (o->ramp_step_rows == 0 && was > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = was;
+    const bool complete = r->position.at.tokens >= o->run.horizon_tokens;
+    if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || complete) return 0;
+    FAIL(e, ERR_USAGE, NULL,
+         "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->path);
+    return error_hint(e, "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa "
+                         "0.65 is what older builds did");
+}
+
 // Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change
 // the batch of a run, so the batch must be named then.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
@@ -500,6 +514,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = keep_hours(&io, r, e);
+    if (!code) code = keep_step_rows(&io, r, e);
     if (!code) code = list_changes(&io, r, changes, e);
     json_free(&io.json);
     return code;

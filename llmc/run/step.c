@@ -22,8 +22,8 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
 
 // Computes this rank's rows of the step. Meanwhile the loader reads the next rows; in the last micro-step those
 // of the next step, assuming the same batch. A rank without rows left takes part with n = 0. So does a rank that cannot
-// read its rows: *unread is its error, and all ranks end this step together.
-static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error *e) {
+// read its rows: *unread is its error, and all ranks end this step together. what: for the progress; NULL: a step.
+static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Error *unread, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     const Position *position = &r->position;
@@ -32,7 +32,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
     unread->code = 0;
-    progress_begin(progress, STAGE_STEP, NULL, B, micro_steps);
+    progress_begin(progress, what ? STAGE_SETUP : STAGE_STEP, what, B, micro_steps);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
@@ -51,6 +51,15 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, Error *unread, Error
         done += n;
     }
     return 0;
+}
+
+// Gradients of B rows over all ranks, and their norms.
+static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
+    Error unread;
+    TRY(run_micro_steps(r, B, mode, what, &unread, e));
+    if (r->setup.comm->ranks > 1 || !unread.code) TRY(parallel_norms(&r->setup.parallel, e));
+    if (unread.code) *e = unread;
+    return comm_agree(r->setup.comm, unread.code, e);
 }
 
 static double grad_norm(const Setup *setup, const Position *position, int64_t B) {
@@ -249,10 +258,9 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Position *position = &r->position;
     RunPoint *at = &position->at;
     StepSums sums;
-    Error unread;
     int64_t B;
     bool skipped;
-    RampTarget target = {NAN, NAN, NAN};
+    RampTarget target = {NAN, NAN, NAN, NAN, NAN};
     position->save = wants_save(r);
     position->stop = out_of_time(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
@@ -262,10 +270,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
-    TRY(run_micro_steps(r, B, mode, &unread, e));
-    if (setup->comm->ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
-    if (unread.code) *e = unread;
-    TRY(comm_agree(setup->comm, unread.code, e));
+    TRY(run_rows(r, B, mode, NULL, e));
     TRY(update_unless_outlier(r, B, &update, &skipped, e));
     TRY(step_result(r, B, &sums, e));
     const double loss_scale = at->loss_scale.scale;
@@ -301,4 +306,67 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     position->clipped += metrics->clipped;
     ramp_why(&position->ramp, target.aim, metrics->why);
     return is_rank0(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
+}
+
+// ---- What a step costs (--ramp gns) ---------------------------------------------------------------------------------
+
+enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
+
+// The least seconds of COST_STEPS steps of B rows at rate 0, which leave the weights as they are, but not the moments.
+// Infinite if the gradient of each step overflows: such a step has no update.
+static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
+    const Setup *setup = &r->setup;
+    Position *position = &r->position;
+    const GnsMode mode = setup->options.run.gns_exact_interval == 1 ? GNS_EXACT : GNS_LN;
+    UpdateConfig update = update_config(setup, position, B);
+    StepSums sums;
+    update.lr = 0;
+    update.step = 1;
+    *seconds = INFINITY;
+    for (int i = 0; i < COST_STEPS; i++) {
+        const double start = clock_seconds();
+        TRY(run_rows(r, B, mode, "timing steps:", e));
+        TRY(parallel_update(&r->setup.parallel, &update, e));
+        TRY(step_result(r, B, &sums, e));
+        const bool overflowed = overflows(setup, position, B);
+        if (!overflowed) *seconds = fmin(*seconds, clock_seconds() - start);
+        loss_scale_step(&position->at.loss_scale, overflowed);
+    }
+    return 0;
+}
+
+static int clear_moments(Run *r, Error *e) {
+    const Model *model = &r->setup.model;
+    float *zeros;
+    int code = 0;
+    TRY(memory_alloc_zero((void **)&zeros, model_bucket_largest(model) * sizeof *zeros, "moments", e));
+    for (int i = 0; i < model_bucket_count(model); i++) {
+        TRY_GOTO(engine_load(r->setup.engine, STATE_MOMENT1, model_bucket(model, i), zeros, e));
+        TRY_GOTO(engine_load(r->setup.engine, STATE_MOMENT2, model_bucket(model, i), zeros, e));
+    }
+done:
+    memory_free(zeros);
+    return code;
+}
+
+// All ranks run the same steps; rank 0's clock counts. The run then begins as if it had been given --ramp-step-rows.
+int measure_step_rows(Run *r, Error *e) {
+    Comm *comm = r->setup.comm;
+    RampConfig *ramp = &r->position.ramp.config;
+    const LossScale scale = r->position.at.loss_scale;
+    const int64_t low = ramp->batch_min, high = ramp->batch_max < COST_RANGE * low ? ramp->batch_max : COST_RANGE * low;
+    const int64_t rows[COST_BATCHES] = {low, llround(sqrt((double)low * (double)high)), high};
+    double seconds[COST_BATCHES], x = RAMP_LEAST_STEP_ROWS;
+    if (ramp->mode != RAMP_GNS || ramp->step_rows > 0) return 0;
+    comm_phase(comm, PHASE_STEP, 0);
+    for (int i = 0; i < COST_BATCHES && low < high; i++) TRY(time_steps(r, rows[i], &seconds[i], e));
+    progress_end(&r->output.progress);
+    TRY(parallel_send_weights(&r->setup.parallel, e));
+    TRY(clear_moments(r, e));
+    r->position.at.loss_scale = scale;
+    if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
+    TRY(comm_broadcast(comm, &x, sizeof x, e));
+    ramp->step_rows = r->setup.options.ramp_step_rows = x;
+    r->setup.options.given[OPTION_ramp_step_rows] = OPTION_GIVEN_CONFIG; // --config RUN/run.json runs with it again
+    return comm_agree(comm, is_rank0(&r->setup) ? write_run_json(r, e) : 0, e);
 }

@@ -70,6 +70,8 @@ static void print_length(FILE *f, const Setup *setup, const Position *position) 
     if (o->run.ramp_mode != RAMP_FIXED) {
         fprintf(f, "run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
                 (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
+        if (o->run.ramp_mode == RAMP_GNS && o->ramp_step_rows > 0)
+            fprintf(f, "        a step of B rows costs as much as %g + B rows\n", o->ramp_step_rows);
         return;
     }
     int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);

@@ -203,6 +203,7 @@ int train_run(Run *r, Error *e) {
     if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
     begin_loss_scale(&r->setup, &r->position.at.loss_scale);
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
+    TRY(measure_step_rows(r, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
     if (is_rank0(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);

@@ -14,6 +14,8 @@ static RampConfig config_make(RampMode mode) {
                         .batch_ref = 8,
                         .seq_len = 100,
                         .kappa = 1,
+                        .waste = 1,
+                        .step_rows = 1e9, // the target is the critical batch
                         .lr_power = 0.5,
                         .half_life_tokens = 1000,
                         .train_tokens = 1e6,
@@ -59,7 +61,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.state.rows == 0, "a fixed batch listened");
 }
 
-// kappa x c x the scale; one standard error below it; and the bound of 95%.
+// With steps of so many rows: waste x kappa x c x the scale; one standard error below it; and the bound of 95%. Else the
+// root of x times these.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -77,6 +80,73 @@ static void test_target(void) {
     CHECK_CLOSE(seen.aim, gns_scaled_lower(&t, (GnsFactor){10, 0.01, 0.2}, 1, 0), 1e-12, 0);
     CHECK_CLOSE(seen.lower, gns_scaled_lower(&t, (GnsFactor){10, 0.01, 0.2}, 2, 10), 1e-12, 0);
     CHECK(seen.lower < 0.9 * seen.aim && seen.aim < 0.9 * seen.target, "%g, %g, %g", seen.lower, seen.aim, seen.target);
+    r.config.step_rows = 5.9;
+    RampTarget root = ramp_target(&r, &t, (GnsFactor){2.5, 0.01, 0.2});
+    CHECK_CLOSE(root.target, sqrt(5.9 * seen.target), 1e-12, 0);
+    CHECK_CLOSE(root.aim, sqrt(5.9 * seen.aim), 1e-12, 0);
+    CHECK_CLOSE(root.lower, sqrt(5.9 * seen.lower), 1e-12, 0);
+}
+
+// ---- the law --------------------------------------------------------------------------------------------------------
+
+// Norms without an error: a scale of 100 rows; infinite if G2 is not above 0.
+static RampTarget target_at(double x, double kappa, double waste, double rows, double g2) {
+    RampConfig c = config_make(RAMP_GNS);
+    c.step_rows = x, c.kappa = kappa, c.waste = waste;
+    Ramp r = ramp_make(&c);
+    GnsTracker t;
+    gns_init(&t, 20);
+    r.state.rows = rows;
+    for (int i = 0; i < 50; i++) gns_update(&t, 8, g2 + 100, g2 + 100.0 / 8, 1);
+    return ramp_target(&r, &t, (GnsFactor){1, 0, 0});
+}
+
+// Seconds for one piece of progress if a step takes a + b B seconds.
+static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
+
+// The batch of the fewest seconds, by trying all; the waste that limits it; and what a batch costs against the best:
+// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 for f times the best batch and y = sqrt(x / critical).
+static void test_law(void) {
+    static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
+    for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
+        const double a = prices[i][0], b = prices[i][1], x = a / b, critical = 250, y = sqrt(x / critical);
+        double best = 1;
+        for (double B = 1; B < 2000; B *= 1.0001)
+            if (seconds_at(B, a, b, critical) < seconds_at(best, a, b, critical)) best = B;
+        CHECK_CLOSE(target_at(x, 2.5, 10, 8, 1).target, best, 2e-3, 0);
+        for (double f = 0.25; f < 5; f *= 2) {
+            RampTarget seen = target_at(x, 2.5, 10, f * sqrt(x * critical), 1);
+            CHECK_CLOSE(1 + seen.extra, (1 + y * y + (f + 1 / f) * y) / pow(1 + y, 2), 1e-12, 0);
+            CHECK_CLOSE(1 + seen.extra, seconds_at(f * best, a, b, critical) / seconds_at(best, a, b, critical), 1e-4,
+                        0);
+            CHECK_CLOSE(seen.waste, f * sqrt(x * critical) / critical, 1e-12, 0);
+        }
+    }
+    CHECK_CLOSE(target_at(90, 2.5, 0.4, 8, 1).target, 100, 1e-12, 0); // not sqrt(90 x 250) = 150
+    CHECK_CLOSE(target_at(90, 2.5, 0.7, 8, 1).target, 150, 1e-12, 0);
+    CHECK_CLOSE(target_at(1e9, 1, 0.65, 8, 1).target, 65, 1e-12, 0);
+    RampTarget hidden = target_at(6, 2, 0.4, 8, -1); // by noise
+    CHECK(isnan(hidden.target) && isnan(hidden.waste) && isnan(hidden.extra), "%g, %g, %g", hidden.target, hidden.waste,
+          hidden.extra);
+    CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
+}
+
+// Lines a + b B give a / b in two digits, within its limits; a batch without a time counts for nothing.
+static void test_step_rows(void) {
+    static const int64_t rows[] = {4, 16, 64};
+    static const struct {
+        double a, b, want;
+    } lines[] = {{5.94, 1, 5.9}, {0.0474, 0.001, 47}, {1.2345, 0.01, 120}, {0, 0.1, 0.1},
+                 {-1, 2, 0.1},   {3, 0, 1e9},         {5, -0.01, 1e9},     {1e9, 0.01, 1e9}};
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        double seconds[3];
+        for (int j = 0; j < 3; j++) seconds[j] = lines[i].a + lines[i].b * (double)rows[j];
+        const double got = ramp_step_rows(rows, seconds, 3);
+        CHECK(got == lines[i].want, "%g + %g B: %.17g rows", lines[i].a, lines[i].b, got);
+        if (i > 2) continue;
+        seconds[1] = INFINITY;
+        CHECK(ramp_step_rows(rows, seconds, 3) == lines[i].want, "%g + %g B, two batches", lines[i].a, lines[i].b);
+    }
 }
 
 static void test_why(void) {
@@ -425,7 +495,10 @@ static void test_bad_config(void) {
     CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "1 row");
     c = config_make(RAMP_GNS);
     c.kappa = NAN;
-    CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "--ramp-kappa");
+    CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "--ramp-kappa nan");
+    c = config_make(RAMP_GNS);
+    c.waste = 0;
+    CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "--ramp-waste 0");
     c = config_make(RAMP_GNS);
     c.half_life_tokens = 0;
     CHECK_ERROR(ramp_create(&r, &c, NULL, &e), &e, ERR_USAGE, "--gns-half-life");
@@ -615,6 +688,8 @@ int main(void) {
     snprintf(file, sizeof file, "%s/metrics.jsonl", directory);
     RUN(test_follows);
     RUN(test_target);
+    RUN(test_law);
+    RUN(test_step_rows);
     RUN(test_why);
     RUN(test_study);
     RUN(test_still);

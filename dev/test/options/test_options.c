@@ -142,7 +142,7 @@ static void test_numbers(void) {
     const char *beyond[] = {"--lr 1e400",     "--lr -0.1",       "--lr 100.1",  "--beta1 1",
                             "--eps 0",        "--steps 0",       "--steps -1",  "--steps 99999999999999999999",
                             "--steps 1e30",   "--seed -1e30",    "--top-k -1",  "--vocab-size 65537",
-                            "--ramp-kappa 0", "--micro-batch 0", "--seq-len 0", "--final-lr-frac 1.01"};
+                            "--ramp-kappa 0", "--ramp-waste 0", "--ramp-step-rows 2e9", "--micro-batch 0", "--seq-len 0", "--final-lr-frac 1.01"};
     for (size_t i = 0; i < sizeof beyond / sizeof *beyond; i++)
         CHECK_ERROR(parse(&o, beyond[i], &e), &e, ERR_USAGE, "out of range");
     CHECK(strstr(e.hint, "[0, 1]"), "%s", e.hint);

@@ -150,6 +150,8 @@ static const struct {
     {REFUSED, TRAIN, "--batch-max 3", {"--batch-max", "--ramp"}},
     {REFUSED, TRAIN, "--ramp-lr-power 0", {"--ramp-lr-power", "--ramp"}},
     {REFUSED, TRAIN, "--ramp-kappa 1", {"--ramp-kappa", "--ramp gns"}},
+    {REFUSED, TRAIN, "--ramp-waste 1", {"--ramp-waste", "--ramp gns"}},
+    {REFUSED, TRAIN, "--ramp-step-rows 1", {"--ramp-step-rows", "--ramp gns"}},
     {REFUSED, TRAIN, "--gns-ratio 2", {"--gns-ratio", "--ramp gns"}},
     {REFUSED, TRAIN, "--gns off --gns-half-life 500", {"--gns-half-life", "--gns ln"}},
     {REFUSED, TRAIN, "--gns off --gns-exact-every 5", {"--gns-exact-every", "--gns ln"}},

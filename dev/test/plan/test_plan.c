@@ -562,6 +562,7 @@ static PlanRun run_of(RampMode mode, int64_t low, int64_t high, double tokens, d
                     .batch_ref = low,
                     .seq_len = 10,
                     .kappa = 1,
+                    .waste = 1,
                     .half_life_tokens = half_life,
                     .train_tokens = tokens};
     c.schedule = (Schedule){.kind = SCHEDULE_LINEAR, .lr = 1, .train_tokens = tokens, .final_frac = 0.1};

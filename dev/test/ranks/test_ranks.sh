@@ -50,7 +50,7 @@ close() {
 
 exact_run="--gns exact --steps 50"
 # Such a kappa, because c stays 1: so short a run does not get to know it.
-ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128"
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
     close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
@@ -73,6 +73,15 @@ exact_agrees() { # RANKS BATCH_TOKENS: 176 is 11 rows, which ranks cannot divide
 ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; } # RANKS
 the_ramp_grew() {
     [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
+}
+measures_a_step() { # in every mode; then the run is the one that is told what it measured
+    local mode x measured=${ramp_run/--ramp-step-rows 1e9/}
+    for mode in "--zero 0" "--zero 1 --optimizer muon" "--zero 2" "--zero 3 --recompute block"; do
+        rm -rf measured told
+        run 3 measured $measured $mode && x=$(sed -nE 's/^ *"ramp_step_rows": ([0-9.e+]+),.*/\1/p' measured/run.json) &&
+            run 3 told $measured $mode --ramp-step-rows "$x" && same measured told || { echo "$mode: $x"; return 1; }
+    done
+    run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
 runs_repeat() { run 3 again $ramp_run && same r3 again; }
 # ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit: in steps of 5 to 40 rows, 1 to 7 micro-steps of 3 rows on a rank,
@@ -144,7 +153,7 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
-fills_its_hours() { # --train-hours: the length is decided once, and a resumed run has it
+fills_its_hours() { # --train-hours: the length, and what a step costs, are decided once, and a resumed run has them
     local ranks begun took base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 30 --keep 0"
     for ranks in 1 2; do
         begun=$(date +%s%N)
@@ -304,6 +313,7 @@ ramp_agrees 2
 ramp_agrees 3
 ramp_agrees 4
 the_ramp_grew
+measures_a_step
 runs_repeat
 zero_in_bf16
 a_smoothed_loss

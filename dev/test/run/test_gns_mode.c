@@ -54,7 +54,7 @@ static void check_mode(const char *run, const char *mode, long exact_steps) {
 #define RUN_OF                                                                                                         \
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 "                      \
     "--seq-len 8 --threads 1 --micro-batch 4 "
-#define RAMP "--ramp gns --batch-min 2 --batch-max 16 --train-tokens 320 "
+#define RAMP "--ramp gns --batch-min 2 --batch-max 16 --train-tokens 320 --ramp-step-rows 1e9 "
 
 // ---- Tests ----------------------------------------------------------------------------------------------------------
 

@@ -203,7 +203,8 @@ static void test_loss_scale(void) {
     CHECK(log_mentions("step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n"), "%s",
           log_tail());
     CHECK(log_mentions("  3 overflows"), "%s", log_tail());
-    CHECK(file_mentions(path_of("over/step_%08ld/training/state.json", newest_step("over")), "\"loss_scale\":\t134217728,"),
+    CHECK(file_mentions(path_of("over/step_%08ld/training/state.json", newest_step("over")),
+                        "\"loss_scale\":\t134217728,"),
           "state.json");
     copy_tree("over/step_00000002", "part/step_00000002");
     copy_file("over/metrics.jsonl", "part/metrics.jsonl");
@@ -280,8 +281,7 @@ static void test_overflow_of_one_rank(void) {
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");
     trainer.ranks = trainer.batch_min = 2;
     for (int zero = 0; zero < 3; zero++)
-        CHECK(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero) == 0, "%s",
-              log_tail());
+        CHECK(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero) == 0, "%s", log_tail());
     CHECK(log_mentions("step 2: the gradient overflows at loss scale 65536"), "%s", log_tail());
     CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
     check_same_end("ranks0", "ranks1", "--zero 1");
@@ -345,19 +345,22 @@ static void check_ramp(const char *path, double kappa, bool total) {
     memory_free(log);
 }
 
-// The target is kappa x ratio x scale: runs with the same product are the same.
 static int run_ramp(double kappa, const char *options) {
-    return trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                       "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
-                       "--train-tokens %d --gns-half-life %d --lr %g --ramp-kappa %g --checkpoint-every 0 %s",
-                       V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
+    return trainer_run(
+        "train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+        "--seq-len %d --threads 1 --micro-batch %d --ramp gns --batch-min %d --batch-max %d "
+        "--train-tokens %d --gns-half-life %d --lr %g --ramp-kappa %g --ramp-waste 1 --checkpoint-every 0 %s",
+        V, T, MICRO_BATCH, RAMP_LOW, RAMP_HIGH, RAMP_TOKENS, HALF_LIFE, peak, kappa, options);
 }
 
+// Where only steps cost, the target is kappa x ratio x scale: runs with the same product are the same.
+#define STEPS_COST "--ramp-step-rows 1e9 "
 static void test_ramp_target(void) {
     static const double factors[][2] = {{8, 0.5}, {1, 4}}; // kappa, ratio
     for (int i = 0; i < 2; i++)
-        CHECK(run_ramp(factors[i][0], path_of("--gns ln --gns-ratio %g --out target%d", factors[i][1], i)) == 0, "%s",
-              log_tail());
+        CHECK(run_ramp(factors[i][0], path_of(STEPS_COST "--gns ln --gns-ratio %g --out target%d", factors[i][1], i)) ==
+                  0,
+              "%s", log_tail());
     for (int i = 0; i < 2; i++) check_ramp(path_of("target%d/metrics.jsonl", i), factors[i][0], false);
     long step = newest_step("target0");
     CHECK(newest_step("target1") == step, "kappa 8 x ratio 0.5 is not 1 x 4");
@@ -366,10 +369,34 @@ static void test_ramp_target(void) {
 
 // With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
 static void test_ramp_of_the_whole_model(void) {
-    CHECK(run_ramp(6, "--gns exact --out total") == 0, "%s", log_tail());
+    CHECK(run_ramp(6, STEPS_COST "--gns exact --out total") == 0, "%s", log_tail());
     check_ramp("total/metrics.jsonl", 6, true);
-    CHECK(run_ramp(1, "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
+    CHECK(run_ramp(1, STEPS_COST "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
     check_ramp("given/metrics.jsonl", 1, false);
+}
+
+// A run that measures what a step costs has the bits of one that is told it: nothing else of its steps without a rate
+// remains, also where their gradients overflow.
+static void test_ramp_measures(void) {
+    static const char *const options[] = {"--gns ln", "--gns exact --optimizer muon --dropout 0.1", "--dtype bf16",
+                                          "--loss-scale 1073741824"};
+    overflow.above = 0x1p27;
+    for (int i = 0; i < 4; i++) {
+        if (i == 3) trainer.engine = overflowing_engine();
+        CHECK(run_ramp(1000, path_of("%s --out measured%d", options[i], i)) == 0, "%s", log_tail());
+        size_t bytes;
+        char *json = read_text(path_of("measured%d/run.json", i), &bytes);
+        const double x = json ? number_in(json, "ramp_step_rows") : NAN;
+        memory_free(json);
+        CHECK(x >= 0.1 && x <= 1e9 && log_mentions(path_of("a step of B rows costs as much as %g + B rows", x)), "%g",
+              x);
+        CHECK(run_ramp(1000, path_of("%s --ramp-step-rows %.17g --out told%d", options[i], x, i)) == 0, "%s",
+              log_tail());
+        check_same_end(path_of("measured%d", i), path_of("told%d", i), options[i]);
+        trainer.engine = cpu_engine;
+    }
+    overflow.above = INFINITY;
+    CHECK(file_mentions("told3/metrics.jsonl", "\"overflows\": 3"), "no overflow");
 }
 
 int main(int argc, char **argv) {
@@ -387,5 +414,6 @@ int main(int argc, char **argv) {
     RUN(test_nonfinite_gradient);
     RUN(test_ramp_target);
     RUN(test_ramp_of_the_whole_model);
+    RUN(test_ramp_measures);
     return trainer_end();
 }

@@ -69,7 +69,7 @@ static void test_names(void) {
                            .mode = GNS_EXACT,
                            .clipped = true,
                            .has_target = true,
-                           .target = {11.5, 12.5, INFINITY},
+                           .target = {11.5, 12.5, INFINITY, 13.5, 14.5},
                            .ranks_measured = true};
     const HellaSwagScore score = {.questions = 8, .correct = 3, .correct_norm = 5};
     CHECK_OK(metrics_open(&m, IN_PATH, ".", &(LockHolder){0}, &e), &e);
@@ -82,11 +82,11 @@ static void test_names(void) {
     static const char *const names[] = {"step",      "tokens",           "examples",  "batch",    "loss",
                                         "lr",        "grad_norm",        "tok_per_s", "mfu",      "val_loss",
                                         "hellaswag", "hellaswag_norm",   "gns_ratio", "loss_nll", "ramp_target",
-                                        "ramp_aim",  "ramp_target_lower"};
+                                        "ramp_aim",  "ramp_target_lower", "ramp_waste", "ramp_extra_seconds"};
     static const double want[] = {1,    2,       3,       4,    5.5, 6.5,  7.5,  8.5,  9.5,
-                                  10.5, 3.0 / 8, 5.0 / 8, 1.75, 4.5, 11.5, 12.5, 1e308};
+                                  10.5, 3.0 / 8, 5.0 / 8, 1.75, 4.5, 11.5, 12.5, 1e308, 13.5, 14.5};
     CHECK(strstr(text, "\"clipped\": true"), "%s", text);
-    for (int i = 0; i < 17; i++) check_number(names[i], want[i]);
+    for (int i = 0; i < 19; i++) check_number(names[i], want[i]);
     check_estimate("gns_ln", &n.ln);
     check_estimate("gns_ranks", &n.ranks);
     check_estimate("gns_total", &n.calibration.total);

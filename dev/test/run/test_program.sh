@@ -10,7 +10,7 @@ cat "$root"/llmc/*/*.[ch] > text.txt
 
 small="--train code_train_*.bin --val code_val_*.bin --vocab-size 256 --layers 2 --heads 2 --channels 32 --seq-len 32
     --val-every 10 --val-tokens 1024 --warmup-tokens 4000"
-ramp="--ramp gns --batch-min 4 --batch-max 32 --train-tokens 60000 --gns-half-life 3000 --ramp-kappa 4 --micro-batch 6 --lr 3e-3"
+ramp="--ramp gns --batch-min 4 --batch-max 32 --train-tokens 60000 --gns-half-life 3000 --ramp-kappa 4 --ramp-waste 1 --ramp-step-rows 1e9 --micro-batch 6 --lr 3e-3"
 
 run() { # run OUT OPTIONS...
     local out=$1
@@ -30,6 +30,14 @@ two_runs_are_identical() { run a $ramp --threads 1 && run b $ramp --threads 1 &&
 a_run_is_run_again() { # by its run.json, in the directory that the command names
     "$train" --config a/run.json --out again > again.log 2>&1 && same a again && grep -q '"out": "again"' again/run.json &&
         "$train" --config a/run.json --print-options | grep -qx 'ramp-kappa = 4'
+}
+a_step_is_measured_once() { # run.json has it; a run begun without cannot measure it later
+    run am ${ramp/--ramp-step-rows 1e9/} --threads 1 && "$train" --config am/run.json --out again_am > again.log 2>&1 && same am again_am &&
+        grep -q '"ramp_step_rows": [0-9]' am/run.json || { cat again.log; return 1; }
+    run ab --threads 1 --steps 3 --batch-tokens 128 || return 1
+    refused "ab/step_00000003/training/state.json: --ramp gns measures what a step costs before a run's first step" ab --threads 1 ${ramp/1e9/0} &&
+        [ -d ab/step_00000003 ] && refused "has some. add --ramp-step-rows X" none --model ab --with-optimizer ${ramp/--ramp-step-rows 1e9/} &&
+        run ab --threads 1 $ramp && grep -q '^resuming' ab.log
 }
 bash_completes_its_options() {
     "$root/dev/make/completion.sh" "$train" train_gpt2 > completion && . ./completion || return 1
@@ -373,7 +381,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
 
-for test in two_runs_are_identical a_run_is_run_again bash_completes_its_options threads_do_not_matter another_seed_is_another_run the_ramp_grew \
+for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_prompt_from_a_file a_prompt_from_a_pipe \

@@ -330,7 +330,7 @@ static void test_ramp_of_the_whole_model(void) {
 #define TOTAL                                                                                                          \
     "train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 1 --heads 1 --channels 16 --seq-len 8 "          \
     "--threads 1 --micro-batch 4 --ramp gns --batch-min 2 --batch-max 16 --gns exact --gns-half-life 60 "              \
-    "--ramp-kappa 1000 --lr 1e-2 --train-tokens 2000 "
+    "--ramp-kappa 1000 --ramp-waste 1 --ramp-step-rows 1e9 --lr 1e-2 --train-tokens 2000 "
     CHECK(trainer_run(TOTAL "--out total --checkpoint-every 1 --keep 0") == 0, "%s", log_tail());
     long steps = newest_step("total");
     CHECK(file_mentions(path_of("total/step_%08ld/training/state.json", steps), "\"sampled_total\"") && steps > 20,

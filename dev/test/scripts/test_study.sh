@@ -31,7 +31,7 @@ out=$work/study
 study() { returns "$1" dev/bench/ramp_study.py "$work/queue" --out "$out" "${@:2}"; } # CODE ARGUMENTS...
 row() { awk -v name="$1" -v column="$2" '$1 == name { print $column }' "$work/log"; }
 cat > "$work/queue" << END
-late4  --batch-tokens 64 --ramp gns --batch-min 4 --batch-max 8
+late4  --batch-tokens 64 --ramp gns --batch-min 4 --batch-max 8 --ramp-step-rows 1e9 --ramp-waste 1 --ramp-kappa 0.65
 all    --vocab-size 256 --layers 1 --heads 2 --channels 16 --seq-len 16 --micro-batch 4 --threads 1 --lr 1e-2 --val-tokens 512
 all    --train $work/t_train_*.bin --val $work/t_val_*.bin --train-tokens 20000
 rows4  --batch-tokens 64  # the reference
