@@ -112,6 +112,7 @@ static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     TRY(engine_create(&GNS_ENGINE, &b->engine, &config, e));
     TRY(parallel_start(&b->parallel, b->engine, WIRE_FP32, e));
     SaverConfig saver = {.archive = &b->archive,
+                         .parallel = &b->parallel,
                          .engine = b->engine,
                          .model = &b->model,
                          .text = {-1, -1},
