@@ -4,16 +4,21 @@
 #include "base/common.h"
 #include <pthread.h>
 
-// Runs one function at a time on a thread. All zero: idle.
+// Runs one function at a time on a thread, which its first function starts. All zero: no thread.
 typedef struct {
     pthread_t thread;
-    bool runs;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    void *(*run)(void *); // NULL: idle
+    void *argument;
+    bool exists, ends;
 } Worker;
 
-// Starts a thread that takes no signal but SIGALRM, which ends the process on any thread (watchdog.c). `what` names the
-// thread in the message. ERR_MEMORY where the limit on threads is reached.
+// Runs a function on the idle worker. Its thread takes no signal but SIGALRM, which ends the process on any thread
+// (watchdog.c). `what` names the thread in the message. ERR_MEMORY where the limit on threads is reached.
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
-void worker_join(Worker *w); // waits until it is idle
+void worker_join(Worker *w);    // waits until it is idle
+void worker_destroy(Worker *w); // waits, and ends the thread
 
 // A thread that calls `tick` ten times a second, with the lock held. The lock may guard the owner's data as well.
 typedef struct {
