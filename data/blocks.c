@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { KEEP_BYTES = 4 << 20 }; // larger buffers are freed with the next smaller block
+enum { KEEP_BYTES = 4 << 20 }; // block_reserve frees a larger buffer that it does not need
 
 #define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
 
@@ -83,7 +83,7 @@ int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e
     return 0;
 }
 
-// Decodes the text of every line in place. Drops a byte order mark before the first.
+// Decodes the text of every line in place. Skips a byte order mark before the first line.
 static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
     uint64_t line = b->start.line;
     for (size_t at = b->start.offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {

@@ -14,7 +14,7 @@
 
 // ---- Text or JSON Lines ---------------------------------------------------------------------------------------------
 
-static bool ends_with(const char *path, const char *ending) { // in capitals or not
+static bool ends_with(const char *path, const char *ending) { // ignores case
     size_t length = strlen(path), n = strlen(ending);
     return length > n && strcasecmp(path + length - n, ending) == 0;
 }
@@ -50,7 +50,7 @@ static void set_format(Input *input, int format, bool by_line) {
     input->undecided = format == FORMAT_AUTO;
 }
 
-// Refuses options that need a file: only at its end is a pipe's length known, and whether all of it is UTF-8.
+// Refuses options that need a file. A pipe's length and its UTF-8 are unknown until its end.
 static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
     if (!input->jsonl && o->invalid == INVALID_SKIP)
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
@@ -85,7 +85,7 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     return 0;
 }
 
-// `inside` a directory only regular files with the endings of text count. A file named by itself may have any name.
+// Adds a path. `inside` a directory: only regular files with the endings of text. A file that the user names: any.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     struct stat st, link;
     if (strcmp(path, "-") == 0) return inputs_push(in, path, NULL, e);

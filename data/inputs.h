@@ -1,18 +1,19 @@
-// inputs: the files that a command line names, in its order; a directory's entries by byte order.
+// inputs: lists the files that a command line names, in its order. A directory's entries are in byte order.
 #pragma once
 
 #include "settings.h"
 
-// What a note says of a file: its first line has decided its format; a byte order mark; <|endoftext|> as text.
+// Notes about a file. JSONL, JSON: its first line decided the format. MARK: it begins with a byte order mark. EOT: its
+// text holds <|endoftext|>.
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {
     char *path;     // "-" is standard input
     bool jsonl;     // JSON Lines, else text
-    bool undecided; // a pipe: its first line will decide jsonl
+    bool undecided; // a pipe whose first line will decide jsonl
     int notes;      // 1 << NOTE_*
-    bool pipe;      // standard input, a pipe or a device: of unknown length
-    bool left_out;  // not read, or its rest is not: not UTF-8
+    bool pipe;      // standard input, a pipe or a device: its length is unknown
+    bool left_out;  // not UTF-8: skip the file, or the rest of it
     uint64_t bytes; // 0 for a pipe
 } Input;
 
@@ -20,19 +21,19 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
-    int passed_over; // files in directories with other endings
+    int passed_over; // files in directories that have other endings
 } Inputs;
 
-// The inputs of a command line: files, "-", directories, and what --files-from names. A directory, searched with all below
-// it but hidden names, gives its .txt, .md, .jsonl, .ndjson and .jl files, and .json files of JSON Lines. ERR_INPUT if one
-// cannot be read.
+// Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to
+// any depth, except hidden names, for .txt, .md, .jsonl, .ndjson and .jl files and .json files of JSON Lines. ERR_INPUT
+// if one cannot be read.
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e);
 void inputs_free(Inputs *in);
 
-// Decides the format of a pipe by its first bytes, if they suffice. ended: there are no more.
+// Decides the format of a pipe by its first bytes, if they suffice. ended: the pipe has no more.
 int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e);
 
 const char *input_name(const Input *input); // for messages
 
-// Whether the input is split by place: its end is validation.
+// True if the input's end becomes validation (--val-fraction of one plain text).
 bool input_has_tail(const TokenizeOptions *o, const Input *input);

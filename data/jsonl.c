@@ -1,9 +1,9 @@
-// A strict reader of RFC 8259 that builds no tree: one pass over the line, which decodes the wanted string to the
-// beginning of the line (decoded text is never longer than its source).
+// A strict reader of RFC 8259 that builds no tree. One pass over the line decodes the wanted string to the beginning of
+// the line: decoded text is never longer than its source.
 //
-// Why not a library. Text must be kept exactly: cJSON ends it at \u0000 and reads a malformed \u escape as one; json-c
-// replaces half a surrogate pair without a word, and on lines of 100 bytes costs 28% of the tokenizing speed; jansson
-// reads 65 MB/s (this file 800 to 1200, while one thread encodes 100).
+// No library keeps the text exactly and is fast enough. cJSON ends text at \u0000 and accepts malformed \u escapes.
+// json-c silently replaces half a surrogate pair, and costs 28% of the tokenizing speed on lines of 100 bytes. jansson
+// reads 65 MB/s; this file reads 800 to 1200, and one thread encodes 100.
 #include "jsonl.h"
 
 #include <stdbool.h>
@@ -14,12 +14,12 @@ enum { JSON_DEPTH_MAX = 512 };
 
 typedef struct {
     char *at, *end;
-    const char *field; // to find from this object on, decoded to `out`, of several the last; NULL: nothing
+    const char *field; // to find in this object and decode to `out`; the last one wins; NULL: none
     char *out;
     size_t out_bytes;
     bool found;
     int depth;
-    const char *why; // the first complaint
+    const char *why; // the first fault
 } Json;
 
 static bool json_fail(Json *j, const char *why) {
@@ -39,7 +39,7 @@ static void json_skip_blanks(Json *j) {
     while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\r')) j->at++;
 }
 
-static bool json_accept_token(Json *j, char byte) { // the same, with blanks around it
+static bool json_accept_token(Json *j, char byte) { // json_accept, with blanks around the byte
     json_skip_blanks(j);
     bool next = json_accept(j, byte);
     json_skip_blanks(j);
@@ -57,7 +57,7 @@ static bool json_hex4(Json *j, uint32_t *out) {
     return true;
 }
 
-// A lone surrogate becomes three bytes that are not valid UTF-8, and is refused as such later.
+// Decodes an escape. A lone surrogate becomes three bytes of invalid UTF-8; block_check refuses them later.
 static bool json_escape(Json *j, char **out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};
@@ -81,7 +81,7 @@ static bool json_escape(Json *j, char **out) {
     return true;
 }
 
-// Decodes a string to `out`, at or before the string's own first byte in the same buffer.
+// Decodes a string to `out`. `out` lies in the same buffer, at or before the string's first byte.
 static bool json_string(Json *j, char *out, size_t *bytes) {
     char *start = out;
     if (!json_accept(j, '"')) return json_fail(j, "has no string where one must be");
@@ -138,7 +138,7 @@ static bool json_member(Json *j) {
     return whole;
 }
 
-// An object or an array, from after its opening bracket.
+// Reads the rest of an object or an array, after its opening bracket.
 static bool json_nested(Json *j, char close) {
     if (++j->depth > JSON_DEPTH_MAX) return json_fail(j, "is nested too deeply");
     if (!json_accept_token(j, close)) {
@@ -151,7 +151,7 @@ static bool json_nested(Json *j, char close) {
     return true;
 }
 
-static bool json_value(Json *j) { // skips one
+static bool json_value(Json *j) { // skips a value
     size_t ignored;
     switch (json_peek(j)) {
     case '{': j->at++; return json_nested(j, '}');

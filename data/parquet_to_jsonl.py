@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The text column of parquet files as jsonl on standard output."""
+"""Prints the text column of parquet files as jsonl."""
 import json
 import os
 import sys
@@ -15,7 +15,7 @@ def write(data):
     try:
         sys.stdout.buffer.write(data)
     except BrokenPipeError:
-        sys.exit(EXIT_WRITE)  # the reader has said why
+        sys.exit(EXIT_WRITE)  # the reader has reported the error
     except OSError as error:
         raise Fault(EXIT_WRITE, f"standard output: {error.strerror}") from None
 

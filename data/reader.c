@@ -17,13 +17,13 @@ static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.fi
 
 bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_requested(); }
 
-// True if the rest of the input is not read.
+// True if the rest of the input must not be read.
 static bool reader_skips(const Reader *r) {
     const Input *input = reader_input(r);
     return input->left_out || (input->pipe && atomic_load(r->refused));
 }
 
-// How many of `bytes` bytes --max-bytes allows after the first `taken`.
+// Returns how many of the next `bytes` bytes --max-bytes allows after `taken` bytes.
 static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
     return size_min((uint64_t)r->o->max_bytes - taken, bytes);
 }
@@ -41,7 +41,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     while (r->have < want && !r->ended) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
         struct pollfd ready = {r->fd, POLLIN, 0};
-        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // notes that nothing has arrived
+        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // note a wait only while nothing has arrived
         while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
             if (reader_stopped(r) || atomic_load(r->refused)) return 0;
             wait_note(&wait, r->fd, input_name(input), 0);
@@ -57,7 +57,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// Opens the file of `place`, at its beginning; a pipe stays at its own position.
+// Opens the file of `place`, at its beginning.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     char next[3]; // a character begins within three bytes
@@ -69,8 +69,8 @@ static int reader_open(Reader *r, Error *e) {
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 
-    // A text file that is one document is split by place: its end is validation, as in nanoGPT's 90/10. The split moves
-    // up to where a character begins.
+    // A text file is one document, so its end becomes validation, as in nanoGPT's 90/10. The tail begins at a whole
+    // character.
     r->tail = (uint64_t)((double)reader_limit(r, r->place.taken, input->bytes) * (1 - r->o->val_fraction));
     ssize_t got = pread(r->fd, next, sizeof next, (off_t)r->tail);
     for (ssize_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
@@ -84,7 +84,7 @@ static void reader_close(Reader *r) {
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-// How many bytes of the buffer make the next block; 0: the buffer needs more to decide.
+// Returns the bytes of the next block; 0: the buffer needs more to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
     bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
     if (jsonl) {
@@ -99,14 +99,14 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
     if (!hold || !cut) return cut;
-    // A cut in a line end, in a separator or between the two moves to after them.
+    // Move a cut that falls into a line end or a separator, or between the two, behind both.
     cut += r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n';
     size_t from = cut > length - 1 ? cut - (length - 1) : 0;
     const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
     return found ? (size_t)(found - r->buffer) + length : cut;
 }
 
-// Finds the documents of a block of text: all of it, or what separators delimit.
+// Finds the documents of a block of text. Without --separator the block is part of one document.
 static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     const char *separator = r->o->separator;
     size_t length = strlen(separator);
@@ -167,7 +167,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         *got = bytes > 0;
         if (*got) return reader_fill_block(r, b, bytes, e);
 
-        // The next input. The rest of the buffer, which --max-bytes has cut off, counts as taken.
+        // Go to the next input. Bytes that --max-bytes cut off count as taken.
         reader_close(r);
         uint64_t taken = r->place.taken + r->have;
         bool full = taken >= (uint64_t)r->o->max_bytes;
@@ -189,7 +189,7 @@ int reader_leave_out(Reader *r, Error *e) {
         int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
         char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (fd >= 0) close(fd);
-        if (text == MAP_FAILED) continue; // empty, or reader_open says why
+        if (text == MAP_FAILED) continue; // it is empty, or reader_open will report the error
         input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
                           (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
         munmap(text, input->bytes);

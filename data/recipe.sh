@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the recipes, with NAME set, the names of their own flags in FLAGS and their usage in USAGE.
+# Sourced by the recipes. They set NAME, FLAGS (the names of their own flags) and USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
 #   --from DIR                   take the files from DIR; nothing is downloaded or checked
@@ -34,7 +34,7 @@ recipe_options() {
     done
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    UNFINISHED=$OUT/$NAME.unfinished # of a recipe of several steps: exists until all are done
+    UNFINISHED=$OUT/$NAME.unfinished # exists until a recipe of several steps has done all of them
     # The first training shard gets its name last (data/writer.h).
     if [ -z "$FORCE" ] && [ ! -e "$UNFINISHED" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
         echo "$OUT has shards already (--force makes them again)"
@@ -42,7 +42,7 @@ recipe_options() {
     fi
 }
 
-# The SHA-256 that Hugging Face states for a large file: its ETag, before the redirection.
+# Prints the SHA-256 that Hugging Face states for a large file: its ETag, before the redirection.
 hub_sha256() {
     curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' |
         grep -E '^[0-9a-f]{64}$'
@@ -74,7 +74,7 @@ fetch() {
     mv "$file.part" "$file"
 }
 
-# input URL [SHA256|hub]: the path of the file that URL names, in --from or downloaded.
+# input URL [SHA256|hub]: sets INPUT to the path of URL's file, in --from or downloaded.
 input() {
     local name=${1##*/} sum=${2:-}
     INPUT=$DOWNLOAD/$name

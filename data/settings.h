@@ -8,7 +8,7 @@
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
 
-typedef struct { // what is not given and has no default is 0 or empty, and max_bytes INT64_MAX
+typedef struct { // an option without a default is 0 or empty; max_bytes is INT64_MAX
     char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
     int format, invalid, split; // FORMAT_*, INVALID_*; SPLITS: both
     double val_fraction;
@@ -19,7 +19,7 @@ typedef struct { // what is not given and has no default is 0 or empty, and max_
 enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
 enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
-// Fills o and moves the inputs that the command line names to the front of argv, *inputs of them. ERR_USAGE for a mistake.
+// Fills o. Moves the *inputs inputs of the command line to the front of argv. ERR_USAGE for a mistake.
 int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e);
 
 void settings_print_help(const TokenizeOptions *o);

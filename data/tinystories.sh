@@ -9,8 +9,8 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# The validation is small: it is made anew every time, in a directory that exists until all is done. What an interrupted
-# command left may be half of it, or of another vocabulary.
+# Makes the small validation anew every time, in a directory that exists until all is done. What an interrupted command
+# left may be incomplete, or of another vocabulary.
 said=$(OUT=$UNFINISHED FORCE=--force tokenize --separator '<|endoftext|>' --split val "$val")
 tokenize --separator '<|endoftext|>' --split train "$INPUT"
 rm -f "$OUT/$NAME"_val_*.bin

@@ -1,10 +1,10 @@
-// tokenize: text in, token shards out (llmc/text/shards.h has their format).
+// tokenize: turns text into token shards (format: llmc/text/shards.h).
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
-// One thread reads the inputs in blocks and writes tokens in the order of the blocks; encoding a block is an OpenMP
-// task, which the other threads run in any order, and this one while it waits. Where a block ends depends on the input
-// alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
+// The main thread reads the inputs in blocks and writes tokens in the order of the blocks. Encoding a block is an
+// OpenMP task. The other threads run the tasks in any order; the main thread runs some while it waits. A block's end
+// depends on the input alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
 #include "reader.h"
 #include "writer.h"
 #include "base/signals.h"
@@ -20,8 +20,8 @@
 #include <unistd.h>
 
 enum {
-    BLOCKS_PER_THREAD = 3, // one in work, one waiting, one to be written
-    LISTED_MAX = 20        // files left out that are named
+    BLOCKS_PER_THREAD = 3, // one being encoded, one waiting, one to be written
+    LISTED_MAX = 20        // most left-out files that the summary names
 };
 
 typedef struct {
@@ -34,10 +34,10 @@ typedef struct {
     Encoder **encoders; // (thread_count)
     uint64_t thread_count;
     uint64_t block_count, filled, written; // blocks so far
-    atomic_bool refused;                   // some input is refused: no block is encoded or written from here on
-    double start, shown;                   // seconds: the run's start on the clock; the last progress line since then
-    uint64_t total_bytes;                  // of input; 0: unknown
-    int faults, bad_files, last_bad;       // faults so far, files with some, and the number of the last such file
+    atomic_bool refused;                   // an input is refused: encode and write no more blocks
+    double start, shown;                   // clock_seconds at the start; seconds from it to the last progress line
+    uint64_t total_bytes;                  // of all inputs; 0: unknown
+    int faults, bad_files, last_bad;       // faults so far; files with faults; index of the last such file
     Error first_bad;                       // the first fault
 } Pipeline;
 
@@ -45,7 +45,7 @@ typedef struct {
 
 static const char *plural_s(uint64_t count) { return count == 1 ? "" : "s"; }
 
-// A line on stderr, over the line of progress.
+// Prints a line on stderr in place of the progress line.
 __attribute__((format(printf, 1, 2))) static void print_note(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -55,7 +55,7 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// A line on stderr: on a terminal every 0.2 s, in a log at most one per log_interval. The last one says 100%.
+// Prints progress on stderr: every 0.2 s on a terminal, at most once per log_interval in a log. `last` prints 100%.
 static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     const struct SplitState *splits = run->writer.split;
     bool terminal = isatty(STDERR_FILENO);
@@ -74,7 +74,8 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Counts faults of an input; *why is their first. The run's first fault is printed once there is a second.
+// Adds `count` faults of an input; *why is the first of them. Delays printing the run's first fault until there is a
+// second: a single fault is the error itself.
 static void add_fault(Pipeline *run, int input, const Error *why, int count) {
     run->bad_files += !run->faults || run->last_bad != input;
     run->last_bad = input;
@@ -85,13 +86,13 @@ static void add_fault(Pipeline *run, int input, const Error *why, int count) {
 }
 
 static void add_block_faults(Pipeline *run, const TextBlock *b) {
-    bool *done = &run->inputs.all[b->start.file].left_out; // the rest of this file
+    bool *done = &run->inputs.all[b->start.file].left_out; // true: skip the rest of this file
     Error e;
     for (int i = 0, last = (int)size_min((size_t)b->bad_count, BAD_LINES) - 1; i <= last && !*done; i++) {
         fail_at_bad_line(&e, b->input, &b->bad[i]);
         add_fault(run, b->start.file, &e, i < last ? 1 : b->bad_count - last);
     }
-    if (b->bad_count || *done) return; // in jsonl every line is checked
+    if (b->bad_count || *done) return; // the faults of jsonl were added above; later lines are checked too
     add_fault(run, b->start.file, &b->error, 1);
     *done = true;
 }
@@ -119,9 +120,8 @@ static int run_write_oldest(Pipeline *run, Error *e) {
     return 0;
 }
 
-// Keeps the ring full and writes from its other end. Reports an error after everything before it has been written: the
-// first error of the input. After a refused input the other files are still checked, but not its own rest, and not pipes,
-// which may take any time. Ends at a signal.
+// Keeps the ring full and writes the oldest block. Reports the first error of the input after writing all blocks before
+// it. After a refused input, checks the other files, but neither the rest of that input nor pipes. Stops at a signal.
 static int run_blocks(Pipeline *run, Error *e) {
     Error reader_error;
     int reader_code = 0;
@@ -215,7 +215,7 @@ static int run_prepare(Pipeline *run, Error *e) {
     if (!known) run->total_bytes = o->max_bytes < INT64_MAX ? (uint64_t)o->max_bytes : 0;
     run->total_bytes = size_min(run->total_bytes, (uint64_t)o->max_bytes);
     TRY(writer_open(&run->writer, o, run->tokenizer, &run->inputs, e));
-    run->thread_count = (uint64_t)o->threads + 1; // and this one, which may wait for a pipe
+    run->thread_count = (uint64_t)o->threads + 1; // and the main thread: it may wait for a pipe
     run->block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
     TRY(memory_alloc_zero((void **)&run->blocks, run->block_count * sizeof *run->blocks, "blocks", e));
     return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
@@ -229,7 +229,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (run.options.version) return printf("%s\n", version_text()), 0;
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
-    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // may wait for a pipe, which a signal ends
+    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // before signals_install: a signal must end a wait for a pipe
     signals_install();
     thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare(&run, e));

@@ -12,7 +12,7 @@
 
 #define PARTIAL ".partial"
 
-// PREFIX_train_000000.bin, with a suffix: "" or PARTIAL.
+// Writes PREFIX_train_000000.bin and a suffix ("" or PARTIAL) to `out`.
 static void shard_path(const Writer *w, int split, int shard, const char *suffix, char out[PATH_MAX]) {
     snprintf(out, PATH_MAX, "%s_%s_%06d.bin%s", w->o->out, SPLIT_NAMES[split], shard, suffix);
 }
@@ -30,13 +30,13 @@ static int remove_shard(const Writer *w, int split, int shard, const char *suffi
     return FAIL(e, ERR_WRITE, "check the disk", "%s: cannot be removed: %s", path, strerror(errno));
 }
 
-// True if this run writes the split, and so refuses or replaces its shards.
+// True if this run writes the split.
 static bool owns_split(const Writer *w, int split) { return w->o->split == SPLITS || w->o->split == split; }
 
 static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN; }
 
-// Removes this run's splits' files of a suffix. The last of each goes first, so that what remains has no gap and is found
-// again, and KEY goes last.
+// Removes the shards with `suffix` of the splits that this run writes, the highest number first and KEY last. If this
+// is interrupted, the rest has no gap, so the next call finds it.
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     for (int split = SPLITS; split-- > 0;) {
         int end = owns_split(w, split);
@@ -58,11 +58,11 @@ static int acquire_lock(Writer *w, Error *e) {
             return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                         "%s: another data/tokenize is writing there", w->o->out);
         w->locked = fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino;
-        if (w->locked) return 0; // else its holder has removed it meanwhile
+        if (w->locked) return 0; // else the previous run unlinked it after our open: open again
     }
 }
 
-// Refuses an input that has the name of one of the run's shards, finished or not.
+// Refuses an input whose path is that of one of the run's shards, finished or not.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
     char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
     if (!realpath(directory, real)) return 0;
@@ -87,8 +87,8 @@ int writer_open(Writer *w, const TokenizeOptions *o, const Tokenizer *t, const I
     TRY(check_inputs(w, directory, inputs, e));
     int key = key_split(w);
     bool interrupted = shard_exists(w, key, 0, PARTIAL) && !shard_exists(w, key, 0, "");
-    for (int split = 0; split < SPLITS; split++)
-        for (int shard = 0; shard < 2 && owns_split(w, split); shard++) { // llm.c's training shards count from 1
+    for (int split = 0; split < SPLITS; split++) // check shards 0 and 1: llm.c numbers its training shards from 1
+        for (int shard = 0; shard < 2 && owns_split(w, split); shard++) {
             shard_path(w, split, shard, "", path);
             if (!o->force && !interrupted && file_exists(path))
                 return FAIL(e, ERR_USAGE, "choose another --out, or --force to replace it", "%s: exists", path);
@@ -104,7 +104,7 @@ static int shard_failed(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "free some space or choose another place", "%s: cannot write: %s", path, strerror(errno));
 }
 
-// Writes the header of a split's unfinished shard, and closes it when it is on the disk.
+// Writes the header of a split's unfinished shard, syncs the shard and closes it.
 static int finish_shard(Writer *w, int split, Error *e) {
     struct SplitState *s = &w->split[split];
     const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, SHARD_VERSION, (int32_t)s->in_file};
@@ -163,7 +163,7 @@ int writer_publish(Writer *w, Error *e) {
     TRY(remove_shard(w, key_split(w), 0, "", e));
     w->publishing = true;
     TRY(remove_shards(w, "", e));
-    for (int i = SPLITS; i-- > 0;) // KEY is the last of all
+    for (int i = SPLITS; i-- > 0;) // rename KEY last
         for (int shard = 1; shard <= w->split[i].shards; shard++) {
             shard_path(w, i, shard % w->split[i].shards, PARTIAL, partial);
             shard_path(w, i, shard % w->split[i].shards, "", path);
