@@ -12,7 +12,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// Limits of the system. Each has one remedy, wherever the program reaches it.
+// System limits with one remedy each, wherever the program reaches them.
 static const struct {
     int error;
     const char *remedy;
@@ -54,7 +54,7 @@ int error_prefix(Error *e, const char *format, ...) {
     return e->code;
 }
 
-// Control bytes become '?', as messages quote user input. One write per line keeps the lines of several ranks apart.
+// Control bytes become '?': messages quote user input. One write per line keeps the lines of several ranks apart.
 void error_print_on(const Error *e, int rank, int ranks, const char *host) {
     char line[sizeof e->what + sizeof e->hint + 512], of[128] = "", where[160] = "";
     bool named = host && *host;
@@ -95,9 +95,9 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // more than --help: a full disk then shows in process_end, which reports it
+    static char printed[1 << 16]; // holds all of --help: a full disk fails in process_end
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // gets the lowest free number, fd
+        if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);
 }
 

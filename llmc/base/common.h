@@ -1,8 +1,8 @@
-// common: what every module uses. Errors as values, checked memory, the clock, a program's begin and end.
+// common: errors as values, checked memory, the clock, a program's begin and end. Every module uses it.
 //
-// A function that can fail returns int: 0, or the exit code, with the details in its last argument, an Error *. Callers
-// hand it up to program_main (program.h), which prints it and ends the program. Only the watchdog (watchdog.h) ends the
-// program from another thread, when the ranks make no progress.
+// A function that can fail returns int: 0, or the exit code. Its last argument, an Error *, receives the details.
+// Callers hand the error up to program_main (program.h). It prints the error and ends the program. Only the watchdog
+// (watchdog.h) ends the program from another thread, when the ranks make no progress.
 #pragma once
 
 #include <stdbool.h>
@@ -15,7 +15,7 @@
 #    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
 #endif
 
-// Around the declarations of headers that C++ includes too.
+// These enclose the declarations of headers that C++ includes too.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
 #    define GNS_C_END   }
@@ -29,7 +29,7 @@ GNS_C_BEGIN
 // Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
 enum {
     EXIT_DONE = 0,
-    ERR_USAGE = 64,       // the command line or the configuration
+    ERR_USAGE = 64,       // a wrong command line or configuration
     ERR_INPUT = 65,       // a named input is missing, unreadable or malformed
     ERR_UNAVAILABLE = 69, // no usable GPU, or a CPU without the instructions of --dtype
     ERR_INTERNAL = 70,    // a fault of this program
@@ -47,10 +47,10 @@ typedef struct {
     char hint[512];   // the remedy; may be empty
     const char *file; // source position
     int line;
-    bool unreadable; // with ERR_INPUT: the file exists but cannot be read; it may be undamaged (FAIL_UNREADABLE)
+    bool unreadable; // ERR_INPUT of a file that exists but cannot be read; it may be undamaged (FAIL_UNREADABLE)
 } Error;
 
-// Fills *e and returns code: `return FAIL(...)`. hint is a plain string (may be NULL), format is printf's.
+// Fills *e and returns code: `return FAIL(...)`. hint is a plain string or NULL; format is printf's.
 int error_set(Error *e, const char *file, int line, int code, const char *hint, const char *format, ...)
     __attribute__((format(printf, 6, 7)));
 #define FAIL(e, code, hint, ...)      error_set((e), __FILE__, __LINE__, (code), (hint), __VA_ARGS__)
@@ -81,21 +81,21 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
 void error_print_on(const Error *e, int rank, int ranks, const char *host);
 static inline void error_print(const Error *e) { error_print_on(e, 0, 1, NULL); }
 
-// "gns.c 0.2 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from it.
+// Returns "gns.c 0.2 (c19d900e12+)": the version, the commit if git knows it, and + if files differed from the commit.
 const char *version_text(void);
 
-// Memory, 64-byte aligned, not cleared. *out is NULL on failure (ERR_MEMORY). `what` names the memory in the message.
+// Allocates memory, 64-byte aligned. *out is NULL on failure (ERR_MEMORY). `what` names the memory in the message.
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e);
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);
 void memory_free(void *p); // NULL is fine
 
 double clock_seconds(void); // monotonic
 
-// The first call of main. Opens standard streams that the parent process closed, read-only, so that no file opened
-// later gets their numbers.
+// Call it first in main. Opens standard streams that the parent process closed on /dev/null, so that no later file gets
+// their numbers. Buffers standard output.
 void process_begin(void);
 
-// Flushes standard output, at the end of main. ERR_WRITE if any of it could not be written.
+// Flushes standard output at the end of main. ERR_WRITE if any of it could not be written.
 int process_end(Error *e);
 
 // A heartbeat: long work beats once per piece done (a chunk, a file, a token), so that a waiting rank sees progress.
@@ -113,7 +113,7 @@ static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple 
 
 GNS_C_END
 
-// Functions for the host and, compiled by nvcc, for the device.
+// Marks functions that nvcc compiles for host and device.
 #ifdef __CUDACC__
 #    define GNS_HD __host__ __device__
 #else

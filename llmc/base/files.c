@@ -1,6 +1,6 @@
 // These functions keep four promises together:
-// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link), which may be
-//    somebody else's. A whole file is written anew; file_open_output opens the rest, and checks.
+// 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
+//    somebody else's. A whole file is written anew. file_open_output checks the others.
 // 2. A written file is on the disk when file_save or file_close returns 0. file_save removes a file that could not be
 //    written; file_replace never leaves a part of a file under the final name.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename includes it.
@@ -27,7 +27,7 @@ static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
 }
 
-// The arguments of openat, unlinkat and fstatat.
+// These return the arguments of openat, unlinkat and fstatat.
 static int at_directory(int dir) { return dir == IN_PATH ? AT_FDCWD : dir; }
 static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
 
@@ -49,28 +49,29 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 
 // ---- O_DIRECT: past the page cache ----------------------------------------------------------------------------------
 
-// Gigabytes that are written once and read back once gain nothing from the page cache, which costs a copy, free pages
-// and, on a virtual machine whose host reclaims free memory, a fault for each page: 1 to 6 s for 1.5 GB, measured; the
-// disk needs 0.6.
+// The page cache gains nothing for gigabytes that are written once and read back once. It costs a copy and free pages,
+// and a fault per page on a virtual machine whose host reclaims free memory. Measured for 1.5 GB: 1 to 6 s; the disk
+// needs 0.6.
 
 #ifndef O_DIRECT
 #    define O_DIRECT 0 // not Linux: through the cache
 #endif
 
 enum {
-    BLOCK_BYTES = 1 << 12, // O_DIRECT needs addresses, offsets and lengths that are multiples of it
-    STAGE_BYTES = 4 << 20  // per write or read
+    BLOCK_BYTES = 1 << 12, // O_DIRECT: addresses, offsets and lengths are multiples of this
+    STAGE_BYTES = 4 << 20  // bytes of one write or read
 };
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
 
-// Some file systems refuse the flag: the descriptor stays as it is. Others refuse later writes or reads, with EINVAL.
+// Sets O_DIRECT. Some file systems refuse the flag: the descriptor stays as it is. Others fail later writes or reads
+// with EINVAL.
 static void direct_begin(int fd) {
     int flags = fcntl(fd, F_GETFL);
     if (flags >= 0 && !(flags & O_DIRECT)) fcntl(fd, F_SETFL, flags | O_DIRECT);
 }
 
-// True if O_DIRECT was set and is now cleared.
+// Clears O_DIRECT. False if it was not set.
 static bool direct_end(int fd) {
     int flags = fcntl(fd, F_GETFL);
     return flags >= 0 && (flags & O_DIRECT) && fcntl(fd, F_SETFL, flags & ~O_DIRECT) == 0;
@@ -88,7 +89,7 @@ int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
         if (unlinkat(at_directory(dir), at_name(dir, path), 0) != 0 && errno != ENOENT) return fail_open_output(path, e);
         flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
     }
-    // O_NONBLOCK: a FIFO is refused, not waited for
+    // O_NONBLOCK: refuse a FIFO without waiting for its reader
     *fd = openat(at_directory(dir), at_name(dir, path), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (*fd < 0) return fail_open_output(path, e);
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink <= 1) return 0;
@@ -98,7 +99,7 @@ int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
                 "%s: cannot write: not a regular file, or one with a second name (a hard link)", path);
 }
 
-// pwrite of all bytes.
+// Writes all bytes with pwrite.
 static int write_between(int fd, uint64_t offset, const char *data, size_t bytes, const char *path, Error *e) {
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pwrite(fd, data + done, bytes - done, (off_t)(offset + done));
@@ -111,7 +112,7 @@ static int write_between(int fd, uint64_t offset, const char *data, size_t bytes
 }
 
 int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e) {
-    const size_t least = 1 << 16; // fewer gain nothing
+    const size_t least = 1 << 16; // O_DIRECT gains nothing for fewer bytes
     uint64_t end = offset + bytes, first = round_up(offset, BLOCK_BYTES), last = end - end % BLOCK_BYTES;
     const char *from = data;
     if (bytes < least || block_align(from + (first - offset)) != (unsigned char *)from + (first - offset))
@@ -131,7 +132,7 @@ int descriptor_sync(int fd, const char *path, Error *e) {
 
 int file_close(int fd, const char *path, Error *e) {
     int code = descriptor_sync(fd, path, e);
-    // On Linux the descriptor is closed after EINTR too, and what was synced is safe.
+    // Ignore EINTR: Linux has closed the descriptor, and the synced data is safe.
     if (close(fd) != 0 && errno != EINTR && !code)
         code = FAIL(e, ERR_WRITE, make_room, "%s: close failed: %s", path, strerror(errno));
     return code;
@@ -160,10 +161,10 @@ int file_replace(int dir, const char *path, const void *data, size_t bytes, Erro
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
 int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e) {
-    static const char lfs[] = "version https://git-lfs.github.com/spec/"; // a clone without git-lfs holds it for a large file
+    static const char lfs[] = "version https://git-lfs.github.com/spec/"; // a clone without git-lfs holds this
     char text[sizeof lfs] = "";
     struct stat st = {0};
-    // O_NONBLOCK: does not wait for a FIFO's writer
+    // O_NONBLOCK: opening a FIFO must not wait for its writer
     *fd = openat(at_directory(dir), at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
@@ -220,12 +221,12 @@ int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t
 }
 
 enum {
-    SAMPLE_BYTES = 1 << 16, // of one block of a sample
+    SAMPLE_BYTES = 1 << 16, // bytes of one sampled block
     SAMPLE_BLOCKS = 64,
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
 
-// A hash and a buffer for a stage of a file; memory_alloc gives the hash the alignment that it needs.
+// A hash and a buffer for a stage of a file. The hash needs the alignment of memory_alloc.
 typedef struct {
     XXH3_state_t hash;
     unsigned char buffer[BLOCK_BYTES + STAGE_BYTES];
@@ -245,7 +246,7 @@ static int digest_range(Digester *digester, int fd, const char *path, uint64_t o
     return 0;
 }
 
-// Hashes bytes [offset, offset + bytes), or with `samples` above 0 as many blocks of them, at even distances.
+// Hashes bytes [offset, offset + bytes); if samples > 0, only that many blocks from offset 0, at even distances.
 static int digest_file(int fd, const char *path, uint64_t offset, uint64_t bytes, uint64_t samples, const Pulse *pulse,
                        FileDigest *digest, Error *e) {
     Digester *digester;
@@ -299,7 +300,7 @@ bool file_missing_in(int dir, const char *path) {
 bool path_leads_to(int dir, const char *path, int fd) {
     struct stat named, held;
     if (fstatat(at_directory(dir), at_name(dir, path), &named, 0) != 0)
-        return errno != ENOENT && errno != ENOTDIR && errno != ELOOP; // a server that is down says nothing
+        return errno != ENOENT && errno != ENOTDIR && errno != ELOOP; // after other errors assume true
     return fstat(fd, &held) != 0 || (named.st_dev == held.st_dev && named.st_ino == held.st_ino);
 }
 
@@ -327,7 +328,7 @@ void path_parent(const char *path, char *out, size_t bytes) {
     snprintf(out, bytes, "%s", path);
     char *slash = strrchr(out, '/');
     if (!slash) strcpy(out, ".");
-    else slash[slash == out] = 0; // "/x": the root itself
+    else slash[slash == out] = 0; // the parent of "/x" is "/"
 }
 
 void parent_sync(const char *path) {
@@ -378,7 +379,7 @@ int directory_list_in(int dir, const char *path, Names *out, Error *e) {
     int count = scandirat(at_directory(dir), dir == IN_PATH ? path : ".", &entries, is_name, alphasort);
     if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
     int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
-    for (int i = 0; i < count; i++) // the name moves to the start of its entry's memory
+    for (int i = 0; i < count; i++) // move the name to the start of its entry's memory
         if (code) free(entries[i]);
         else out->name[out->count++] = memmove(entries[i], entries[i]->d_name, strlen(entries[i]->d_name) + 1);
     free(entries);

@@ -1,4 +1,4 @@
-// files: paths, directories, whole files, and durable writing. files.c states what these functions promise together.
+// files: paths, directories, whole files, and durable writing. The head of files.c states the common promises.
 #pragma once
 
 #include "base/common.h"
@@ -16,21 +16,21 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// `dir` below: IN_PATH, or the descriptor of an open directory. With a descriptor the file is the last part of `path` in
-// that directory, wherever it was moved; `path` is for messages.
+// `dir` below is IN_PATH, or the descriptor of an open directory. With a descriptor the file lies in that directory,
+// wherever it was moved. Its name is the last part of `path`; messages show the whole `path`.
 enum { IN_PATH = -1 };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks
 // an existing file and creates a new one. ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
-// Writes all bytes at an offset; whole blocks of 4 KiB past the page cache, where the file system allows it and `data`
-// lies in memory as it does in the file (modulo 4 KiB). Several processes may write different ranges of one file.
+// Writes all bytes at an offset. Whole blocks of 4 KiB bypass the page cache if the file system allows it and the
+// address of `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
 int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e);
 
-int file_close(int fd, const char *path, Error *e); // syncs, and closes in any case
+int file_close(int fd, const char *path, Error *e); // syncs; closes even if that fails
 
-// Writes a whole file, or removes it.
+// Writes a whole file; removes it on failure.
 int file_save_in(int dir, const char *path, const void *data, size_t bytes, Error *e);
 static inline int file_save(const char *path, const void *data, size_t bytes, Error *e) {
     return file_save_in(IN_PATH, path, data, bytes, e);
@@ -43,9 +43,9 @@ int descriptor_sync(int fd, const char *path, Error *e);
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-// These set e->unreadable if a file exists but cannot be read: it may be undamaged.
+// These functions set e->unreadable if a file exists but cannot be read: it may be undamaged.
 
-// Opens a regular file for reading and returns its size. ERR_INPUT for any other kind, at once even for a FIFO.
+// Opens a regular file for reading and returns its size. ERR_INPUT for any other kind. Never waits for a FIFO.
 int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e);
 static inline int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
     return file_open_input_in(IN_PATH, path, fd, bytes, e);
@@ -63,11 +63,11 @@ static inline int file_read(const char *path, size_t max_bytes, char **out, size
 // Hashes bytes [offset, offset + bytes) of an open file. The pulse (NULL is fine) beats every 4 MiB.
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
                       Error *e);
-void file_read_past_cache(int fd); // reads what the disk holds, where the file system allows it
+void file_read_past_cache(int fd); // later reads bypass the page cache if the file system allows it
 
 typedef enum {
     DIGEST_ALL,
-    DIGEST_SAMPLE // above 64 MiB: the size, and 64 blocks of 64 KiB at even distances, first and last included
+    DIGEST_SAMPLE // of files above 64 MiB: 64 blocks of 64 KiB at even distances, first and last included; the size
 } DigestHow;
 
 // Reads a file and hashes it. ERR_INPUT if it cannot be read.
@@ -75,25 +75,25 @@ int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
-bool file_exists_in(int dir, const char *path);  // of any kind, a broken link included
-bool file_missing_in(int dir, const char *path); // nothing has this name; false if the lookup fails otherwise
+bool file_exists_in(int dir, const char *path);  // a file of any kind, or a broken link
+bool file_missing_in(int dir, const char *path); // true: nothing has this name; false also if the lookup fails
 static inline bool file_exists(const char *path) { return file_exists_in(IN_PATH, path); }
 static inline bool file_missing(const char *path) { return file_missing_in(IN_PATH, path); }
-bool path_leads_to(int dir, const char *path, int fd); // false: to another file or directory than the open one, or none
+bool path_leads_to(int dir, const char *path, int fd); // false: not to the open file or directory `fd`
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 
-// "DIRECTORY/NAME". ERR_USAGE if it does not fit.
+// Writes "DIRECTORY/NAME" to `out`. ERR_USAGE if it does not fit.
 int path_join(char *out, size_t out_bytes, const char *directory, const char *name, Error *e);
 
-// The part of a path after its last slash.
+// Returns the part of a path after its last slash.
 const char *path_name(const char *path);
 
-bool path_ends(const char *path, const char *ending); // false for the ending alone
+bool path_ends(const char *path, const char *ending); // false if the path is only the ending
 
-// The directory that holds a path; "." if the path names none.
+// Writes the directory that holds a path to `out`; "." if the path has no slash.
 void path_parent(const char *path, char *out, size_t bytes);
-void parent_sync(const char *path); // syncs that directory; failures are ignored
+void parent_sync(const char *path); // syncs that directory; ignores failures
 
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
@@ -101,16 +101,16 @@ int directory_create(const char *path, Error *e);
 // Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
-// The names in a directory, ascending, without . and ..; names_free them.
+// The names in a directory, ascending, without . and .. (release: names_free).
 typedef struct {
     char **name;
     int count;
 } Names;
-int directory_list_in(int dir, const char *path, Names *out, Error *e); // dir: of this directory itself, or IN_PATH
+int directory_list_in(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself
 static inline int directory_list(const char *path, Names *out, Error *e) {
     return directory_list_in(IN_PATH, path, out, e);
 }
 void names_free(Names *names);
 
-// Free bytes of the file system of a directory: of its descriptor `dir`, or of its path.
+// Sets *bytes to the free space of the file system that holds the open directory `dir`, or for IN_PATH `path`.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -1,10 +1,10 @@
-// hash: a hash of a sequence of bytes, and a hash of an array that adds its elements in any order.
+// hash: hashes a sequence of bytes in order, and an array's elements in any order.
 #pragma once
 
 #include "base/common.h"
 
-// The finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014; Stafford's variant 13): one to one, and every input bit
-// affects all output bits.
+// Mixes 64 bits: one to one, and every input bit affects all output bits. The finalizer of splitmix64 (Steele, Lea and
+// Flood, OOPSLA 2014; Stafford's variant 13).
 GNS_HD static inline uint64_t hash_finish(uint64_t z) {
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -13,17 +13,17 @@ GNS_HD static inline uint64_t hash_finish(uint64_t z) {
 
 #define HASH_GOLDEN 0x9e3779b97f4a7c15u // 2^64 / golden ratio, odd: spreads small integers
 
-// FNV-1a, 64 bits (Fowler, Noll and Vo). Starts from HASH_START or, for bytes in several pieces, from the previous
-// piece's hash. Mixes the upper bits badly: apply hash_finish where they matter.
+// FNV-1a, 64 bits (Fowler, Noll and Vo). Start from HASH_START, or from the hash of the bytes before. It mixes the
+// upper bits badly: apply hash_finish if they matter.
 #define HASH_START 0xcbf29ce484222325u
 static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
     return hash;
 }
 
-// Compares arrays that should be equal to the bit, on host and device. An array's hash is the sum, mod 2^64, of a number
-// per element made of its place and bits, so the order of addition does not matter. One different element always shows;
-// two or more cancel out once in 2^64. The golden-ratio increment spreads places.
+// Hashes one element of an array. An array's hash is the sum of its elements' hashes mod 2^64, in any order. It
+// compares arrays that should be equal to the bit, on host and device. One different element always shows; several
+// cancel out once in 2^64. The golden-ratio increment spreads places.
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }

@@ -10,16 +10,16 @@ typedef struct {
     cJSON *root;
 } JsonText;
 
-// Reads and parses a file; json_free it. ERR_INPUT with this hint if the text is malformed or has more than one value.
+// Reads and parses a file (release: json_free). ERR_INPUT with `hint` if the text is malformed or holds several values.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
-// Parses a text of `bytes` bytes and a NUL that begins at byte `offset` of its file. Frees `text` (from memory_alloc), now
-// if it fails, else in json_free.
+// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Owns `text` (from
+// memory_alloc): json_free frees it, or this call if it fails.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
 void json_free(JsonText *json); // may be called again, and after a failure
 
-// A field of an object; NULL if it is missing, or if `object` is not an object.
+// Returns a field of an object; NULL if it is missing, or if `object` is not an object.
 static inline cJSON *json_get(const cJSON *object, const char *name) {
     return cJSON_GetObjectItemCaseSensitive(object, name);
 }

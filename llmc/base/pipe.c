@@ -37,7 +37,8 @@ int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes,
     Text text;
     *out = NULL;
     *out_bytes = 0;
-    if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK); // waits for no FIFO's writer
+    // O_NONBLOCK: opening a FIFO must not wait for its writer
+    if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     bool readable = fd == STDIN_FILENO || (fstat(fd, &st) == 0 && !S_ISDIR(st.st_mode) && !S_ISBLK(st.st_mode));
     int code = readable ? text_begin(&text, e)

@@ -3,7 +3,8 @@
 
 #include "base/common.h"
 
-// Prints one note, 2 s after `since` (clock_seconds), that the program waits for `name`. have: bytes read so far.
+// wait_note prints, once, that the program waits for `name`, 2 s after `since` (clock_seconds). have: bytes read so
+// far.
 typedef struct {
     double since;
     bool said;
@@ -15,6 +16,6 @@ const char *pipe_name(const char *path); // for messages: "-" becomes "standard 
 // True if the path is neither a regular file nor a directory.
 bool pipe_is(const char *path);
 
-// Reads all of it, at most max_bytes, and adds a NUL; *out from memory_alloc. Calls wait_note while it waits.
-// ERR_STOPPED once signals_requested.
+// Reads a whole file or pipe of at most max_bytes and adds a NUL; *out from memory_alloc. Calls wait_note while it
+// waits. ERR_STOPPED if a signal asks to stop.
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);

@@ -10,7 +10,7 @@ static const struct {
 } stopping[] = {
     {SIGUSR1, "SIGUSR1"}, {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGXCPU, "SIGXCPU"}};
 
-// Globals, as a signal handler and a thread of Open MPI have no other way to pass a value.
+// Globals: a signal handler and a thread of Open MPI have no other way to pass a value.
 static volatile sig_atomic_t requested;
 static _Atomic(double) requested_at; // clock_seconds
 static _Atomic(const char *) orphaned;
@@ -37,8 +37,8 @@ void signals_install(void) {
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }
-    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: the run still saves
-    signal(SIGXFSZ, SIG_IGN);                 // a limit on a file's size is a full disk
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` of our output: still save
+    signal(SIGXFSZ, SIG_IGN);                 // treat a limit on a file's size as a full disk
     pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
 }
 

@@ -1,8 +1,8 @@
-// signals: requests to stop. SIGUSR1 (sent by batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed
-// terminal, except under nohup) and SIGXCPU (the soft limit on CPU time) ask the run to finish its step, save and end.
-// A second SIGUSR1, SIGTERM or SIGINT ends the program at once, but not within SIGNALS_TOGETHER of the first: `timeout`
-// and batch systems signal a process and its group, so one request comes twice. SIGPIPE and SIGXFSZ are ignored: the write
-// fails instead.
+// signals: requests to stop. A request asks the run to finish its step, save and end. Requests are SIGUSR1 (sent by
+// batch systems before a time limit), SIGTERM, SIGINT, SIGHUP (a closed terminal, except under nohup) and SIGXCPU (the
+// soft limit on CPU time). A second SIGUSR1, SIGTERM or SIGINT ends the program at once. It is ignored within
+// SIGNALS_TOGETHER of the first: `timeout` and batch systems signal a process and its group, so one request comes
+// twice. SIGPIPE and SIGXFSZ are ignored: the write fails instead.
 #pragma once
 
 #include "base/common.h"
@@ -14,5 +14,5 @@ void signals_install(void);
 // Requests a stop because the process that started this one is gone. why: a string constant, for messages.
 void signals_orphaned(const char *why);
 
-// Why to stop: the name of a signal, such as "SIGTERM", or the `why` of signals_orphaned. NULL: no request.
+// Returns why to stop: the name of a signal, such as "SIGTERM", or the `why` of signals_orphaned. NULL: no request.
 const char *signals_requested(void);

@@ -42,7 +42,7 @@ void line_fit(const Line *line, int columns, char *out, size_t bytes) {
     out[0] = 0;
     for (int i = 0; i < left.count && used < bytes; i++) {
         const char *text = left.part[i].text;
-        while (used == 0 && *text == ' ') text++; // at the beginning of the line
+        while (used == 0 && *text == ' ') text++; // no blanks at the beginning of the line
         used += (size_t)snprintf(out + used, bytes - used, "%s", text);
     }
     if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;

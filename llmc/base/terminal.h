@@ -3,7 +3,7 @@
 
 #include "base/common.h"
 
-// The columns of f's terminal; where f is no terminal: $COLUMNS, or 80.
+// Returns the columns of f's terminal. If f is not a terminal: $COLUMNS, or 80.
 int terminal_columns(FILE *f);
 
 // True if f is a terminal that can draw a line again: not TERM=dumb.
@@ -23,14 +23,14 @@ __attribute__((format(printf, 3, 4))) void line_add(Line *line, int priority, co
 // Leaves out parts until the line fits into `columns`. A single remaining part is cut.
 void line_fit(const Line *line, int columns, char *out, size_t bytes);
 
-// Writes the text to f in lines of at most `columns`, broken at blanks, the lines after a break indented by `indent`. A
-// longer word stays whole.
+// Writes the text to f in lines of at most `columns`. Breaks lines at blanks and indents the continuation by `indent`.
+// A longer word stays whole.
 void fold_text(FILE *f, const char *text, int columns, int indent);
 
-// Prints to f, folded where f is a terminal. Elsewhere a line stays one line.
+// Prints to f; folds the text if f is a terminal.
 void print_lines(FILE *f, int indent, const char *text);
 __attribute__((format(printf, 3, 4))) void print_folded(FILE *f, int indent, const char *format, ...);
 
-// Seconds until the next line of a log that is `elapsed` seconds old: 2 at first, then a fiftieth of its age, at most
-// ten minutes. A day of training has some 450 lines.
+// Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, from 2 s to
+// ten minutes. A day of training has about 450 lines.
 double log_interval(double elapsed);

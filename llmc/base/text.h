@@ -1,4 +1,4 @@
-// text: text written through a stream into memory, and as JSON strings of valid UTF-8.
+// text: a text that grows through a FILE *; UTF-8 checks; JSON strings.
 #pragma once
 
 #include "base/common.h"
@@ -13,10 +13,10 @@ typedef struct {
 } Text;
 
 int text_begin(Text *text, Error *e);
-int text_end(Text *text, Error *e); // ERR_MEMORY where something did not fit; the text is freed then
-void text_free(Text *text);         // at any time after text_begin; an empty one is fine
+int text_end(Text *text, Error *e); // ERR_MEMORY if it did not fit; frees the text then
+void text_free(Text *text);         // at any time after text_begin; all zero is fine
 
-// Bytes of the UTF-8 character (RFC 3629) at the beginning of `bytes` bytes; 0 where there is none.
+// Returns the length of the UTF-8 character (RFC 3629) at `at`, where `bytes` bytes are readable; 0: not valid.
 static inline size_t utf8_character(const void *at, size_t bytes) {
     const unsigned char *s = at;
     if (bytes == 0 || (s[0] >= 0x80 && s[0] < 0xc2) || s[0] > 0xf4) return 0;
@@ -29,16 +29,16 @@ static inline size_t utf8_character(const void *at, size_t bytes) {
     return overlong || surrogate || beyond ? 0 : length;
 }
 
-// The offset of the first byte that is not part of valid UTF-8, or `bytes`.
+// Returns the offset of the first byte that is not part of valid UTF-8; `bytes` if all are.
 size_t utf8_invalid_at(const char *text, size_t bytes);
 
-// The longest prefix of text[0..bytes) that ends between two characters.
+// Returns the length of text[0..bytes) without a character that is cut off at its end.
 size_t utf8_boundary(const char *text, size_t bytes);
 
-// Bytes of a byte order mark that the text begins with: 3 or 0.
+// Returns 3, the length of a byte order mark, if the text begins with one; else 0.
 static inline size_t utf8_mark(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
 
-// Writes a text as a JSON string (RFC 8259), in quotes; every byte that is not UTF-8 becomes U+FFFD.
+// Writes a text as a JSON string (RFC 8259), in quotes. Every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);

@@ -110,7 +110,7 @@ void ticker_destroy(Ticker *t) {
     pthread_mutex_destroy(&t->lock);
 }
 
-static int starting; // threads of a team; a global, as an exit handler has no argument
+static int starting; // threads of the team that is starting; a global: an exit handler has no argument
 
 static void on_exit_while_starting(void) {
     Error e;
@@ -125,17 +125,17 @@ void thread_start_team(int size) {
     starting = atexit(on_exit_while_starting) == 0 ? size : 0;
 #pragma omp parallel num_threads(size)
     {
-#pragma omp barrier // the compiler removes an empty region
+#pragma omp barrier // the compiler would remove an empty region
     } starting = 0;
 }
 
-// Reads two numbers from a file of a directory; returns how many there are.
+// Reads up to two numbers from the file DIR/NAME. Returns how many it read.
 static int read_numbers(const char *dir, const char *name, double *a, double *b) {
     char path[6000];
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *f = fopen(path, "re");
     if (!f) return 0;
-    int count = fscanf(f, "%lf %lf", a, b); // none of "max"
+    int count = fscanf(f, "%lf %lf", a, b); // 0 if the file says "max"
     fclose(f);
     return count;
 }
@@ -145,13 +145,13 @@ int thread_quota(const char *root) {
     double least = INFINITY, quota, period, none;
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof line, f)) { // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1
+    while (f && fgets(line, sizeof line, f)) { // version 2: "0::/path"; version 1: "4:cpu,cpuacct:/path"
         char *controllers = strchr(line, ':'), *cgroup = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!cgroup) continue;
         cgroup[strcspn(cgroup, "\n")] = 0, *cgroup++ = ',';
         bool second = controllers[1] == ',', first = strstr(controllers, ":cpu,") || strstr(controllers, ",cpu,");
         char *end = second || first ? cgroup + strlen(cgroup) : NULL;
-        for (; end; end = strrchr(cgroup, '/')) { // this cgroup's quota, and the quota of each one above it
+        for (; end; end = strrchr(cgroup, '/')) { // this cgroup and each one above it
             *end = 0;
             snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", cgroup);
             bool limited = second ? read_numbers(path, "cpu.max", &quota, &period) == 2

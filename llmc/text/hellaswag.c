@@ -14,16 +14,16 @@ enum {
     MAGIC = 20240522,
     VERSION = 1,
     START = 65535,            // begins a question
-    ENDINGS_MAX = 64,         // more than any such test has
-    FILE_MAX_BYTES = 1 << 30, // the public file has 12 MB
-    ROW_MIN_BYTES = 3,        // an ending in a file: "" and a comma, or a count and a token
-    WIDTH_STEP = 64           // info.width is a multiple of it, for the GPU's kernels
+    ENDINGS_MAX = 64,         // more than any test of this kind has
+    FILE_MAX_BYTES = 1 << 30, // of any file; the public one has 12 MB
+    ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma, or a count and a token
+    WIDTH_STEP = 64           // the GPU's kernels want info.width a multiple of this
 };
 
 #define HINT_FILE "get it with data/hellaswag.sh, or make llm.c's hellaswag_val.bin"
 
 typedef struct {
-    uint32_t context, ending; // the places of their first tokens
+    uint32_t context, ending; // indices of their first tokens in HellaSwag.tokens
     int context_count, ending_count;
 } Row;
 
@@ -33,7 +33,7 @@ typedef struct {
 } Question;
 
 struct HellaSwag {
-    int vocab_size, seq_len, longest; // longest: tokens of a row
+    int vocab_size, seq_len, longest; // longest: tokens of the longest row
     HellaSwagInfo info;
     Question *questions; // (info.questions)
     Row *rows;           // (info.rows)
@@ -42,7 +42,7 @@ struct HellaSwag {
 };
 
 // Adds a question. Its tokens follow h->tokens[0..token_count): count[0] of the context, then count[1 + i] of ending i.
-// A row of T + 1 tokens fits the model: the last token is only predicted.
+// A row may have T + 1 tokens: the model predicts the last one and does not read it.
 static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
     const size_t context = h->token_count, T = (size_t)h->seq_len;
     size_t at = context + count[0];
@@ -62,7 +62,7 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
 
 // ---- jsonl ----------------------------------------------------------------------------------------------------------
 
-// text: room for a line.
+// Reads one line of jsonl. text: scratch with room for a line.
 static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
@@ -73,7 +73,7 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     if (!cJSON_IsString(context) || !*context->valuestring) return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\"");
     if (endings_count < 2 || endings_count > ENDINGS_MAX)
         return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is not a list of 2 to %d strings", ENDINGS_MAX);
-    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // a number, or its digits in quotes
+    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // or a number without quotes
     double right = quoted ? strtod(digits, NULL) : json_whole(label, 0, endings_count - 1) ? label->valuedouble : -1;
     if (!(right >= 0 && right < endings_count))
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
@@ -119,7 +119,7 @@ static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
 // ---- llm.c's .bin ---------------------------------------------------------------------------------------------------
 
 static int bin_questions(HellaSwag *h, const char *file, size_t bytes, Error *e) {
-    enum { HEAD = 5 }; // uint16 before the context
+    enum { HEAD = 5 }; // uint16 values before the context
     int32_t header[HEADER_INTS];
     size_t count[1 + ENDINGS_MAX];
     if (bytes < sizeof header) return FAIL(e, ERR_INPUT, HINT_FILE, "too short for its header");
@@ -160,7 +160,7 @@ static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
     int32_t magic = 0;
     memcpy(&magic, file, size_min(bytes, sizeof magic));
     if (magic == SHARD_MAGIC) return FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
-    size_t most = bytes / ROW_MIN_BYTES + 1; // memory that is never touched costs nothing
+    size_t most = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
     TRY(memory_alloc((void **)&h->tokens, bytes * sizeof *h->tokens, "HellaSwag's questions", e));
     TRY(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
     TRY(memory_alloc((void **)&h->questions, most * sizeof *h->questions, "HellaSwag's questions", e));

@@ -1,16 +1,15 @@
-// hellaswag: questions that a model answers by completion: of a context's endings, which does it find likeliest?
-// (HellaSwag: Zellers et al. 2019, arXiv 1905.07830.)
+// hellaswag: scores a model on questions: it chooses the ending of a context that it finds likeliest (HellaSwag: Zellers
+// et al. 2019, arXiv 1905.07830).
 //
-// A row is a context and one of its endings. With l(e) the sum of the losses of the ending's tokens and n(e) their
-// number,
+// A row is a context and one of its endings. l(e) is the sum of the losses of the ending's tokens, n(e) their number:
 //
 //     acc       fraction of questions whose right ending has the smallest l(e)
 //     acc_norm  fraction of questions whose right ending has the smallest l(e) / n(e)
 //
-// as in llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness has the same acc, except for
-// its own wording of the context, and an acc_norm that divides by the ending's characters.
+// Both are those of llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness words the context
+// differently, and its acc_norm divides by the ending's characters.
 //
-// Two kinds of file are read, told apart by their first bytes:
+// The first bytes of a file tell its kind:
 //
 //   jsonl  the public file, one question a line: "ctx", a text; "endings", texts; "label", the number of the right one.
 //          A row is the tokens of ctx, then the tokens of " " + ending.
@@ -18,8 +17,8 @@
 //          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
 //          its bytes, its number, label, count of endings, then count and tokens of the context and of each ending
 //
-// The context of a row that is too long is cut from its beginning to the last T + 1 tokens, as in
-// lm-evaluation-harness. A question with an ending of more than T tokens is left out and counted.
+// A row that is too long keeps its last T + 1 tokens, as in lm-evaluation-harness. A question with an ending of more than
+// T tokens is left out and counted.
 #pragma once
 
 #include "text/tokenizer.h"
@@ -27,28 +26,29 @@
 typedef struct HellaSwag HellaSwag;
 
 typedef struct {
-    int questions; // without those left out
+    int questions; // without the left_out ones
     int left_out;  // questions with an ending of more than T tokens
     int rows;      // one for each ending
     int cut;       // rows whose context was cut
-    int width;     // tokens of a row that the model reads: at most T
+    int width;     // tokens of a row that the model reads, at most T
 } HellaSwagInfo;
 
-// T = seq_len. tokenizer: for jsonl, may be NULL. vocab_size: the model's.
+// T = seq_len. tokenizer: needed for jsonl only, else may be NULL. vocab_size: the model's.
 int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int vocab_size, int seq_len,
                    Error *e);
 void hellaswag_close(HellaSwag *h); // NULL is fine
 HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 
-// Rows [first, first + n), padded at their end, which no loss of a causal model depends on. out: (n, width + 1)
+// Copies rows [first, first + n) to out (n, width + 1), padded at their end. No loss of a causal model depends on the
+// padding.
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 
-// The l(e) of these rows. loss: (n, width), of predicting each token from the tokens before it; sum: (n)
+// Sets sum (n) to the l(e) of these rows. loss (n, width): of predicting each token from the tokens before it.
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum);
 
 typedef struct HellaSwagScore {
     int questions, correct, correct_norm; // acc = correct / questions
 } HellaSwagScore;
 
-// sum: (rows), every l(e). The first of equal endings is taken.
+// Scores all questions. sum (rows): every l(e). The first of equal endings wins.
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum);

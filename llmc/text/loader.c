@@ -1,5 +1,5 @@
-// Two requests alternate: the caller holds the rows of one while the worker reads request[ahead]. While it reads, that
-// request is the worker's; everything else is the caller's.
+// Two requests alternate: the caller holds the rows of one while the worker reads the other, request[ahead]. The worker
+// owns request[ahead] while it reads. The caller owns everything else.
 #include "text/loader.h"
 
 #include "base/thread.h"
@@ -11,7 +11,7 @@ typedef struct {
     uint64_t first;
     int n;
     uint16_t *rows; // (max_rows, T + 1)
-    int code;       // of reading them
+    int code;       // the error code of reading them
     Error error;
 } RowsRequest;
 
@@ -54,7 +54,7 @@ int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Er
     assert(n > 0 && n <= loader->max_rows);
     worker_join(&loader->worker);
     RowsRequest *r = &loader->request[loader->ahead];
-    if (r->first != first || r->n < n || r->code) { // more rows than n are fine: the last step of a run is cut short
+    if (r->first != first || r->n < n || r->code) { // r->n > n is fine: the last step of a run is cut short
         r->first = first;
         r->n = n;
         read_rows(r);
@@ -73,5 +73,5 @@ void loader_expect(Loader *loader, uint64_t first, int n) {
     RowsRequest *r = &loader->request[loader->ahead];
     r->first = first;
     r->n = n;
-    if (worker_start(&loader->worker, read_rows, r, "the data loader", &(Error){0})) r->n = 0; // loader_rows reads them
+    if (worker_start(&loader->worker, read_rows, r, "the data loader", &(Error){0})) r->n = 0; // loader_rows reads
 }

@@ -5,13 +5,14 @@
 
 typedef struct Loader Loader;
 
-// For up to max_rows rows at a time of T = seq_len tokens. `data` outlives the loader.
+// Serves up to max_rows rows of T = seq_len tokens at a time. `data` must outlive the loader.
 int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e);
 void loader_destroy(Loader *loader); // NULL is fine
 
-// Examples [first, first + n) of the shuffled sequence: *rows (n, T + 1), valid until the next call. Returns at once if
-// loader_expect announced them and they are read. Reports the error of the thread that read them.
+// Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for the
+// thread that reads them, and returns its error; reads here if loader_expect did not announce them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
-// Starts to read the next rows. A wrong guess costs time, nothing else. n = 0 only waits until nothing is being read.
+// Starts to read n examples from `first` on. If other ones are wanted next, that costs time only. n = 0 only waits for
+// the thread.
 void loader_expect(Loader *loader, uint64_t first, int n);

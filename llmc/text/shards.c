@@ -14,10 +14,10 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and read as they are");
 
 enum {
-    KEEP_OPEN_MAX = 256,                // with more shards, each is opened for every read: descriptors are limited
-    CHECK_AT_OPEN_BYTES = 64 * 1000000, // smaller files have all their tokens checked when opened
+    KEEP_OPEN_MAX = 256,                // with more shards, open a file for every read: descriptors are limited
+    CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
     SCAN_TOKENS = 1 << 18,              // tokens read at a time
-    ANY_TOKEN = UINT16_MAX + 1,         // a vocabulary of every uint16
+    ANY_TOKEN = UINT16_MAX + 1,         // a vocabulary size that allows every uint16
     LLAMA3_MAGIC = 20240801             // llm.c's shards of 32-bit tokens
 };
 
@@ -30,7 +30,7 @@ typedef struct {
     uint64_t first_window; // windows in the shards before this one
 } Shard;
 
-// The examples of each source before example `before` (math/mixture.h).
+// count[s]: examples of source s before example `before` (math/mixture.h).
 typedef struct {
     pthread_mutex_t lock;
     uint64_t before, count[];
@@ -44,13 +44,13 @@ struct Dataset {
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
-    bool shifts; // windows, by epoch
+    bool shifts; // shift windows by epoch
     DatasetInfo info;
 };
 
 // ---- A shard --------------------------------------------------------------------------------------------------------
 
-// Reads tokens [at, at + count). With a memory map a file that shrinks would be a SIGBUS; here it is an error.
+// Reads tokens [at, at + count). A file that shrinks gives an error; in a memory map it would raise SIGBUS.
 static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
     int fd = shard->fd;
     uint64_t bytes;
@@ -77,7 +77,7 @@ static int tokens_check(const Shard *shard, uint64_t at, size_t count, const uin
                 (unsigned long long)at, (unsigned long long)(SHARD_HEADER_BYTES + 2 * at), vocab_size);
 }
 
-// Checks the first `end` tokens, and finds the largest of them.
+// Checks the first `end` tokens and finds the largest one.
 static int shard_scan(const Shard *shard, uint64_t end, int vocab_size, int *largest, Error *e) {
     uint16_t *tokens;
     int code = 0;
@@ -95,7 +95,7 @@ done:
     return code;
 }
 
-// Sets shard->tokens. Fails if the header is wrong or does not count the tokens of a file of `bytes` bytes.
+// Sets shard->tokens. Fails if the header is wrong, or if its token count does not fit a file of `bytes` bytes.
 static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
     const char *path = shard->path;
     int32_t header[SHARD_HEADER_INTS];
@@ -139,7 +139,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-// Opens a source's shards, from `shard` on.
+// Opens the shards of source `number` into shard[0], shard[1], ...
 static int source_open(Dataset *data, int number, Shard *shard, double total_weight, Error *e) {
     const Source *files = &data->files.source[number];
     DatasetSource *source = &data->sources[number];
@@ -233,8 +233,8 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
-// n(e) of example e of this source: how many examples before e are of it (math/mixture.h). Calls come in nearly ascending
-// order: older examples are counted once (Counts), only the RECENT last ones in every call.
+// Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending order:
+// Counts keeps the sums of older examples, and every call counts the RECENT last ones.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     Counts *c = data->counts;
@@ -249,7 +249,7 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
 }
 
 typedef struct {
-    uint64_t number, shift; // of the windows in all shards; tokens to move it up
+    uint64_t number, shift; // index among the windows of all shards; tokens to move it up
 } Window;
 
 static Window window_of(const Dataset *data, uint64_t example) {
@@ -263,7 +263,7 @@ static Window window_of(const Dataset *data, uint64_t example) {
 uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return window_of(data, example).number; }
 
 static int window_read(const Dataset *data, Window window, uint16_t *out /* (T+1) */, Error *e) {
-    // The last shard with first_window <= number; it holds windows, since an empty shard has the next one's first_window.
+    // Find the last shard with first_window <= number. It is not empty: an empty shard has the next one's first_window.
     int low = 0, high = data->info.shards - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;

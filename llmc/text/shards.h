@@ -1,20 +1,20 @@
-// shards: token shards in, training examples out.
+// shards: reads training examples from token shards.
 //
 // A shard is a file in llm.c's format, little-endian:
 //
 //     int32 header[256]   [0] magic 20240520, [1] version 1, [2] token count n, the rest 0
 //     uint16 tokens[n]
 //
-// An example is a window of T tokens of one shard and the token after it: T+1 consecutive tokens, inputs and targets
-// overlapping by T. Windows start at multiples of T and never cross a shard, so a set of shards of n_i tokens holds
+// An example is a window of T tokens of one shard and the token after it: T + 1 consecutive tokens, the first T inputs,
+// the last T targets. Windows start at multiples of T and never cross a shard. Shards of n_i tokens hold
 //
 //     N = sum_i floor((n_i - 1) / T)   windows.
 //
-// Training reads them in an order that is a pure function of (seed, epoch, k): example number e of a run is window
-// permutation_at(N, key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e chooses one of them
-// first (math/mixture.h). A run's place in its data is therefore one counter, and any batch size, micro-batch, number
-// of ranks or restart sees the same sequence. With dataset_shift_windows the windows of an epoch begin
-// permutation_shift(T, key) tokens later, the last window of a shard only as far as it fits.
+// The order of training is a pure function of (seed, epoch, k): example number e of a run is window permutation_at(N,
+// key(seed, epoch), k) with epoch = e / N and k = e % N. With several sources e first chooses one of them
+// (math/mixture.h). So one counter is a run's place in its data, and any batch size, micro-batch, number of ranks or
+// restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
+// tokens later; the last window of a shard moves only as far as it fits.
 #pragma once
 
 #include "base/common.h"
@@ -26,28 +26,28 @@ enum {
     SHARD_VERSION = 1
 };
 
-typedef struct Dataset Dataset; // immutable once open: any number of threads may read from one
+typedef struct Dataset Dataset; // immutable after dataset_open: any number of threads may read
 
 typedef struct {
     int shards;
     uint64_t tokens;  // in all shards
     uint64_t windows; // N
     int skipped;      // shards too short to hold a window of this T
-    int sources;      // 1, or as many as have weights
+    int sources;      // 1 if no source has a weight
     bool weighted;
-    double epoch; // examples per epoch, on average, of the source that is repeated most
+    double epoch; // mean number of examples per epoch of the source that repeats most
 } DatasetInfo;
 
-// A source of a mixture; without weights there is one.
+// A source of a mixture. Without weights all files are one source.
 typedef struct {
     const char *files; // as given
-    double share;      // p, of the examples
+    double share;      // p, its share of the examples
     int shards;
     uint64_t tokens, windows, first_window;
 } DatasetSource;
 
-// Opens shards: `files` names them as text/sources.h says. Checks every header against its file's size, and the tokens
-// of every file below 64 MB against vocab_size.
+// Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and the tokens of
+// every file below 64 MB against vocab_size.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
 void dataset_close(Dataset *data); // NULL is fine
 
@@ -55,16 +55,16 @@ void dataset_shift_windows(Dataset *data); // call it before the first dataset_r
 
 DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source);
-// The largest of the first `tokens` tokens of the first shard.
+// Finds the largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
 uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the window of an example
 
-// Examples [first_example, first_example + count) of the shuffled sequence, which continues epoch after epoch. Every
-// token read is checked against the vocabulary.
+// Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch. Checks
+// every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
-// Windows in the order of the files, for validation: first_window + count <= N.
+// Reads windows in the order of the files, for validation. first_window + count <= N.
 int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out /* (count, T+1) */,
                             Error *e);
 

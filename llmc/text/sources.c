@@ -17,7 +17,7 @@ static int copy_string(char **out, const char *text, Error *e) {
     return 0;
 }
 
-// Cuts the next word off a value, in place; NULL: there is none.
+// Cuts the next word off a value in place. NULL: no more words.
 static char *next_word(char **rest) {
     char *word = *rest + strspn(*rest, BLANKS), *from = word, *to = word;
     if (!*word) return NULL;
@@ -30,13 +30,13 @@ static char *next_word(char **rest) {
     return word;
 }
 
-// Cuts ":WEIGHT" off a word; *weight is 0 where it has none.
+// Cuts ":WEIGHT" off a word. *weight is 0 if the word has none.
 static int cut_weight(char *word, double *weight, Error *e) {
     char *colon = strrchr(word, ':'), *end;
     *weight = 0;
     if (!colon || file_exists(word)) return 0;
     double x = strtod(colon + 1, &end);
-    if (end == colon + 1 || *end) return 0; // part of the name
+    if (end == colon + 1 || *end) return 0; // the colon is part of the name
     if (!(x > 0) || !isfinite(x))
         return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
                     "%s: the weight of a source is not above 0", word);
@@ -56,7 +56,7 @@ static int add_path(Source *s, const char *path, Error *e) {
     return 0;
 }
 
-// The name of a file, even with a '*' or '[', matches only it.
+// Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
 static int add_matches(Source *s, const char *pattern, Error *e) {
     struct stat st;
     glob_t found = {0};
@@ -99,12 +99,12 @@ int sources_find(Sources *out, const char *value, Error *e) {
     TRY_GOTO(copy_string(&out->words, value, e));
     TRY_GOTO(memory_alloc_zero((void **)&out->source, (strlen(value) / 2 + 1) * sizeof(Source), "sources", e));
     out->source->text = out->value;
-    code = add_matches(out->source, value, e); // as it is written
+    code = add_matches(out->source, value, e); // first try the value as one word
     if (!code) out->count = 1;
     char *rest = out->words, *word = code ? next_word(&rest) : NULL;
     for (code = word ? 0 : code; word && !code; word = next_word(&rest)) code = add_word(out, word, e);
     if (code == ERR_INPUT && strpbrk(value, BLANKS)) error_hint(e, "check the path; a blank in a name is written '\\ '");
-    for (int i = 0; i < out->count && !code; i++) { // sorts the paths and removes duplicates
+    for (int i = 0; i < out->count && !code; i++) { // sort the paths and remove duplicates
         Source *s = &out->source[i];
         int kept = 0;
         total += s->weight;

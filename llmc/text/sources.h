@@ -1,11 +1,11 @@
-// sources: the files that the value of --train or --val names.
+// sources: finds the files that the value of --train or --val names.
 //
 //     WORD                              one source
-//     WORD WORD ...                     one source, their union: as if one pattern matched all these files
-//     WORD:WEIGHT WORD:WEIGHT ...       as many sources, mixed by weight (math/mixture.h)
+//     WORD WORD ...                     one source: the union of their files
+//     WORD:WEIGHT WORD:WEIGHT ...       one source per word, mixed by weight (math/mixture.h)
 //
-// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. A value that exists or matches as a
-// whole is one word, with its blanks; the name of an existing file keeps its colons and is no pattern.
+// A word is a file or a pattern such as "dir/x_train_*.bin"; "\ " is a blank in it. A value that names or matches files
+// as a whole is one word, with its blanks. The name of an existing file keeps its colons and is no pattern.
 #pragma once
 
 #include "base/common.h"
@@ -13,14 +13,14 @@
 typedef struct {
     const char *text; // as given, without the weight
     double weight;    // as given; 0: none
-    char **path;      // in the byte order of the names, each once
+    char **path;      // sorted by bytes, without duplicates
     int count;
 } Source;
 
 typedef struct {
     Source *source;
     int count;
-    char *value, *words; // memory of the texts
+    char *value, *words; // own the memory of the texts
 } Sources;
 
 // ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if only some words have one.
