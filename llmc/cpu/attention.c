@@ -8,15 +8,15 @@
 #include <math.h>
 #include <omp.h>
 
-// Both passes copy a head's rows to scratch, padded with zeros to whole tiles, so that no product meets an edge:
-// rows to Tp and columns to Dp, multiples of TILE_COLUMNS.
+// Both passes copy a head's rows to scratch, padded with zeros to whole tiles: rows to Tp and columns to Dp, multiples
+// of TILE_COLUMNS. So products have no edges.
 //
-// Forward: a row panel of scores, TILE_ROWS x Tp, at a time. Backward: blocks of ROW_BLOCK queries x KEY_BLOCK keys.
-// Longer blocks load and store dq, dk and dv less often, but must fit in the second-level cache. Tiles of scores that no
-// query sees, above the diagonal or of other documents, are skipped.
+// The forward pass computes a row panel of scores, TILE_ROWS x Tp, at a time. The backward pass computes blocks of
+// ROW_BLOCK queries x KEY_BLOCK keys: larger ones load and store dq, dk and dv less often, but must fit in the
+// second-level cache. Both skip tiles of scores above the diagonal or of other documents.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
-enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; with a power of two all rows would fall on one cache set
-enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer are not worth waking a thread
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; not a power of two: all rows would fall on one cache set
+enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer run on one thread
 
 typedef struct {
     float *q;                // (Tp, Dp), scaled by 1/sqrt(D)
@@ -34,12 +34,12 @@ typedef struct {
     size_t qkv_row, out_row;  // 3C and C
     Dtype type;               // of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
-    size_t index;             // of the head
-    Dropout dropout;          // of the example
+    size_t index;             // the head's number
+    Dropout dropout;          // for this example
     const uint16_t *position; // (T) or NULL
 } Head;
 
-// The first key that query t sees: its document's. Padding belongs to the last document.
+// The first key that query t sees: the first token of its document. Padding belongs to the last document.
 static size_t first_key(const Head *head, size_t t) {
     size_t last = head->T - 1;
     return head->position ? size_min(t, last) - head->position[size_min(t, last)] : 0;
@@ -52,7 +52,7 @@ static float *cut_floats(float *base, size_t *used, size_t n) {
     return p;
 }
 
-// Lays a thread's scratch out from `base`, or from NULL only to count; returns its floats.
+// Lays out a thread's scratch at `base`; NULL: only counts. Returns the floats used.
 static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D) {
     size_t Tp = round_up(max_T, TILE_COLUMNS), Dp = round_up(max_D, TILE_COLUMNS), used = 0;
     float **matrices[] = {&s->q, &s->k, &s->v, &s->dout, &s->k_t, &s->v_t, &s->dk, &s->dv};
@@ -77,7 +77,7 @@ static Scratch scratch_of_thread(const Attention *at) {
     return s;
 }
 
-// n values from element `from_at` of `from` on, to element `at` of `to`.
+// to[at + i] = scale * from[from_at + i], i < n, between two types
 VECTOR_INLINE void scale_values(void *to, size_t at, const Dtype to_type, const void *from, size_t from_at,
                                 const Dtype from_type, size_t n, float scale) {
     size_t whole = n / VEC * VEC;
@@ -96,14 +96,14 @@ static void copy_padded(const Head *head, float *to, const void *from, size_t fr
     memset(to, 0, (head->Tp - head->T) * Dp * sizeof *to);
 }
 
-// to (rows, D), from row t on, = scale * from (rows, Dp)
+// Rows [t, t + rows) of to (T, D) = scale * from (rows, Dp)
 static void copy_rows_out(const Head *head, void *to, size_t t, size_t to_row, const float *from, size_t rows,
                           float scale) {
     for (size_t i = 0; i < rows; i++, from += head->Dp)
         BY_TYPE(head->type, scale_values(to, (t + i) * to_row, TYPE, from, 0, DTYPE_FP32, head->D, scale));
 }
 
-// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = the transposed rows of from (T, D). floats: scratch (Tp, Dp), for bf16.
+// to (Tp / TILE_COLUMNS, D, TILE_COLUMNS) = from (T, D), transposed in panels. floats: scratch (Tp, Dp), for bf16.
 static void transpose_panels(const Head *head, float *to, const void *from, size_t from_row, float *floats) {
     const float *rows = from;
     if (head->type != DTYPE_FP32) {
@@ -115,7 +115,7 @@ static void transpose_panels(const Head *head, float *to, const void *from, size
                         size_min(TILE_COLUMNS, head->T - t), head->D);
 }
 
-// A tile of C = A B, or += A B, with A's k along its rows.
+// Writes a tile of C = A B; add: C += A B. A is (rows, K), k contiguous.
 static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b, size_t b_row,
                        size_t K, bool add) {
     TILE_DISPATCH(rows, {
@@ -124,7 +124,7 @@ static void write_tile(float *c, size_t c_row, size_t rows, const float *a, size
     });
 }
 
-// A tile of C += A^T B, with A's k down its columns.
+// Adds a tile of A^T B to C. A is (K, rows).
 static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float *a, size_t a_row, const float *b,
                                 size_t b_row, size_t K) {
     TILE_DISPATCH(rows, {
@@ -133,16 +133,17 @@ static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float
     });
 }
 
-// Sets scores [begin, end) of a row to -infinity, by whole vectors: a vector load right after stores of its parts is slow.
+// Sets scores [begin, end) of a row to -infinity. Stores whole vectors: a vector load right after partial stores is
+// slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
-    VecBits key = {0}; // minus `begin`: keys before `begin` wrap to the largest numbers
+    VecBits key = {0}; // counts from `begin`; keys before it wrap to the largest numbers
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)begin + (uint32_t)i;
     for (; j < end; j += VEC, key += VEC)
         vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
 }
 
-// Turns scores [begin, end) of a row into exp(score - max), the others up to `padded` into 0. Returns the sum.
+// Turns scores [begin, end) of a row into exp(score - max), and the rest of [0, padded) into 0. Returns the sum.
 static float softmax_row(float *scores, size_t begin, size_t end, size_t padded, float *max) {
     hide(scores, 0, begin);
     hide(scores, end, padded);
@@ -157,7 +158,7 @@ static float softmax_row(float *scores, size_t begin, size_t end, size_t padded,
     return vec_sum(sum);
 }
 
-// Drops some of the probabilities of query t and keys [j, end), multiples of VEC.
+// Applies dropout to the probabilities of query t and keys [j, end). j and end are multiples of VEC.
 static void drop_row(const Head *head, float *scores, size_t t, size_t j, size_t end) {
     float factor[DROPOUT_SPAN];
     while (j < end) {
@@ -168,7 +169,7 @@ static void drop_row(const Head *head, float *scores, size_t t, size_t j, size_t
     }
 }
 
-// Rows [i, i + rows): out = softmax(q k^T) v, lse
+// Writes rows [i, i + rows) of out = softmax(q k^T) v and of lse.
 static void forward_panel(const Head *head, const Scratch *s, void *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     size_t first = round_down(first_key(head, i), TILE_COLUMNS);
@@ -189,7 +190,7 @@ static void forward_panel(const Head *head, const Scratch *s, void *out, float *
     for (size_t r = 0; r < valid; r++) copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
 }
 
-// delta_t = sum_d dout_td out_td, which is sum_j P_tj dP_tj (FlashAttention, appendix B.4), with dropout as well
+// delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4); it holds with dropout too
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
     Vec sum = {0};
@@ -199,11 +200,11 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
-// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout P becomes the dropped probabilities, which
-// multiplied v in the forward pass, and dP is their gradient.
+// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout the input dP is the gradient of the
+// dropped probabilities, and the output P is these.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
-    VecBits key = {0}; // minus `first`: keys before `first` wrap to the largest numbers
+    VecBits key = {0}; // counts from `first`; keys before it wrap to the largest numbers
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)first + (uint32_t)i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
@@ -215,7 +216,7 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
     }
 }
 
-// backward_softmax of keys [j, end) with dropout. Not inlined, which would slow down runs without dropout.
+// backward_softmax of keys [j, end) with dropout. noinline: inlined, it slows down runs without dropout.
 __attribute__((noinline)) static void backward_dropped_row(const Head *head, const Scratch *s, float *scores,
                                                            float *dscores, size_t t, size_t j, size_t end) {
     float factor[DROPOUT_SPAN];
@@ -228,7 +229,7 @@ __attribute__((noinline)) static void backward_dropped_row(const Head *head, con
     }
 }
 
-// Keys [begin, end) of the block [j, j + keys), counted from j, that some query of [i, i + rows) sees.
+// The keys of block [j, j + keys) that some query of [i, i + rows) sees: [begin, end), counted from j.
 typedef struct {
     size_t begin, end;
 } Seen;
@@ -237,7 +238,8 @@ static Seen keys_seen(const Head *head, size_t i, size_t rows, size_t j, size_t 
     return (Seen){size_min(end, first > j ? first - j : 0), end};
 }
 
-// P and dS of queries [i, i + rows) (at most TILE_ROWS), keys [j, j + keys), into row r of the score blocks.
+// Writes P and dS of queries [i, i + rows), at most TILE_ROWS, and keys [j, j + keys), from row r of the score blocks
+// on.
 static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t rows, size_t r, size_t j,
                             size_t keys) {
     size_t D = head->D, Dp = head->Dp;
@@ -258,7 +260,7 @@ static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t
     }
 }
 
-// Queries [i, i_end) with keys [j, j + keys): dv += P^T dout, dk += dS^T q, and dq of the block = dS k, or += (add).
+// For queries [i, i_end) and keys [j, j + keys): dv += P^T dout, dk += dS^T q, dq = dS k; add: dq += dS k.
 static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys,
                            bool add) {
     size_t Dp = head->Dp;
@@ -267,7 +269,7 @@ static void backward_block(const Head *head, const Scratch *s, size_t i, size_t 
     for (size_t c = 0; c < keys && j + c < i_end; c += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, keys - c), first = size_max(i, j + c), last = i_end;
         while (last > first && first_key(head, last - 1) >= j + c + rows) last--;
-        size_t offset = (first - i) * SCORE_ROW + c, K = last - first; // other queries see no key of c
+        size_t offset = (first - i) * SCORE_ROW + c, K = last - first; // no other query sees keys [c, c + rows)
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
             float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
             add_tile_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);

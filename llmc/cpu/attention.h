@@ -1,9 +1,9 @@
-// attention: causal multi-head self-attention, forward and backward. qkv, out and their gradients are values of a type
-// (cpu/value.h); everything in between is fp32.
+// attention: causal multi-head self-attention, forward and backward. qkv, out and their gradients are of Attention.type
+// (fp32 or bf16, cpu/value.h); everything in between is fp32.
 //
 // qkv is packed as GPT-2's c_attn makes it: a row holds q, k and v, each (NH, D) inside C = NH D. Scores are scaled by
 // 1/sqrt(D). No (T, T) matrix is kept: the forward pass leaves the log-sum-exp of each row of scores, and the backward
-// pass recomputes the probabilities from it, a tile at a time (FlashAttention: Dao et al. 2022, arXiv 2205.14135,
+// pass recomputes the probabilities from them, a tile at a time (FlashAttention: Dao et al. 2022, arXiv 2205.14135,
 // section 3.1 and appendix B). One thread does one head of one example, so the bits do not depend on the thread count.
 #pragma once
 
@@ -16,18 +16,19 @@ typedef struct {
     size_t max_T, max_D; // longest sequence, largest head
     float *scratch;      // attention_scratch(threads, max_T, max_D) floats, aligned to a vector
     Dtype type;
-    Dropout dropout; // of the layer, and of the first example; the same in both passes
-    // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees its document alone. NULL: t.
+    Dropout dropout; // of the layer and the first example; both passes get the same
+    // (B, T): each token's position in its document, 0, 1, 2, ...; a token sees only its document. NULL: a row is one
+    // document.
     const uint16_t *position;
 } Attention;
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D);
 
-// Computes out (B,T,C) and lse (B,NH,T), the natural logarithm of the sum of exp of the scaled scores, from qkv
-// (B,T,3C), for rows t >= first; rewrites some rows before `first` with the values that they have.
+// Computes rows t >= first of out (B,T,C) and of lse (B,NH,T) from qkv (B,T,3C). lse is the natural logarithm of the
+// sum of exp of a row's scaled scores. May rewrite some rows before `first`, with unchanged values.
 void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D);
 
-// Overwrites dqkv (B,T,3C), from dout (B,T,C) and what the forward pass read and wrote.
+// Overwrites dqkv (B,T,3C). Reads dout (B,T,C), and qkv, out and lse of the forward pass.
 void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D);

@@ -7,7 +7,7 @@
 #    include <sys/syscall.h>
 #    include <unistd.h>
 
-// Linux gives a process the registers of AMX when it asks for them (Documentation/arch/x86/xstate.rst).
+// Asks Linux for the AMX registers: a process has none until it asks (Documentation/arch/x86/xstate.rst).
 bool bf16_amx_available(void) {
     enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
     unsigned a, b, c, d;
@@ -15,7 +15,8 @@ bool bf16_amx_available(void) {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-// Tiles 0 to 3: c, 2 x 2 tiles of 16 x 16; 4 and 5: a's rows; 6 and 7: b's columns. Once a thread.
+// Configures this thread's tiles, on its first call. 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7: columns
+// of b.
 __attribute__((target("amx-tile"))) static void configure(void) {
     static _Thread_local bool configured;
     struct {
@@ -29,14 +30,14 @@ __attribute__((target("amx-tile"))) static void configure(void) {
     configured = true;
 }
 
-// AMX hardly uses the core's other units: `between`, called after each step of k, gives them work.
+// Calls `between` after each step of k: AMX leaves the core's other units idle.
 __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c, const uint16_t *a, const uint16_t *b,
                                                                         size_t pairs, size_t count, Ahead *ahead,
                                                                         void (*between)(void *, size_t, size_t),
                                                                         void *work) {
-    enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes; pairs of a tile
+    enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes between rows; pairs of k in a tile
     float *c1 = c + 16 * BF16_COLUMNS;
-    size_t lines = (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS); // a step
+    size_t lines = (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS); // to prefetch per step
     configure();
     _tile_zero(0);
     _tile_zero(1);

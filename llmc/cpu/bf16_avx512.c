@@ -14,7 +14,7 @@ bool bf16_avx512_available(void) {
 
 enum { STEP_PAIRS = BF16_STEP / 2 };
 
-// `rows` is a constant: the sums, rows x 2 vectors, stay in registers.
+// Computes a tile of `rows` rows. `rows` is a constant, so the sums, rows x 2 vectors, stay in registers.
 AVX512_BF16 static inline __attribute__((always_inline)) void tile(const int rows, float *c, const uint16_t *a,
                                                                    const uint16_t *b, size_t pairs, Ahead *ahead) {
     __m512 sum[BF16_ROWS][2];

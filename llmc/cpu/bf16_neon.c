@@ -1,6 +1,6 @@
-// The bf16 product of Arm: bfmmla, which every core with bf16 has. It adds the product of (2, 4) and (4, 2) to (2, 2), with
-// the bits of two bfdot: pair by pair, each sum of two products and each addition rounded to odd, subnormals flushed. Other
-// machines round to the nearest: bits differ from theirs.
+// Bf16Tile on Arm, with bfmmla: every core with bf16 has it. bfmmla adds the product of (2, 4) and (4, 2) to (2, 2).
+// Its bits are those of two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and
+// flushes subnormals. Other machines round to nearest, so their bits differ.
 
 #include "cpu/bf16_tiles.h"
 
@@ -11,21 +11,21 @@
 
 #    define BF16 __attribute__((target("arch=armv8.2-a+bf16")))
 
-enum { ROWS = BF16_ROWS, COLUMNS = BF16_COLUMNS, GROUP = 8 }; // the sums of GROUP columns fill 24 of 32 registers
+enum { ROWS = BF16_ROWS, COLUMNS = BF16_COLUMNS, GROUP = 8 }; // sums of GROUP columns fill 24 of 32 registers
 
 typedef struct {
-    bfloat16x8_t low, high; // of four rows of A, or columns of B, the first two and the last two: (2, 4)
+    bfloat16x8_t low, high; // (2, 4) each: the first two and the last two of four rows of A, or columns of B
 } Four;
 
 bool bf16_neon_available(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
 
-// Loads four rows of A, or columns of B, over two pairs, the second one `width` after the first.
+// Loads two pairs of four rows of A, or of four columns of B. The second pair lies `width` after the first.
 BF16 static inline __attribute__((always_inline)) Four load_four(const uint16_t *p, size_t width) {
     uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(p)), second = vreinterpretq_u32_u16(vld1q_u16(p + width));
     return (Four){vreinterpretq_bf16_u32(vzip1q_u32(first, second)), vreinterpretq_bf16_u32(vzip2q_u32(first, second))};
 }
 
-// GROUP columns of c.
+// Computes GROUP columns of c.
 BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, size_t pairs) {
     float32x4_t sum[ROWS / 2][GROUP / 2]; // (2, 2) each
 #    pragma GCC unroll 24
@@ -54,7 +54,7 @@ BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, 
 }
 
 void bf16_tile_neon(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
-    (void)count, (void)ahead; // all twelve rows
+    (void)count, (void)ahead; // always computes all twelve rows
     for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(c + j, a, b + 2 * j, pairs);
 }
 

@@ -1,5 +1,5 @@
-// bf16_tiles: the innermost loops of products in bf16, one for each kind of instruction. Each is compiled for its own
-// instructions, whatever the flags, and called where the machine has them.
+// bf16_tiles: the innermost loops of products in bf16, one per instruction set. Each is compiled for its instructions,
+// whatever the flags; matmul_kernel chooses by what the machine has.
 #pragma once
 
 #include <stdbool.h>
@@ -13,12 +13,12 @@
 
 enum { CACHE_LINE = 64 };
 
-// Memory to prefetch while a tile is computed, a few cache lines at a time: all at once, they would delay the tile's own
-// loads (an Emerald Rapids has at most 16 lines in flight, and memory takes 100 ns).
+// Memory to prefetch while a tile is computed. A few cache lines at a time: all at once they delay the tile's own loads
+// (an Emerald Rapids has at most 16 lines in flight, and memory takes 100 ns).
 typedef struct {
-    const char *run;             // of `length` bytes; runs lie `stride` bytes apart
-    size_t byte, length, stride; // byte: of the run, where the next line is
-    size_t lines;                // still to prefetch
+    const char *run;             // the present run of `length` bytes; runs lie `stride` bytes apart
+    size_t byte, length, stride; // byte: the next line's offset in the run
+    size_t lines;                // left to prefetch
 } Ahead;
 
 static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, size_t lines) {
@@ -34,7 +34,7 @@ enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 // c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. A has `count` rows; later rows of c are
 // arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
 //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
-// It may prefetch some of the lines ahead; the caller prefetches the rest.
+// A Bf16Tile may prefetch some of the lines ahead; its caller prefetches the rest.
 typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead);
 Bf16Tile bf16_tile_plain, bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;
 

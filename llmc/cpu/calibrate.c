@@ -6,12 +6,13 @@
 
 #include <omp.h>
 
-enum { STEPS = 100000 };                           // half a millisecond or so
+enum { STEPS = 100000 };                           // take about half a millisecond
 static const size_t copy_bytes = (size_t)64 << 20; // more than the caches hold
 
 float calibrate_chains(size_t steps) {
     Vec v[CALIBRATE_CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
-    for (int i = 0; i < CALIBRATE_CHAINS; i++) v[i] = vec_set((float)i * 0.1f); // a fixed point would be folded away
+    for (int i = 0; i < CALIBRATE_CHAINS; i++)
+        v[i] = vec_set((float)i * 0.1f); // off the fixed point, or the compiler folds the loop
     for (size_t s = 0; s < steps; s++)
 #pragma GCC unroll 12
         for (int i = 0; i < CALIBRATE_CHAINS; i++) v[i] = v[i] * scale + shift;
@@ -19,9 +20,9 @@ float calibrate_chains(size_t steps) {
     return sum[0];
 }
 
-enum { PAIRS = 256 }; // of the panels that are multiplied again and again
+enum { PAIRS = 256 }; // of k in a panel
 
-// A round of products in bf16.
+// Multiplies the same two panels of bf16 `products` times.
 static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
     static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
     float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64))), sum = 0;
@@ -34,7 +35,7 @@ static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
 
 typedef struct {
     const MatmulKernel *kernel;
-    char *memory; // (2, copy_bytes), for a copy of its first half to its second; NULL: products
+    char *memory; // (2, copy_bytes): a round copies the first half to the second; NULL: a round multiplies
     size_t threads, steps;
 } Round;
 
@@ -42,20 +43,20 @@ static size_t products_of(const Round *r) {
     return r->steps * CALIBRATE_CHAINS * VEC / (r->kernel->rows * r->kernel->columns * PAIRS);
 }
 
-// Floating-point operations of a thread's round of products.
+// Floating-point operations of one thread in a round of products.
 static double work_of(const Round *r) {
     double bf16 = 2.0 * PAIRS * (double)(products_of(r) * r->kernel->rows * r->kernel->columns);
     return 2 * (r->kernel->type == DTYPE_BF16 ? bf16 : (double)VEC * CALIBRATE_CHAINS * (double)r->steps);
 }
 
-// One thread's share.
+// Does one thread's share of a round.
 static float run_share(const Round *r, size_t thread) {
     size_t part = copy_bytes / r->threads;
     if (r->memory) memcpy(r->memory + copy_bytes + thread * part, r->memory + thread * part, part);
     else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r));
     else {
         size_t steps = r->steps;
-        __asm__ volatile("" : "+r"(steps)); // the work depends on it, so that it stays between the clock's two readings
+        __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between the two clock readings
         return calibrate_chains(steps);
     }
     return 0;
@@ -64,7 +65,7 @@ static float run_share(const Round *r, size_t thread) {
 // Seconds of the fastest round that begins within 50 ms.
 static double fastest(const Round *r) {
     double best = 1e9, now = clock_seconds(), end = now + 0.05;
-    volatile float used; // or the compiler drops the work
+    volatile float used; // keeps the compiler from dropping the work
     while (now < end) {
         double start = now;
         float total = 0;
@@ -91,7 +92,7 @@ double calibrate_probe(int threads, Dtype type) {
     {
         double start = clock_seconds();
         float result = run_share(&r, (size_t)omp_get_thread_num());
-        __asm__ volatile("" ::"m"(result)); // or the compiler drops the work
+        __asm__ volatile("" ::"m"(result)); // keeps the compiler from dropping the work
         rate += work_of(&r) / (clock_seconds() - start);
     }
     return rate;
@@ -101,7 +102,7 @@ double calibrate_copy(int threads) {
     Round r = {.threads = (size_t)threads};
     Error e;
     if (memory_alloc((void **)&r.memory, 2 * copy_bytes, "calibration", &e)) return 0;
-    memset(r.memory, 1, 2 * copy_bytes); // so that every page is there
+    memset(r.memory, 1, 2 * copy_bytes); // maps every page
     double seconds = fastest(&r);
     memory_free(r.memory);
     return 2.0 * (double)copy_bytes / seconds;

@@ -1,4 +1,4 @@
-// The CPU engine's private state: what its model (train_gpt2.c), memory and state (engine_*.c) share.
+// The CPU engine's private state, shared by train_gpt2.c and engine_*.c.
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded).
 #pragma once
@@ -11,8 +11,9 @@
 
 // `void` arrays are values of the engine's type (cpu/value.h).
 //
-// A block's activations, which its backward pass reads. With --recompute, or for inference, blocks share memory: gelu's,
-// or all but x. For inference of one row each block has its own qkv, which cpu_logits reads again.
+// A block's activations; its backward pass reads them. Blocks share gelu with --recompute gelu, all but x with
+// --recompute block, and everything for inference. If inference has one row, each block has its own qkv: cpu_logits
+// reads it again.
 typedef struct {
     void *x;              // (B, T, C)  input of the block
     void *ln1;            // (B, T, C)
@@ -20,7 +21,7 @@ typedef struct {
     void *qkv;            // (B, T, 3C)
     void *attention;      // (B, T, C)
     float *lse;           // (B, NH, T)
-    void *x_mid;          // (B, T, C)  residual stream between attention and MLP
+    void *x_mid;          // (B, T, C)  the residual stream between attention and MLP
     void *ln2;            // (B, T, C)
     float *mean2, *rstd2; // (B, T)
     void *fc, *gelu;      // (B, T, 4C) before and after GELU
@@ -30,10 +31,10 @@ struct Engine {
     const EngineApi *api;
     EngineConfig config;
     int threads;
-    void *weight;    // what the kernels read: flat, as the tensor table has it, or a few buckets (shard_weight_place)
-    float *param;    // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
-    float *grad;     // flat, or a few of its buckets (shard_grad_place)
-    float *grad_sum; // the step's sums; aliases grad, or with shard_grads the owned ranges alone
+    void *weight;             // the kernels read it: the flat layout, or a few of its buckets (shard_weight_place)
+    float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
+    float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
+    float *grad_sum;          // the step's sums; with shard_grads: of the owned ranges; else it aliases grad
     float *moment1, *moment2; // of the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -41,31 +42,31 @@ struct Engine {
     float *meanf, *rstdf;     // (B, T)
     void *logits;             // (head_rows, Vp), a chunk of the head
     float *nll;               // (B, T)
-    float *loss;              // (B, T)     with label smoothing; NULL: without, the loss is nll
+    float *loss;              // (B, T)     with label smoothing; NULL: the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (B, T)  a token's place in its document; NULL without document_mask
-    uint16_t *seen;           // (T)     tokens; the keys and values of the first seen_count are in memory
+    uint16_t *seen;           // (T)     the last tokens; keys and values of the first seen_count are in memory
     int seen_count;
-    void *dx, *dy;                           // (B, T, C)  gradient of the residual stream; of a branch
-    void *dwide;                             // (B, T, 4C) gradient of qkv, fc
+    void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch
+    void *dwide;                             // (B, T, 4C) gradient of qkv or fc
     float *ln_scratch;                       // layernorm_scratch
-    float *example_grad, *example_bias_grad; // one example's gradient of one matrix, of its bias (exact)
+    float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    double *trust_sq;                        // two a tensor: of its weights, of its direction (LAMB)
-    float *matrix, *matrix_scratch;          // Muon: the matrix that is orthogonalized, newton_schulz_scratch
+    double *trust_sq;                        // two a tensor (LAMB): |weights|^2, |direction|^2
+    float *matrix, *matrix_scratch;          // Muon: the matrix to orthogonalize; newton_schulz_scratch
     double loss_sum, nll_sum;
-    double work;                // of the pass: multiply-adds of its products
+    double work;                // multiply-adds of the pass's products
     _Atomic float work_done;    // fraction of `work`; another thread reads it
-    bool first;                 // the next micro-step overwrites gradients: the step's first, or any with shard_grads
-    float loss_scale;           // scale_loss
+    bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
+    float loss_scale;           // set by scale_loss
     uint64_t example;           // number of the next micro-step's first row
     GradientWatch watch;        // of the next micro-step
     WeightsWatch weights_watch; // await NULL: no weights are in transfer
     Matmul matmul;
     Attention attention;
-    char *memory; // all of the above
+    char *memory; // holds all arrays above
 };
 
 // ---- Look-ups by tensor and layer ------------------------------------------------------------------------------------
@@ -73,11 +74,11 @@ struct Engine {
 static inline const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
     return model_tensor(engine->config.model, kind, layer);
 }
-// Element i of an array of values.
+// Address of element i of an array of values.
 static inline void *at(const Engine *engine, const void *values, size_t i) {
     return value_at(values, i, engine->config.dtype);
 }
-// What the kernels read of an element of the flat layout.
+// Address of the kernels' weight for an element of the flat layout.
 static inline void *weight_at(const Engine *engine, size_t element) {
     return at(engine, engine->weight, shard_weight_place(&engine->config, element));
 }
@@ -99,10 +100,9 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
 
 // ---- engine_memory.c -------------------------------------------------------------------------------------------------
 
-int engine_thread_count(const EngineConfig *config); // its threads, by default one a core
+int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
-// Allocates engine->memory for its configuration, cleared except the kernels' scratch, and points the engine's arrays
-// into it.
+// Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
 // Rows of the head processed at a time: the logits of a whole micro-batch are never in memory together.

@@ -1,4 +1,4 @@
-// The CPU engine's memory, one allocation. The same layout plans (--dry-run) and places: the plan is exact.
+// The CPU engine's memory: one allocation. One function, layout, plans it (--dry-run) and places it: the plan is exact.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "cpu/newton_schulz.h"
@@ -15,13 +15,13 @@ int engine_thread_count(const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    // The rows of fp32 logits for bf16 too, so that sums over rows have the same order.
+    // Count fp32 logits for bf16 too: sums over rows then have the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));
 }
 
-// Reserves arrays in one allocation in turn, and measures the parts that they make. base NULL: only counts.
+// Reserves arrays one after the other, and counts the bytes of each part of the plan. base NULL: only counts.
 typedef struct {
     char *base;
     size_t used;
@@ -36,7 +36,7 @@ static void *reserve(Arena *a, size_t bytes) {
 #define RESERVE(pointer, n)        ((pointer) = reserve(a, (size_t)(n) * sizeof *(pointer)))
 #define RESERVE_VALUES(pointer, n) ((pointer) = reserve(a, (size_t)(n)*value_bytes(type)))
 
-// What was reserved since the last part is one, unless it is empty.
+// Ends a part of the plan: all that was reserved since the part before. No-op if that is nothing.
 static void end_part(Arena *a, const char *what) {
     if (a->used == a->plan.total) return;
     a->plan.item[a->plan.count].what = what;
@@ -145,13 +145,13 @@ int engine_memory_take(Engine *engine, Error *e) {
     const MemoryPlan plan = layout(engine, NULL);
     TRY(memory_alloc((void **)&engine->memory, plan.total, "the engine's memory", e));
 #ifdef MADV_HUGEPAGE
-    // Requested before the memory is touched: with small pages every pass over it waits for TLB misses. A system without
-    // huge pages, or with these turned off, keeps small ones.
+    // Ask for huge pages before the memory is touched: with small pages every pass over it waits for TLB misses.
+    // Without huge pages on the system, this changes nothing.
     size_t page = (size_t)sysconf(_SC_PAGESIZE),
            skip = round_up((uintptr_t)engine->memory, page) - (uintptr_t)engine->memory;
     if (plan.total > skip) madvise(engine->memory + skip, (plan.total - skip) / page * page, MADV_HUGEPAGE);
 #endif
-    // Not the workspaces, the last part: each thread touches its own first.
+    // Clear all but the last part, the workspaces: each thread must touch its own first.
     memset(engine->memory, 0, plan.total - plan.item[plan.count - 1].bytes);
     layout(engine, engine->memory);
     return 0;

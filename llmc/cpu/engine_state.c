@@ -1,5 +1,5 @@
-// The CPU engine's state as flat arrays: parameters, gradients and moments. A rank may keep its owned ranges alone.
-// Load and store, norms of gradients, the update.
+// The CPU engine's flat arrays: parameters, gradients and moments. Loads and stores them, computes norms of gradients,
+// and updates. A rank may keep its owned ranges alone.
 #include "base/hash.h"
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
@@ -17,12 +17,12 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-// True if the masters are an array of their own, of the owned ranges; else the kernels read the masters.
+// True if the masters are a separate array, of the owned ranges. False: the kernels read the masters.
 static bool masters_apart(const Engine *engine) {
     return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
 }
 
-// Sets the kernels' weights of a range that is contiguous in their array.
+// Sets the kernels' weights of a range. The range must be contiguous in their array.
 static void set_weights(Engine *engine, Range range, const float *values) {
     void *weight = weight_at(engine, range.begin);
     size_t n = range_length(range);
@@ -97,7 +97,7 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     return 0;
 }
 
-// For each tensor in the range: sq[tensor] = or += |its part of the range|^2. grad: the range's gradient.
+// Sets sq[tensor] to |the tensor's part of the range|^2; add: adds that. grad: the range's gradient.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = range_overlap(tensor_range(&model->tensors[i]), range);
@@ -122,7 +122,8 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: the kernels' bf16 weights; NULL: they read param, or own_weights rounds later.
+// A tensor's part of a piece. rounded: the kernels' bf16 weights. NULL: the kernels read param, or own_weights rounds
+// it.
 typedef struct {
     const Tensor *tensor;
     size_t n; // elements
@@ -148,7 +149,7 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
-// Muon's update of matrix k of the `count` matrices that lie side by side in a tensor.
+// Muon's update of matrix k of a tensor; `count` matrices lie side by side in it.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
@@ -173,7 +174,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// Its grad_scale leads from the summed to the clipped mean gradient. NaN: the step changes nothing.
+// The step's numbers. grad_scale turns the summed gradient into the clipped mean. NaN: the step must change nothing.
 static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
@@ -200,7 +201,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// |direction|^2 of the step to come. The order of the sum depends on n alone.
+// |direction|^2 of the coming step. The order of the sum depends on n alone.
 static double direction_squares(const TensorPart *t, const AdamWStep *step) {
     enum { BLOCK = 1 << 12, PARTS = 256 };
     double partial[PARTS] = {0}, sum = 0;
@@ -213,7 +214,7 @@ static double direction_squares(const TensorPart *t, const AdamWStep *step) {
             size_t first = b * BLOCK, n = size_min(BLOCK, t->n - first);
             for (size_t i = 0; i < n; i++) {
                 size_t at = first + i;
-                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies
+                float moment1 = t->moment1[at], moment2 = t->moment2[at]; // copies: the step comes later
                 direction[i] = adamw_direction(t->param[at], t->grad[at], &moment1, &moment2, step, decay);
             }
             partial[k] += sum_squares(direction, n);
@@ -252,7 +253,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
-// Sums hash_element over the range, 32 bits per element. first: the place of x[0].
+// Sums hash_element over the range, 32 bits per element. first: x[0]'s place in the hash.
 static uint64_t hash_floats(const float *x, Range range, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
@@ -264,7 +265,8 @@ static uint64_t hash_floats(const float *x, Range range, size_t first) {
     return sum;
 }
 
-// Hashes the kernels' weights of a range that is contiguous in their array; of bf16, 16 bits per element.
+// Hashes the kernels' weights of a range: 32 bits per element, 16 for bf16. The range must be contiguous in their
+// array.
 static uint64_t hash_weights(const Engine *engine, Range range) {
     const size_t first = range.begin, n = range_length(range);
     if (engine->config.dtype == DTYPE_FP32) return hash_floats(weight_at(engine, first), (Range){0, n}, first);
@@ -278,7 +280,7 @@ static uint64_t hash_weights(const Engine *engine, Range range) {
 int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     const Model *model = engine->config.model;
     *hash = 0;
-    // Bucket by bucket: with shard_weights only a few are in memory at a time.
+    // Bucket by bucket: with shard_weights only a few buckets are in memory.
     for (int i = 0; i < model_bucket_count(model); i++) {
         Range part = range_overlap(range, model_bucket(model, i));
         if (!range_length(part)) continue;

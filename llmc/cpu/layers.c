@@ -27,7 +27,7 @@ void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uin
         }
 }
 
-// Threads split the channels, so a token's rows are added in the same order on any number of threads.
+// Threads split the channels: the order in which rows are added does not depend on the number of threads.
 void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t *tokens, size_t stride,
                         const uint16_t *position, int B, int T, int C, Dtype type) {
     const int block = 32; // channels
@@ -55,7 +55,7 @@ static double dot(const float *a, const float *b, int n) {
     return sum;
 }
 
-// The sum over the keys k that occur of |S[k]|^2, S[k] the sum of dx[t] over t with key k.
+// Returns the sum of |S[k]|^2 over the keys k that occur. S[k] is the sum of dx[t] over the t with key k.
 static double gathered_squares(const void *dx, const uint16_t *key, int T, int C, float *scratch, Dtype type) {
     double squares = 0;
     for (int t = 0; t < T; t++) {
@@ -91,7 +91,7 @@ EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, c
 
 // ---- LayerNorm ------------------------------------------------------------------------------------------------------
 
-// Sums over a row with 16 running sums, so that they vectorise in a fixed order.
+// Running sums of a row: they vectorise in a fixed order.
 enum { LANES = 16 };
 
 static float lanes_sum(const float *lane) {
@@ -144,7 +144,7 @@ void layernorm_forward(void *y, float *mean, float *rstd, void *x, const void *r
     }
 }
 
-enum { LN_ROWS = 64 }; // rows whose dgamma and dbeta one thread sums before the ordered second stage
+enum { LN_ROWS = 64 }; // rows of a block: one thread sums its dgamma and dbeta
 
 static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 
@@ -182,7 +182,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
     int blocks = row_blocks(T);
 #pragma omp parallel if ((size_t)B * T * C > PARALLEL_FLOATS)
     {
-        // 1: sums of every block of rows -> scratch (B, blocks, 2, C)
+        // 1: write the sums of each block of rows to scratch (B, blocks, 2, C)
 #pragma omp for schedule(static)
         for (int i = 0; i < B * blocks; i++) {
             float *part = scratch + (size_t)i * 2 * C;
@@ -196,7 +196,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
                         layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C, TYPE));
             }
         }
-        // 2: adds an example's blocks to its first, in order: the example's gradient, and its norm
+        // 2: add an example's blocks to its first, in order; that is the example's gradient. Then its norm
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;
@@ -205,7 +205,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
             gamma_sq[b] = dot(sum, sum, C);
             beta_sq[b] = dot(sum + C, sum + C, C);
         }
-        // 3: the examples, in order; threads split the channels
+        // 3: add up the examples, in order; threads split the channels
 #pragma omp for schedule(static)
         for (int c = 0; c < C; c++)
             for (int b = 0; b < B; b++) {
@@ -218,7 +218,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
 
 // ---- GELU -----------------------------------------------------------------------------------------------------------
 
-enum { GELU_PARALLEL = 1 << 14 }; // floats that are worth a second thread
+enum { GELU_PARALLEL = 1 << 14 }; // fewer floats run on one thread
 
 VECTOR_INLINE void gelu_forward_of(void *y, const void *x, size_t n, const Dtype type) {
     size_t whole = n / VEC * VEC, rest = n - whole;
@@ -253,7 +253,8 @@ VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
     return max;
 }
 
-// The sum of exp(row - max). An fp32 row becomes these exponentials; a bf16 row, which must be rounded only once, stays.
+// Returns the sum of exp(row - max). An fp32 row becomes these exponentials. A bf16 row stays: it may be rounded only
+// once.
 VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
@@ -272,7 +273,7 @@ VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     return total;
 }
 
-// After row_exp: the row becomes scale exp(row - max) - less.
+// Called after row_exp. The row becomes scale exp(row - max) - less.
 VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
     if (type == DTYPE_FP32) {
         for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);
@@ -310,7 +311,7 @@ void cross_entropy(float *nll, float *loss, void *logits, const uint16_t *target
 
 // ---- AdamW ----------------------------------------------------------------------------------------------------------
 
-enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats: at a time; prefetched ahead; in a cache line
+enum { ADAMW_RUN = 64, ADAMW_AHEAD = 512, LINE_FLOATS = 16 }; // floats per run; prefetch distance; per cache line
 
 VECTOR_INLINE void adamw_run(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2,
                              size_t n, const AdamWStep *step, bool decay) {
@@ -337,7 +338,7 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------
 
-enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough that fp32 lanes lose nothing
+enum { SUM_CHUNK = 1 << 12 }; // floats: long enough to vectorise, short enough to sum in fp32
 enum { SUM_AHEAD = 1024 };    // floats prefetched ahead
 
 static double chunk_squares(const float *x, size_t n) {
@@ -353,7 +354,7 @@ static double chunk_squares(const float *x, size_t n) {
     return sum;
 }
 
-enum { BLOCK_CHUNKS = 512 }; // chunks whose sums are kept and added in order
+enum { BLOCK_CHUNKS = 512 }; // chunks summed in parallel; their sums are then added in order
 
 // Adds x to y unless y is NULL; returns |x|^2.
 static double add_and_sum_blocks(float *y, const float *x, size_t n) {

@@ -1,5 +1,6 @@
-// layers: the CPU kernels other than matmul and attention, with OpenMP. The order of every sum, and so the bits of results,
-// depend on the shapes alone, not on the number of threads. `void` arrays are values of the given type (cpu/value.h).
+// layers: the CPU kernels other than matmul and attention, with OpenMP. The order of every sum depends on the shapes
+// alone, so results have the same bits on any number of threads. `void` arrays are values of the given type
+// (cpu/value.h).
 #pragma once
 
 #include "math/adamw.h"
@@ -10,8 +11,8 @@
 
 enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
-// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride); the first T of a row are read. position: (B, T), or
-// NULL: t.
+// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride), of which it reads the first T columns. position: (B, T);
+// NULL: the position is t.
 void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const uint16_t *position,
                        const void *wte /* (V, C) */, const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
 
@@ -20,9 +21,11 @@ void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, cons
                         const uint16_t *tokens, size_t stride, const uint16_t *position, int B, int T, int C,
                         Dtype type);
 
-// Squared norms of example b's embedding gradient. E[v] = sum over t with token t = v of dx[t]: embedding_sq is |E|^2,
-// position_sq is the same of positions, and cross is <E, U> = sum over t of dx[t] . head_rows[t]. U is the example's
-// gradient of the same matrix in its role as the head, head_rows[t] its row `token t`.
+// Norms of one example's embedding gradients. E[v] is the sum of dx[t] over the t with token v.
+//   embedding_sq  |E|^2
+//   position_sq   the same of positions
+//   cross         <E, U> = sum over t of dx[t] . head_rows[t]
+// U is the example's gradient of wte as the head; head_rows[t] is U's row for token t.
 typedef struct {
     double embedding_sq, position_sq, cross;
 } EmbeddingNorms;
@@ -30,14 +33,13 @@ EmbeddingNorms embedding_example_norms(const void *dx /* (T, C) */, const float 
                                        const uint16_t *tokens /* (T) */, const uint16_t *position /* (T) or NULL */,
                                        int T, int C, float *scratch /* (C) */, Dtype type);
 
-// LayerNorm of N rows of C (math/layernorm.h); mean and rstd (N) are kept for the backward pass.
-// residual (N, C) or NULL: x becomes x + residual first.
+// y = LayerNorm of N rows of C (math/layernorm.h). Writes mean and rstd (N) for the backward pass. residual (N, C): x
+// becomes x + residual first; or NULL.
 void layernorm_forward(void *y, float *mean, float *rstd, void *x /* (N, C) */, const void *residual, const void *gamma,
                        const void *beta, int N, int C, Dtype type);
 
-// Backward of y = LN(x) for B examples of T rows: adds to dx (B, T, C), dgamma and dbeta (C), and writes the squared
-// norms of each example's own, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch
-// floats.
+// Backward of y = LN(x) for B examples of T rows. Adds to dx (B, T, C), dgamma and dbeta (C). Writes each example's
+// squared norms, gamma_sq[b] = |dgamma_b|^2 and beta_sq[b] = |dbeta_b|^2. scratch: layernorm_scratch floats.
 void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq, double *beta_sq, const void *dy,
                         const void *x, const float *mean, const float *rstd, const void *gamma, int B, int T, int C,
                         float *scratch, Dtype type);
@@ -49,18 +51,18 @@ void gelu_forward(void *y, const void *x, size_t n, Dtype type);
 // dx (n) = dy gelu'(x); dx may be dy.
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type);
 
-// Softmax and cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]] over V real columns of
-// `stride`, and loss[i] the same with label smoothing (math/loss.h); loss NULL: no smoothing. gradient != 0: the logits
-// become `gradient` times the loss's gradient, the padding columns 0.
+// Cross-entropy of each row, in nats: nll[i] = -log softmax(logits[i])[target[i]]. V of the `stride` columns are real,
+// the others padding. loss[i]: the same with label smoothing (math/loss.h); loss NULL: no smoothing. gradient != 0:
+// replaces the logits by `gradient` times the loss's gradient, and the padding by 0.
 void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* (N, stride) */,
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
 
-// An AdamW step (math/adamw.h) of n parameters. rounded: receives the parameters in bf16; or NULL.
+// AdamW's step (math/adamw.h) for n parameters. rounded: receives them in bf16; or NULL.
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 
-// Sum of squares: fp32 within chunks of a fixed size, double over the chunks.
+// Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.
 double sum_squares(const float *x, size_t n);
 
 // y += x; returns |x|^2.

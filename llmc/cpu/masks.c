@@ -8,10 +8,10 @@
 #    include <arm_neon.h>
 #endif
 
-// VEC / 2 numbers of 64 bits; only the lower 32 are used.
+// VEC / 2 numbers of 64 bits; the upper 32 are ignored.
 typedef uint64_t Wide __attribute__((vector_size(VEC * 4), may_alias));
 
-// The products of the lower halves. GCC has no plain expression that it compiles to the one instruction for them.
+// Multiplies the lower halves, 32 x 32 -> 64 bits. Intrinsics: GCC compiles no plain C to this one instruction.
 VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
     Wide factor = (Wide){0} + by;
 #if defined(__AVX512F__)
@@ -43,11 +43,11 @@ VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
 
 enum { LANES = 16 };
 
-// The words of LANES blocks: (r, k), (r, k + 1), ...
+// Writes the words of LANES blocks: (r, k), (r, k + 1), ...
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     const uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
     for (uint32_t lane = 0; lane < LANES; lane += VEC) {
-        Wide first = {0}, of[2][4]; // of even and of odd lanes
+        Wide first = {0}, of[2][4]; // of: even lanes, odd lanes
         for (uint32_t i = 0; i < VEC / 2; i++) first[i] = (r << 16 | k) + lane + 2 * i;
         for (uint32_t odd = 0; odd < 2; odd++) {
             Wide *w = of[odd];
@@ -66,9 +66,9 @@ static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, u
 
 void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, size_t row, size_t first) {
     const float scale = dropout_scale(d);
-    uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // of two columns each
+    uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // a pair: the bits of two columns
     if (place == DROPOUT_PROBABILITY) {
-        for (size_t part = 0; part < 2; part++) { // of 4 tiles, each 2 x 8 columns
+        for (size_t part = 0; part < 2; part++) { // 64 columns: 4 tiles of 2 x 8
             blocks_of(words, d, place, (uint32_t)head, (uint32_t)(row / 16 * 8 + row % 8),
                       (uint32_t)(first / 4 + part * LANES));
             for (size_t i = 0; i < 8; i++)

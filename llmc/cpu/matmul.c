@@ -6,17 +6,17 @@
 #include <unistd.h>
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
-// pack a block of A, rows x block_depth, into panels of the kernel's rows. It fills half the second-level cache. Then
-// each thread packs one panel of B at a time and multiplies it by every panel of the block. Meanwhile it prefetches the
-// next panel's part of B, whose rows lie too far apart for the hardware prefetcher.
+// pack a block of A, rows x block_depth, into panels of the kernel's rows. A block fills half the second-level cache.
+// Then each thread packs one panel of B at a time and multiplies every panel of the block by it. Meanwhile it
+// prefetches its next panel of B: B's rows lie too far apart for the hardware prefetcher.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
-enum { PARTIAL_COLUMNS = 768 };        // columns at a time where C, in bf16, cannot hold the sums between blocks of k
-enum { ROW_COLUMNS = 384 };            // columns that a product of one row computes at a time
-enum { TASKS_PER_THREAD = 8 };         // wanted in a block, so that the threads end at about the same time
-enum { STREAM_FLOATS = 1 << 18 };      // smallest C written past the caches: with less all gradients may fit in a cache
-enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // with fewer, waking a second thread costs more than it saves
+enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16 and cannot hold partial sums
+enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
+enum { TASKS_PER_THREAD = 8 };         // wanted in a block: threads then end at about the same time
+enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
+enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // products of fewer run on one thread
 
-// Two blocks of A: one is packed while the other is in use. Then the sums that C cannot hold.
+// Two blocks of A (one is packed while the other is in use), then the partial sums that C cannot hold.
 size_t matmul_scratch(Dtype type, size_t M) {
     return 2 * (size_t)A_BLOCK_MAX + (type == DTYPE_FP32 ? 0 : M * PARTIAL_COLUMNS * sizeof(float));
 }
@@ -36,9 +36,9 @@ static void *a_panel(const MatmulProduct *p, const MatmulBlock *block, size_t pa
     return block->panels + panel * a_panel_bytes(p, block);
 }
 
-// A panel of B: the block's, from column j on.
+// The panel of B in `block` that begins at column j.
 typedef struct {
-    const MatmulBlock *block; // NULL: there is none
+    const MatmulBlock *block; // NULL: no panel
     size_t j;
 } BPanel;
 
@@ -46,7 +46,7 @@ static size_t panel_columns(const MatmulProduct *p, BPanel panel) {
     return size_min(p->kernel->columns, panel.block->n + panel.block->columns - panel.j);
 }
 
-// The memory from which a panel of B is packed, to be prefetched; empty without a block.
+// The memory to prefetch for a panel of B; empty without a block.
 static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     const MatmulBlock *block = panel.block;
     if (!block) return (Ahead){0};
@@ -58,7 +58,7 @@ static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     return ahead;
 }
 
-// Panels [first, end) of the block's rows by one of B. next: the one that this thread packs next.
+// Multiplies panels [first, end) of the block's rows by panel `now` of B. next: this thread's next panel, to prefetch.
 static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, size_t end, BPanel next) {
     const MatmulKernel *kernel = p->kernel;
     const MatmulBlock *block = now.block;
@@ -72,7 +72,7 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
         size_t i = block->i + panel * kernel->rows;
         tiles.ahead.lines = lines * (panel + 1 - first) / all - lines * (panel - first) / all;
         for (size_t row = i + kernel->rows; row < size_min(i + 2 * kernel->rows, p->M) && !p->stream; row++) {
-            const char *c = (const char *)p->c + (row * p->N + now.j) * c_size; // of the next tile
+            const char *c = (const char *)p->c + (row * p->N + now.j) * c_size; // the next tile's rows of C
             __builtin_prefetch(c, 1);
             __builtin_prefetch(c + (kernel->columns - 1) * c_size, 1);
         }
@@ -81,9 +81,9 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
     if (kernel->finish) kernel->finish(&tiles);
 }
 
-// Every thread of a parallel region calls this. The barrier after the packing is the only one: past it, no thread reads
-// the previous block's buffer, which is packed next. Each thread computes the same columns in every block: they may still
-// be in its cache. after: the next block, or NULL.
+// Every thread of a parallel region calls this. after: the next block, or NULL. One barrier, after the packing, is
+// enough: past it no thread reads the previous block's buffer, so the next call may pack there. Each thread computes
+// the same columns in every block: they may still be in its cache.
 static void compute_block(const MatmulProduct *p, const MatmulBlock *block, const MatmulBlock *after, int threads) {
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
@@ -100,13 +100,13 @@ static void compute_block(const MatmulProduct *p, const MatmulBlock *block, cons
         BPanel now = {block, block->n + task % columns * kernel->columns};
         BPanel then = {task + 1 < end ? block : after, block->n + next % columns * kernel->columns};
         MatmulProduct product = *p;
-        if (part || block->i) product.column_sums = NULL; // once is enough
+        if (part || block->i) product.column_sums = NULL; // sum each column once
         compute_columns(&product, now, panels * part / parts, panels * (part + 1) / parts, then);
     }
     if (p->stream) vec_stream_end();
 }
 
-// Columns [j, j + n) of a product of one row, with the same sums as in tiles: over k in ascending order, block by block.
+// Computes columns [j, j + n) of a product of one row. Sums as tiles do: over k in ascending order, block by block.
 static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size_t n) {
     float *c = (float *)p->c + j;
     const float *a = p->a, *all_b = p->b, *all_bias = p->bias;
@@ -120,7 +120,7 @@ static void compute_one_row(const MatmulProduct *p, size_t depth, size_t j, size
     }
 }
 
-// Every thread calls this. block: only its columns and partial sums are set.
+// Every thread calls this. block: the caller has set only `columns` and `partial`.
 static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t depth, Matmul mm, int threads) {
     const size_t columns = block.columns;
     int buffer = 0;
@@ -133,7 +133,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                MatmulBlock after = block; // the next block; only its part of B is set
+                MatmulBlock after = block; // the next block: only its range of B is right
                 bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
                 if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
                 compute_block(p, &block, last ? NULL : &after, threads);
@@ -146,7 +146,7 @@ static void matmul(Matmul mm, MatmulProduct p) {
     const MatmulKernel *kernel = p.kernel = mm.kernel;
     assert(p.M > 0 && p.N > 0 && p.K > 0);
     assert((p.a_row == 1 || p.a_column == 1) && (p.b_column == 1 || (p.b_row == 1 && !p.column_sums)));
-    // As few blocks of k as possible, about equal.
+    // Cut k into as few blocks as possible, of about equal depth.
     size_t depth = round_up(divide_up(p.K, divide_up(p.K, kernel->block_depth)), kernel->depth_unit);
     int threads = 2 * p.M * p.N * p.K < SERIAL_FLOPS ? 1 : mm.threads;
     if (p.M == 1 && p.b_column == 1 && !p.column_sums && kernel->type == DTYPE_FP32) {
@@ -155,8 +155,8 @@ static void matmul(Matmul mm, MatmulProduct p) {
         for (size_t j = 0; j < p.N; j += ROW_COLUMNS) compute_one_row(&p, depth, j, size_min(ROW_COLUMNS, p.N - j));
         return;
     }
-    // Past the caches: a large gradient, written once and in whole cache lines, that would leave the cache before it is
-    // read again.
+    // Write past the caches: a large gradient would leave them before it is read again. Requires that the product
+    // writes each element once, in whole cache lines.
     bool aligned = (uintptr_t)p.c % CACHE_LINE == 0 && p.N % (CACHE_LINE / sizeof(float)) == 0;
     p.stream = VEC_STREAMS && p.c_float && !p.accumulate && p.K <= depth && p.M * p.N >= STREAM_FLOATS && aligned;
     MatmulBlock block = {.columns = p.N, .partial = (float *)((char *)mm.scratch + 2 * (size_t)A_BLOCK_MAX)};

@@ -2,15 +2,15 @@
 #include "cpu/tile.h"
 #include "cpu/value.h"
 
-// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels consist of pairs: elements (k, i) and
-// (k + 1, i) side by side, as one word. B is packed (pairs, 32, 2). A is packed (pairs, 12, 2); for AMX in blocks of 32 k,
-// each (32 rows, 32).
+// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs: elements (k, i) and (k
+// + 1, i) side by side, as one word. B is packed as (pairs, 32, 2), A as (pairs, 12, 2). For AMX A is packed in blocks
+// of 32 k, each (32 rows, 32).
 
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
 enum { BLOCK_DEPTH = 768 };
 
-// Packs a matrix whose k run down its columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. Pads
-// with zeros.
+// Packs a matrix with k down the columns: panel[k / 2][i] = {src[k][i], src[k + 1][i]}, i < count <= width. Pads with
+// zeros.
 VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                    size_t depth, size_t padded) {
     for (size_t k = 0; k < padded; k += 2, panel += width) {
@@ -25,7 +25,7 @@ VECTOR_INLINE void pack_pairs_down(uint32_t *panel, const size_t width, const ui
     }
 }
 
-// Packs a matrix whose k run along its rows: panel[k / 2][i] = {src[i][k], src[i][k + 1]}. width is a multiple of 4.
+// Packs a matrix with k along the rows: panel[k / 2][i] = {src[i][k], src[i][k + 1]}. width is a multiple of 4.
 VECTOR_INLINE void pack_pairs_along(uint32_t *panel, const size_t width, const uint16_t *src, size_t row, size_t count,
                                     size_t depth, size_t padded) {
     size_t blocked = count == width ? depth / 8 * 8 : 0;
@@ -52,14 +52,14 @@ static void amx_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *b
         for (size_t r = 0; r < count && p->a_column == 1; r++)
             memcpy(to + r * STEP, src + r * p->a_row + k, depth * sizeof *to);
         if (p->a_column == 1) continue;
-        uint32_t words[STEP / 2 * AMX_ROWS]; // (pair, row), to become (row, pair)
+        uint32_t words[STEP / 2 * AMX_ROWS]; // (pair, row), then transposed
         pack_pairs_down(words, AMX_ROWS, src + k * p->a_column, p->a_column, count, depth, STEP);
         transpose_rows(to, STEP / 2, words, AMX_ROWS * sizeof *words, AMX_ROWS);
     }
 }
 #endif
 
-// Columns [j, j + count) of B, and their sums.
+// Packs columns [j, j + count) of B, and sums them.
 static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const uint16_t *src = (const uint16_t *)p->b + block->k * p->b_row + j * p->b_column, *packed = panel;
     if (p->b_column == 1) pack_pairs_down(panel, COLUMNS, src, p->b_row, count, block->depth, block->padded);
@@ -75,7 +75,7 @@ static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-// A row of a tile is complete: + bias, and rounded where C is bf16.
+// Stores a complete row of a tile: adds the bias, and rounds if C is bf16.
 VECTOR_INLINE void store_row(const MatmulProduct *p, size_t at, const float *sum, const uint16_t *bias, size_t count) {
     uint16_t *c = (uint16_t *)p->c + at;
     if (p->c_float) memcpy((float *)p->c + at, sum, count * sizeof *sum);
@@ -89,8 +89,8 @@ VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
     for (size_t j = 0; j < count; j++) to[j] += x[j];
 }
 
-// Writes rows [first, end) of a tile to C after the last block of k. Until then the sums so far are in C where it is fp32,
-// else in block->partial.
+// Adds rows [first, end) of a tile to the partial sums: in C if it is fp32, else in block->partial. Writes C after the
+// last block of k.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
     const MatmulProduct *p = tile->product;
@@ -104,7 +104,7 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
         if (p->c_float) partial = (float *)p->c + at;
         if (p->stream && count == COLUMNS) {
             for (size_t k = 0; k < COLUMNS; k += VEC) vec_stream(partial + k, vec_load(sum + k));
-        } else if (count == COLUMNS) { // of constant length
+        } else if (count == COLUMNS) { // a constant length
             if (add) add_floats(sum, partial, COLUMNS);
             if (last) store_row(p, at, sum, bias, COLUMNS);
             else memcpy(partial, sum, COLUMNS * sizeof *sum);
@@ -129,7 +129,7 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
 }
 
 #ifdef BF16_X86
-// Bf16TileBetween's function: writes a part of the last tile. The last call ends it before the present sums are stored.
+// The `between` of Bf16TileBetween: writes a part of the last tile. Its last call comes before the new sums are stored.
 static void write_last_tile(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;
@@ -148,7 +148,7 @@ static void amx_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlo
 #endif
 
 // Bf16Tile in plain C, the oracle of the others. Like VDPBF16PS it adds the products of a pair one after the other. AMX
-// sums even and odd k separately; Arm adds the two products first, and rounds differently (bf16_neon.c).
+// sums even and odd k separately. Arm adds the two products first, and rounds differently (bf16_neon.c).
 void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
     (void)ahead;
     for (size_t i = 0; i < count; i++, c += COLUMNS) {

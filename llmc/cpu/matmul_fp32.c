@@ -3,14 +3,14 @@
 
 // The kernel of fp32: fused multiply-adds on vectors.
 
-// Rows [i, i + count) of A, the block's k.
+// Packs rows [i, i + count) of A, for the block's k.
 static void fp32_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const float *src = (const float *)p->a + i * p->a_row + block->k * p->a_column;
     if (p->a_column == 1) pack_transposed(panel, TILE_ROWS, src, p->a_row, count, block->depth);
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
 
-// Columns [j, j + count) of B, and their sums.
+// Packs columns [j, j + count) of B, and sums them.
 static void fp32_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
     const float *src = (const float *)p->b + block->k * p->b_row + j * p->b_column;
     if (p->b_column == 1) pack_straight(panel, TILE_COLUMNS, src, p->b_row, count, block->depth);
@@ -28,11 +28,11 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
     for (size_t i = 0; i < rows; i++) memcpy(to + i * to_row, from + i * from_row, columns * sizeof *to);
 }
 
-// Longest block of k: panels of A and B, and C's lines, share a first-level cache of 48 KiB, or of 32 on machines with AVX2.
+// Longest block of k: panels of A and B and lines of C fit in a first-level cache of 48 KiB, or 32 KiB with AVX2.
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
-// The tile of C at (i, j) from a packed panel of A and one of B. A tile at an edge of C is computed in a copy.
+// Computes the tile of C at (i, j) from a packed panel of A and one of B. At an edge of C it works on a copy.
 static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                       const void *b, size_t i, size_t j) {
     size_t rows = size_min(TILE_ROWS, p->M - i), columns = size_min(TILE_COLUMNS, block->n + block->columns - j);

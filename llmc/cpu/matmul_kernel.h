@@ -1,11 +1,11 @@
-// matmul_kernel: the interface of matmul.c to its kernels, which pack panels of A and B and multiply two of them.
+// matmul_kernel: the interface between matmul.c and its kernels. A kernel packs panels of A and B and multiplies two.
 #pragma once
 
 #include "cpu/bf16_tiles.h"
 #include "cpu/matmul.h"
 
-// C (M,N) = A B, or += with accumulate. Element (i, k) of A is a[i * a_row + k * a_column], element (k, j) of B is
-// b[k * b_row + j * b_column]. One of an operand's two strides is 1.
+// C (M,N) = A B; accumulate: C += A B. Element (i, k) of A is a[i * a_row + k * a_column], element (k, j) of B is
+// b[k * b_row + j * b_column]. Each operand has one stride of 1.
 typedef struct {
     const MatmulKernel *kernel;
     size_t M, N, K;
@@ -15,32 +15,32 @@ typedef struct {
     size_t b_row, b_column;
     void *c;
     const void *bias;   // (N), added to every row; or NULL
-    float *column_sums; // (N), of B over k; or NULL. b_column must then be 1
+    float *column_sums; // (N), sums of B over k, which need b_column 1; or NULL
     bool accumulate;    // for column_sums too
-    bool c_float;       // C is fp32 whatever the values are
+    bool c_float;       // C is fp32, whatever the type of the values
     bool stream;        // C is written past the caches
 } MatmulProduct;
 
 typedef struct {
     size_t n, columns; // of B and C: [n, n + columns)
     size_t k, depth;   // of A and B: [k, k + depth)
-    size_t padded;     // depth, with the zeros that fill the kernel's last step
+    size_t padded;     // depth and the zeros that fill the kernel's last step
     size_t i, rows;    // of A and C: [i, i + rows)
-    char *panels;      // A packed
-    float *partial;    // (M, columns) sums over the blocks of k so far, where C cannot hold them
+    char *panels;      // the packed rows of A
+    float *partial;    // (M, columns) sums over earlier blocks of k, if C cannot hold them
 } MatmulBlock;
 
-// A tile whose sums are complete, but not written yet.
+// A tile that is computed, but not written yet.
 typedef struct {
     const MatmulProduct *product;
     const MatmulBlock *block;
     size_t i, j, rows; // rows 0: no tile
 } MatmulTile;
 
-// A thread's tiles of one panel of B, one after the other.
+// A thread's state while it computes the tiles of one panel of B, one after the other.
 typedef struct {
     Ahead ahead;     // the present tile's share
-    MatmulTile last; // AMX: the tile that is written while the next one is computed
+    MatmulTile last; // AMX: the tile before, written while the next one is computed
     float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // bf16
 } MatmulTiles;
 
@@ -50,21 +50,21 @@ struct MatmulKernel {
     const char *name;
     Dtype type;
     size_t rows, columns;           // of a tile of C
-    size_t step;                    // of k: panels are padded with zeros to a multiple
-    size_t block_depth, depth_unit; // length of a block of k: at most, a multiple of
+    size_t step;                    // panels are padded with zeros to a multiple of this, in k
+    size_t block_depth, depth_unit; // a block of k: its largest length; its length is a multiple of depth_unit
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
                    size_t count); // rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,
                    size_t count); // columns [j, j + count) of B
     void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j);        // C's tile at (i, j)
-    void (*finish)(MatmulTiles *); // writes the last tile; NULL: every tile is written at once
-    Bf16Tile *bf16_tile;           // bf16 alone
-    Bf16TileBetween *bf16_between; // AMX alone
+    void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
+    Bf16Tile *bf16_tile;           // for bf16
+    Bf16TileBetween *bf16_between; // for AMX
     bool (*available)(void);       // true if this machine has the instructions; NULL: always
 };
 
-// bf16: the kernels of this architecture, the fastest first. The last is plain C, an oracle for tests.
+// The bf16 kernels of this architecture, fastest first. The last is plain C, an oracle for tests.
 #if defined(BF16_X86)
 enum { MATMUL_BF16_KERNELS = 3 };
 #elif defined(__aarch64__)

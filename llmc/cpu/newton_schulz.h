@@ -6,5 +6,5 @@
 // Floats of scratch for matrices of at most `count` elements whose shorter side is at most `side`.
 size_t newton_schulz_scratch(size_t count, size_t side);
 
-// Returns NewtonSchulz(x) of x (rows, columns), in place or in scratch; overwrites x. mm: of fp32.
+// Returns NewtonSchulz(x) of x (rows, columns). The result lies in x or in scratch; x is overwritten. mm: fp32's.
 const float *newton_schulz(Matmul mm, float *x, float *scratch, size_t rows, size_t columns);

@@ -1,8 +1,8 @@
 // tile: the innermost loop of every matrix product on the CPU.
 //
-// A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs: each step loads one row of B (as
-// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The shape
-// is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), 12 of 16.
+// A tile of the result, TILE_ROWS x TILE_COLUMNS, stays in registers while k runs. Each step loads one row of B (as
+// TILE_VECS vectors), broadcasts TILE_ROWS elements of A and does TILE_ROWS x TILE_VECS fused multiply-adds. The tile
+// is the largest that leaves registers for B and one broadcast: 24 of 32 vector registers (AVX-512, NEON), or 12 of 16.
 #pragma once
 
 #include "cpu/vector_math.h"
@@ -18,12 +18,12 @@ enum { TILE_VECS = 2, TILE_COLUMNS = TILE_VECS * VEC };
 
 typedef struct {
     Vec v[TILE_ROWS][TILE_VECS];
-} Tile; // the first `rows` rows are in use; always held in registers
+} Tile; // held in registers; the first `rows` rows are in use
 
-// Adds the product of a column of A, whose elements are a_row apart, and a row of B.
+// Adds the product of a column of A and a row of B. The column's elements lie a_row apart.
 VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t a_row, Vec b0, Vec b1) {
 #ifdef __aarch64__
-    if (__builtin_constant_p(a_row) && a_row == 1) { // four elements a load: fmla reads one of a vector
+    if (__builtin_constant_p(a_row) && a_row == 1) { // load four elements: fmla picks one from a vector
 #    pragma GCC unroll 12
         for (int i = 0; i < rows; i++) {
             Vec four = vec_load(a + i / 4 * 4);
@@ -43,8 +43,8 @@ VECTOR_INLINE void tile_add_step(const int rows, Tile *t, const float *a, size_t
     }
 }
 
-// Adds to t the products over k < K, in ascending order, of A (rows, K) B (K, TILE_COLUMNS). Element (i, k) of A lies at
-// a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant where this is inlined.
+// Adds A (rows, K) times B (K, TILE_COLUMNS) to t, over k in ascending order. Element (i, k) of A lies at
+// a[i * a_row + k * a_k], row k of B at b + k * b_k. `rows` must be a constant.
 VECTOR_INLINE void tile_add_product(const int rows, Tile *t, size_t K, const float *a, size_t a_row, size_t a_k,
                                     const float *b, size_t b_k) {
 #ifdef __x86_64__ // on Arm the loads of four steps would need t's registers
@@ -70,7 +70,7 @@ VECTOR_INLINE Tile tile_product(const int rows, size_t K, const float *a, size_t
     return t;
 }
 
-// Runs `body` with the constant ROWS, the least that covers `rows` (1 to TILE_ROWS): TILE_ROWS, 2/3 or 1/3 of it.
+// Runs `body` with a constant ROWS >= rows (1 to TILE_ROWS): the smallest of TILE_ROWS, 2/3 and 1/3 of it.
 #define TILE_DISPATCH(rows, body)                                                                                      \
     do {                                                                                                               \
         if ((rows) > 2 * TILE_ROW_STEP) {                                                                              \
@@ -91,7 +91,7 @@ VECTOR_INLINE void tile_add_row(const int rows, Tile *t, Vec row0, Vec row1) {
     for (int i = 0; i < rows; i++) t->v[i][0] += row0, t->v[i][1] += row1;
 }
 
-// C (rows, TILE_COLUMNS) = t, or += t; rows of C are c_row floats apart.
+// C (rows, TILE_COLUMNS) = t; add: C += t. Rows of C lie c_row floats apart.
 VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile *t, bool add) {
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++, c += c_row) {
@@ -102,7 +102,7 @@ VECTOR_INLINE void tile_write(const int rows, float *c, size_t c_row, const Tile
     }
 }
 
-// C (rows, TILE_COLUMNS) = t, past the caches.
+// C (rows, TILE_COLUMNS) = t, written past the caches.
 VECTOR_INLINE void tile_stream(const int rows, float *c, size_t c_row, const Tile *t) {
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++, c += c_row) {
@@ -111,7 +111,8 @@ VECTOR_INLINE void tile_stream(const int rows, float *c, size_t c_row, const Til
     }
 }
 
-// Packing. A panel is (K, width): for each k, `width` neighbouring rows of A or columns of B, zeros after the last.
+// Packing. A panel is (K, width): for each k the elements of `width` neighbouring rows of A, or columns of B. Zeros
+// fill it up.
 
 typedef uint32_t Words4 __attribute__((vector_size(16), may_alias, aligned(2))); // floats, or pairs of bf16
 #ifdef __clang__
@@ -124,7 +125,7 @@ typedef int32_t Int4 __attribute__((vector_size(16)));
 VECTOR_INLINE Words4 words_load(const void *src) { return *(const Words4 *)src; }
 VECTOR_INLINE void words_store(void *to, size_t i, Words4 v) { *(Words4 *)((uint32_t *)to + i) = v; }
 
-// Word k * width + i of panel = word k of row i, for i < 4, k < 4. Rows of src are row_bytes apart.
+// Transposes 4 rows of 4 words: word k * width + i of panel = word k of row i. Rows of src lie row_bytes apart.
 VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, size_t row_bytes) {
     const char *row = src;
     Words4 r0 = words_load(row), r1 = words_load(row + row_bytes);
@@ -177,7 +178,7 @@ VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, si
     }
 }
 #elif defined(__AVX2__)
-// Transposes 8 rows of 4 words. With fewer rows it still writes 8 words: those after the first `rows` are arbitrary.
+// Transposes `rows` <= 8 rows of 4 words. Always writes 8 words: those after the first `rows` are arbitrary.
 VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, const void *src, size_t row_bytes) {
     uint32_t *to = panel;
     __m256i r[4];
@@ -195,7 +196,7 @@ VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, c
 }
 #endif
 
-// panel (words, width) = the transposed `width` rows of src. words, and with AVX-512 width: multiples of 4.
+// panel (words, width) = `width` rows of src, transposed. words is a multiple of 4, and so is width with AVX-512.
 VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
     size_t i = 0, k = 0;
 #ifdef __AVX512F__
@@ -212,18 +213,18 @@ VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *s
         for (size_t w = 0; w < words; w += 4)
             transpose_8x4(8, (uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
                           row_bytes);
-    for (; width == 6 && k + 4 < words; k += 4) // the next words overwrite the two arbitrary ones
+    for (; width == 6 && k + 4 < words; k += 4) // the next call overwrites the two arbitrary words
         transpose_8x4(6, (uint32_t *)panel + k * width, width, (const char *)src + 4 * k, row_bytes);
 #endif
     for (; k < words; k += 4)
         for (size_t at = i; at < width; at += 4) {
-            size_t i4 = at + 4 <= width ? at : width - 4; // the last four may overlap the four before: width 6
+            size_t i4 = at + 4 <= width ? at : width - 4; // width 6: the last four overlap the first
             transpose_4x4((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
                           row_bytes);
         }
 }
 
-// From a matrix whose k run along its rows: panel[k * width + i] = src[i * row + k], i < count <= width.
+// Packs a matrix with k along the rows: panel[k * width + i] = src[i * row + k], i < count <= width.
 VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                    size_t K) {
     size_t blocked_k = count == width ? K / 4 * 4 : 0;
@@ -232,13 +233,13 @@ VECTOR_INLINE void pack_transposed(float *panel, const size_t width, const float
         for (size_t i = 0; i < width; i++) panel[k * width + i] = i < count ? src[i * row + k] : 0;
 }
 
-// From a matrix whose k run down its columns: panel[k * width + i] = src[k * row + i], i < count <= width.
+// Packs a matrix with k down the columns: panel[k * width + i] = src[k * row + i], i < count <= width.
 VECTOR_INLINE void pack_straight(float *panel, const size_t width, const float *src, size_t row, size_t count,
                                  size_t K) {
     for (size_t k = 0; k < K; k++, panel += width, src += row) {
         if (count == width && width % VEC == 0)
             for (size_t i = 0; i < width; i += VEC) vec_store(panel + i, vec_load(src + i));
-        else if (count == width) memcpy(panel, src, width * sizeof *panel); // of constant length
+        else if (count == width) memcpy(panel, src, width * sizeof *panel); // a constant length
         else {
             memcpy(panel, src, count * sizeof *panel);
             memset(panel + count, 0, (width - count) * sizeof *panel);

@@ -1,8 +1,9 @@
-// value: the type of the CPU engine's weights and activations in memory: fp32, or bf16, the upper half of an fp32. Kernels
-// load values as floats, compute in fp32, and round once, to nearest even, when they store: the CUDA engine's rule.
+// value: an element of the CPU engine's weights and activations in memory: fp32, or bf16, the upper half of an fp32.
+// Kernels load values as floats, compute in fp32, and round once, to nearest even, when they store, as the CUDA engine
+// does.
 //
-// Arrays of values are passed as void pointers with their type; an index counts elements. BY_TYPE compiles a function for
-// each type, so that the type is a constant in its loops.
+// Functions receive arrays of values as void pointers with a type; an index counts elements. BY_TYPE compiles a
+// function for each type, so the type is a constant in its loops.
 #pragma once
 
 #include "base/float16.h"
@@ -43,7 +44,7 @@ VECTOR_INLINE Bf16Vec bf16_round(Vec v) {
     return __builtin_convertvector((VecBits)vec_select(v == v, (Vec)rounded, (Vec)quiet) >> 16, Bf16Vec);
 }
 
-// VEC values from element i on.
+// Load and store VEC values from element i on.
 VECTOR_INLINE Vec value_load(const void *p, size_t i, const Dtype type) {
     if (type == DTYPE_BF16) return bf16_widen(*(const Bf16Vec *)((const uint16_t *)p + i));
     return vec_load((const float *)p + i);
@@ -53,7 +54,7 @@ VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
     else vec_store((float *)p + i, v);
 }
 
-// The first n < VEC values from element i on, then zeros.
+// Load and store n < VEC values from element i on. The loaded vector ends in zeros.
 VECTOR_INLINE Vec value_load_part(const void *p, size_t i, size_t n, const Dtype type) {
     if (type == DTYPE_FP32) return vec_load_part((const float *)p + i, n);
     Bf16Vec v = {0};

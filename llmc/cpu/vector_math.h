@@ -1,7 +1,7 @@
 // vector_math: the widest float vector of the machine, with exp and GELU.
 //
-// Written with the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else.
-// The kernels need -ffp-contract=fast (the default of GCC alone): a * b + c in one instruction.
+// It uses the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else. The
+// kernels need -ffp-contract=fast (the default of GCC alone), which compiles a * b + c to one instruction.
 #pragma once
 
 #include "math/gelu.h"
@@ -31,8 +31,8 @@ typedef uint32_t VecBits __attribute__((vector_size(VEC * 4), may_alias));
 VECTOR_INLINE Vec vec_load(const float *p) { return *(const VecUnaligned *)p; }
 VECTOR_INLINE void vec_store(float *p, Vec v) { *(VecUnaligned *)p = v; }
 
-// vec_stream stores past the caches; p is aligned to a vector, and the whole cache line is written at once. vec_stream_end
-// must come before any thread reads what was written.
+// vec_stream stores past the caches. p must be aligned to a vector, and the caller must write the whole cache line at
+// once. vec_stream_end must come before any thread reads the result.
 #ifdef __AVX2__
 enum { VEC_STREAMS = 1 };
 #    ifdef __AVX512F__
@@ -72,7 +72,7 @@ VECTOR_INLINE float vec_sum(Vec v) {
     return sum;
 }
 
-// The first n < VEC floats, then zeros.
+// Load and store n < VEC floats. The loaded vector ends in zeros.
 VECTOR_INLINE Vec vec_load_part(const float *p, size_t n) {
     Vec v = {0};
     memcpy(&v, p, n * sizeof *p);
@@ -85,17 +85,17 @@ VECTOR_INLINE void vec_store_part(float *p, Vec v, size_t n) { memcpy(p, &v, n *
 VECTOR_INLINE Vec vec_exp(Vec x) {
     const float log2e = 0x1.715476p+0f;
     const float ln2_high = 0x1.62ep-1f, ln2_low = 0x1.0bfbe8p-15f; // n ln2_high is exact: 13 bits and |n| <= 2^7
-    const float shift = 0x1.8p+23f; // adding it rounds to an integer, which then stands in the low bits
+    const float shift = 0x1.8p+23f;                                // adding it rounds to an integer, in the low bits
     Vec biased = x * log2e + shift, n = biased - shift;
     Vec r = x - n * ln2_high - n * ln2_low;
-    // exp(r) = 1 + r + r^2 p(r), p a minimax fit on |r| <= ln2/2
+    // exp(r) = 1 + r + r^2 p(r); p is a minimax fit on |r| <= ln2/2
     Vec p = r * 0x1.6850e4p-10f + 0x1.123bccp-7f;
     p = p * r + 0x1.555b98p-5f;
     p = p * r + 0x1.55548ep-3f;
     p = p * r + 0x1.fffff8p-2f;
     Vec exp_r = (p * r) * r + r + 1.0f;
-    // 2^n in two halves, so that n = 128 does not overflow before the product does. Unsigned: far outside the range n
-    // is any integer, and the selects below discard its result.
+    // Multiply by 2^n in two halves: 2^128 alone would overflow. n is unsigned: far outside the range it is any
+    // integer, and the selects below discard the result.
     VecBits n_bits = (VecBits)biased - (VecBits)vec_set(shift), half = (VecBits)((VecInt)n_bits >> 1);
     Vec result = exp_r * (Vec)((half + 127) << 23) * (Vec)((n_bits - half + 127) << 23);
     result = vec_select(x < -87.33654f, (Vec){0}, result);
@@ -104,8 +104,8 @@ VECTOR_INLINE Vec vec_exp(Vec x) {
 
 VECTOR_INLINE Vec vec_abs(Vec x) { return (Vec)((VecInt)x & INT32_MAX); }
 
-// GELU is x s, s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for x < 0:
-// no overflow, no cancellation.
+// GELU is x s with s = sigmoid(2u) (math/gelu.h). With t = exp(-|2u|) and r = 1/(1 + t), s is r for x >= 0 and t r for
+// x < 0. So nothing overflows or cancels.
 VECTOR_INLINE Vec vec_gelu(Vec x) {
     Vec t = vec_exp(-GELU_SCALE * vec_abs(x) * (1.0f + GELU_CUBIC * x * x));
     return x * vec_select(x < 0.0f, t, vec_set(1)) / (1.0f + t);
