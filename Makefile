@@ -147,7 +147,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags | $(BUILD)/headers
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-demo: ## train a small GPT-2 on this machine's own C headers, two minutes; TEXT=path for your own text
+demo: ## train a small GPT-2 on this machine's own C headers, one to four minutes; TEXT=path for your own text
 	@scripts/deps.sh demo
 	@[ -x train_gpt2 -a -x data/tokenize ] || echo "== compiling train_gpt2 and data/tokenize (half a minute)"
 	@$(MAKE) --no-print-directory -s -j2 train_gpt2 data/tokenize

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo: trains a GPT-2 of one million parameters in about two minutes on the C headers under /usr/include, which every
+# The demo: trains a GPT-2 of one million parameters in one to four minutes on the C headers under /usr/include, which every
 # machine that can build it has: the first 8 MB in the order of their paths, of which training sees a quarter.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
 # The same command resumes a run that was stopped; a run on another text is moved aside. It writes under build/demo/ only.

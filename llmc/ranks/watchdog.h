@@ -29,7 +29,7 @@ typedef struct {
     int here;                   // ranks on this machine, as the launcher says; 0: unknown
     const char *host;           // this machine's name, or "" if there is one machine. Outlives the watchdog
     WatchdogEntry *board;       // (ranks); each rank of this machine writes its own line; may be NULL
-    double deadline;            // seconds in PHASE_STEP; three times as long for a checkpoint, six times for set-up
+    double deadline;            // seconds in PHASE_STEP; three times as long for a piece of a save, six times for set-up
     void (*end)(int code);      // ends the whole job; does not return
     const Launchers *launchers; // outlives the watchdog
 } WatchdogConfig;
