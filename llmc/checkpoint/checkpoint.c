@@ -56,15 +56,14 @@ static const struct {
     {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
 
-static bool has_word(const char *words, const char *word) {
-    const char *at = strstr(words, word);
-    size_t length = strlen(word);
-    return at && length && (at == words || at[-1] == ' ') && (at[length] == ' ' || !at[length]);
-}
-
-static bool config_field_fits(const cJSON *item, const char *text, double number) {
-    if (!item || cJSON_IsNull(item)) return true; // transformers' default is the value that we need
-    if (text) return cJSON_IsString(item) && has_word(text, item->valuestring);
+// True if a field is missing, or has its only value. transformers' default is that value.
+static bool config_field_fits(const cJSON *item, const char *words, double number) {
+    if (!item || cJSON_IsNull(item)) return true;
+    if (words) {
+        const char *word = cJSON_GetStringValue(item), *at = word ? strstr(words, word) : NULL;
+        size_t length = at ? strlen(word) : 0;
+        return length && (at == words || at[-1] == ' ') && (at[length] == ' ' || !at[length]);
+    }
     double value = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item) ? 1 : cJSON_IsFalse(item) ? 0 : -1;
     return value > number * (1 - 1e-6) - 1e-12 && value < number * (1 + 1e-6) + 1e-12;
 }
@@ -163,12 +162,6 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
     return 0;
 }
 
-static bool files_have(const ModelFiles *files, const char *name) {
-    for (int i = 0; i < files->count; i++)
-        if (strcmp(path_name(files->reader[i].path), name) == 0) return true;
-    return false;
-}
-
 // {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
 static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
     const size_t most_bytes = 1 << 26;
@@ -184,7 +177,10 @@ static int files_open_indexed(ModelFiles *files, const char *directory, const ch
         if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
             TRY_GOTO(
                 FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s is not in a file of this directory", path, item->string));
-        if (!files_have(files, item->valuestring)) TRY_GOTO(files_add(files, directory, item->valuestring, e));
+        bool open = false;
+        for (int i = 0; i < files->count && !open; i++)
+            open = strcmp(path_name(files->reader[i].path), item->valuestring) == 0;
+        if (!open) TRY_GOTO(files_add(files, directory, item->valuestring, e));
     }
 done:
     json_free(&index);
@@ -217,7 +213,7 @@ static void files_close(ModelFiles *files) {
     memory_free(files->reader);
 }
 
-// What may precede a tensor's name: of torch.compile, of DistributedDataParallel, and of GPT2LMHeadModel.
+// Prefixes of tensor names, from torch.compile, DistributedDataParallel and GPT2LMHeadModel.
 static const char *const prefixes[] = {
     "transformer.",        "",        "_orig_mod.transformer.",        "_orig_mod.",
     "module.transformer.", "module.", "module._orig_mod.transformer.", "module._orig_mod.",
@@ -245,7 +241,7 @@ static bool is_known(const Model *model, const char *name) {
     return path_ends(name, ".attn.bias") || path_ends(name, ".attn.masked_bias") || path_ends(name, "_head.weight");
 }
 
-// Where in the file a tensor's data begins.
+// Returns the byte of the file at which a tensor's data begins.
 static unsigned long long data_byte(const SafetensorsEntry *entry) { return entry->reader->data_offset + entry->begin; }
 
 static int check_tensor(const ModelFiles *files, const char *directory, const Tensor *t, Error *e) {

@@ -34,8 +34,8 @@ typedef struct {
 // tokenizer's end of text (-1: none), or GPT-2's for a vocabulary of GPT-2's size.
 TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
 
-// Compares a checkpoint's files, without `moments` except the optimizer's, with its manifest. ERR_INPUT names the file that differs. A
-// path without a manifest passes.
+// Compares a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names the file that
+// differs. A path without a manifest passes.
 int checkpoint_verify_model(const char *path, bool moments, Error *e);
 
 // Identifies a model without reading all of it: hashes the names, the sizes and a sample of its weights' files.

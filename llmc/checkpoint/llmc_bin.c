@@ -88,27 +88,16 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     return code;
 }
 
-// The next `count` values as floats.
-static int bin_values(Bin *bin, float *out, size_t count, Error *e) {
-    if (bin->value_bytes == sizeof *out) return bin_read(bin, out, count * sizeof *out, e);
-    TRY(bin_read(bin, half_place(out, count), count * sizeof(uint16_t), e));
-    half_widen(out, count, true);
-    return 0;
-}
-
-// (columns, rows) -> (rows, columns)
-static void transpose(const float *in, float *out, size_t rows, size_t columns) {
-    for (size_t r = 0; r < rows; r++)
-        for (size_t c = 0; c < columns; c++) out[r * columns + c] = in[c * rows + r];
-}
-
-// buffer: (2, largest tensor)
+// Reads the next tensor, transposes a block's matrix, and hands it to `load`. buffer: (2, largest tensor)
 static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, RangeWriter load, void *context,
                            Error *e) {
-    TRY(bin_values(bin, buffer, t->count, e));
-    if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * t->columns * bin->value_bytes;
-    bool transposed = t->layer >= 0 && t->dimensions == 2;
-    if (transposed) transpose(buffer, buffer + half, t->rows, t->columns);
+    const size_t rows = t->rows, columns = t->columns, bytes = bin->value_bytes;
+    const bool bf16 = bytes == sizeof(uint16_t), transposed = t->layer >= 0 && t->dimensions == 2;
+    TRY(bin_read(bin, bf16 ? (void *)half_place(buffer, t->count) : buffer, t->count * bytes, e));
+    if (bf16) half_widen(buffer, t->count, true);
+    if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * columns * bytes;
+    for (size_t r = 0; r < rows && transposed; r++)
+        for (size_t c = 0; c < columns; c++) buffer[half + r * columns + c] = buffer[c * rows + r];
     return load(context, tensor_range(t), transposed ? buffer + half : buffer, e);
 }
 

@@ -42,12 +42,6 @@ static bool json_integer(const cJSON *item, uint64_t *out) {
     return whole;
 }
 
-static bool type_find(const char *name, SafetensorsType *out) {
-    for (*out = 0; *out < SAFETENSORS_TYPE_COUNT; ++*out)
-        if (strcmp(types[*out].name, name) == 0) return true;
-    return false;
-}
-
 // Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
 static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
@@ -76,15 +70,16 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, Error *e
                 entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
-// There are three fields and all three names are found, so no field is there twice.
+// Three fields with all three names: none can be there twice.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");
     if (!cJSON_IsObject(json) || !type || !shape || !offsets || cJSON_GetArraySize(json) != 3)
         return FAIL(e, ERR_INPUT, damaged, "not exactly dtype, shape and data_offsets");
-    if (!cJSON_IsString(type) || !type_find(type->valuestring, &entry->type))
-        return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s",
-                    cJSON_IsString(type) ? type->valuestring : "(not a string)");
+    const char *name = cJSON_IsString(type) ? type->valuestring : "(not a string)";
+    entry->type = 0;
+    while (entry->type < SAFETENSORS_TYPE_COUNT && strcmp(types[entry->type].name, name) != 0) entry->type++;
+    if (entry->type == SAFETENSORS_TYPE_COUNT) return FAIL(e, ERR_INPUT, convert, "unknown dtype %.40s", name);
     TRY(shape_parse(entry, shape, e));
     return offsets_parse(entry, offsets, e);
 }
@@ -149,20 +144,6 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-// Takes over the text of the header, which a NUL follows.
-static int header_parse(SafetensorsReader *reader, char *text, size_t bytes, Error *e) {
-    size_t valid = utf8_invalid_at(text, strlen(text));
-    bool object = text[0] == '{';
-    if (valid == bytes && object)
-        return json_parse_text(&reader->header, text, bytes, PREFIX_BYTES, reader->path, damaged, e);
-    memory_free(text);
-    if (valid < bytes)
-        return FAIL(e, ERR_INPUT, damaged, "%s: the header is not UTF-8 at byte %zu", reader->path,
-                    PREFIX_BYTES + valid);
-    return FAIL(e, ERR_INPUT, "is this a safetensors file?", "%s: the header at byte %d is not JSON", reader->path,
-                PREFIX_BYTES);
-}
-
 static int header_read(SafetensorsReader *reader, uint64_t file_bytes, Error *e) {
     uint64_t bytes;
     char *text;
@@ -174,9 +155,17 @@ static int header_read(SafetensorsReader *reader, uint64_t file_bytes, Error *e)
                     reader->path, bytes, file_bytes, MAX_HEADER);
     reader->data_offset = PREFIX_BYTES + bytes;
     TRY(memory_alloc_zero((void **)&text, bytes + 1, reader->path, e));
-    if (file_read_range(reader->fd, reader->path, PREFIX_BYTES, text, bytes, e)) return memory_free(text), e->code;
-    TRY(header_parse(reader, text, bytes, e));
-    int code = entries_parse(reader, file_bytes - reader->data_offset, e);
+    int code = file_read_range(reader->fd, reader->path, PREFIX_BYTES, text, bytes, e);
+    size_t valid = code ? 0 : utf8_invalid_at(text, strlen(text));
+    if (!code && valid < bytes)
+        code =
+            FAIL(e, ERR_INPUT, damaged, "%s: the header is not UTF-8 at byte %zu", reader->path, PREFIX_BYTES + valid);
+    else if (!code && text[0] != '{')
+        code = FAIL(e, ERR_INPUT, "is this a safetensors file?", "%s: the header at byte %d is not JSON", reader->path,
+                    PREFIX_BYTES);
+    if (code) return memory_free(text), code;
+    TRY(json_parse_text(&reader->header, text, bytes, PREFIX_BYTES, reader->path, damaged, e)); // takes over text
+    code = entries_parse(reader, file_bytes - reader->data_offset, e);
     return code == ERR_INPUT ? error_prefix(e, "%s", reader->path) : code;
 }
 

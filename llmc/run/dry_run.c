@@ -3,33 +3,14 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Shortens the path to its longest existing part, whose disk the run directory will be on.
-static void existing_part(char *path) {
-    while (!directory_exists(path)) {
-        char *slash = strrchr(path, '/');
-        if (!slash) strcpy(path, ".");
-        else if (slash == path) path[1] = 0;
-        else *slash = 0;
-    }
-}
-
-// Sets what rank 0 of `ranks` planned ranks keeps, or with Muon the rank that keeps most. No rank is started.
-static int plan_ownership(Setup *setup, const Position *position, int ranks, Error *e) {
-    Comm comm = {.ranks = ranks, .local_ranks = 1};
-    if (setup->options.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
-    TRY(setup_shards(setup, position, &comm, e));
-    setup->parallel.comm = NULL; // comm is local
-    return 0;
-}
-
-// Rows of a validation; 0: none.
+// Returns the rows of a validation; 0: none.
 static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
     int64_t rows = (o->val_tokens + T - 1) / T;
     if (!o->val[0]) return 0;
     return val && (int64_t)dataset_describe(val).windows < rows ? (int64_t)dataset_describe(val).windows : rows;
 }
 
-// The device of the plan; and the default of --gns there.
+// Finds the device of the plan, and the default of --gns there.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
     DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
@@ -59,9 +40,19 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
-    TRY(plan_ownership(setup, &r->position, ranks, e));
+    // The share of rank 0 among the planned ranks, none of which is started; with Muon that of the rank that keeps most.
+    Comm comm = {.ranks = ranks, .local_ranks = 1};
+    if (o->optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
+    TRY(setup_shards(setup, &r->position, &comm, e));
+    setup->parallel.comm = NULL; // comm is local
+
+    // The longest existing part of --out lies on the disk of the run directory.
     snprintf(disk, sizeof disk, "%s", o->out);
-    existing_part(disk);
+    while (!directory_exists(disk)) {
+        char *slash = strrchr(disk, '/');
+        if (!slash) strcpy(disk, ".");
+        else slash[slash == disk] = 0;
+    }
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     bool copies = saves_in_background(setup, &r->position);
     Plan plan = {

@@ -16,7 +16,7 @@ static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, 
     return 0;
 }
 
-// Bytes of the text of a row's targets; <|endoftext|> has none.
+// Counts the bytes of text that a row's targets decode to; <|endoftext|> counts 0.
 static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
     double sum = 0;
     for (int t = 1; t <= T; t++) {
@@ -61,7 +61,7 @@ int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progre
 
 // ---- HellaSwag ------------------------------------------------------------------------------------------------------
 
-// The sums of losses of this rank's rows, at their places in sum (rows).
+// Sums the losses of this rank's rows into their places in sum (rows).
 static int sum_endings(Setup *setup, const RunData *data, RankRows mine, Progress *progress, double *sum, Error *e) {
     int width = hellaswag_describe(data->hellaswag).width, rows = hellaswag_describe(data->hellaswag).rows;
     int first = (int)mine.first, end = (int)(mine.first + mine.count), n;
@@ -125,7 +125,7 @@ static int print_loss(Setup *setup, const RunData *data, Progress *progress, Err
     return 0;
 }
 
-// The fraction of yes among n answers, with its standard error where that is known.
+// Prints the fraction of yes among n answers, with its standard error if n > 1.
 static void print_fraction(const char *name, int yes, int n, const char *note) {
     double fraction = (double)yes / n;
     printf("  %-11s %10.6f", name, fraction);
@@ -133,32 +133,27 @@ static void print_fraction(const char *name, int yes, int n, const char *note) {
     printf("%s\n", note);
 }
 
-static int print_hellaswag(Setup *setup, const RunData *data, Progress *progress, Error *e) {
+int evaluate_model(Run *r, Error *e) {
+    Setup *setup = &r->setup;
     HellaSwagScore score;
-    TRY(evaluate_hellaswag(setup, data, progress, &score, e));
+    TRY(setup_device(setup, e));
+    int code = setup_data(r, e);
+    if (!code) code = setup_rows(setup, &r->data, e);
+    if (!code) code = setup_engine(r, e);
+    TRY(comm_agree(setup->comm, code, e));
+    TRY(setup_same_data(r, e));
+    comm_phase(setup->comm, PHASE_STEP, 0);
+    if (is_rank0(setup)) {
+        printf("--model %s\n", setup->options.model);
+        TRY(print_setup(r, e));
+    }
+    progress_run(&r->output.progress, setup->engine, setup->shape.seq_len, 0, 0, 0);
+    if (r->data.val) TRY(print_loss(setup, &r->data, &r->output.progress, e));
+    if (!r->data.hellaswag) return 0;
+    TRY(evaluate_hellaswag(setup, &r->data, &r->output.progress, &score, e));
     if (!is_rank0(setup)) return 0;
     print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
     print_fraction("acc", score.correct, score.questions, "");
     print_fraction("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;
-}
-
-static int setup_evaluation(Run *r, Error *e) {
-    TRY(setup_data(r, e));
-    TRY(setup_rows(&r->setup, &r->data, e));
-    return setup_engine(r, e);
-}
-
-int evaluate_model(Run *r, Error *e) {
-    TRY(setup_device(&r->setup, e));
-    TRY(comm_agree(r->setup.comm, setup_evaluation(r, e), e));
-    TRY(setup_same_data(r, e));
-    comm_phase(r->setup.comm, PHASE_STEP, 0);
-    if (is_rank0(&r->setup)) {
-        printf("--model %s\n", r->setup.options.model);
-        TRY(print_setup(r, e));
-    }
-    progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, 0, 0, 0);
-    if (r->data.val) TRY(print_loss(&r->setup, &r->data, &r->output.progress, e));
-    return r->data.hellaswag ? print_hellaswag(&r->setup, &r->data, &r->output.progress, e) : 0;
 }

@@ -37,7 +37,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
-// Where the run stood, and whether the checkpoint of --keep-best is in the same directory.
+// Prints where the run stood, and whether the checkpoint of --keep-best is in the same directory.
 static int inspect_state(const char *directory, FILE *out, Error *e) {
     RunSummary s;
     char name[64], best[ARCHIVE_PATH];
@@ -102,11 +102,6 @@ static int inspect_shards(const char *pattern, FILE *out, Error *e) {
     return code;
 }
 
-static bool is_safetensors(const char *name) {
-    const char *dot = strrchr(name, '.');
-    return dot && strcmp(dot, ".safetensors") == 0;
-}
-
 static int inspect_tensors(const char *path, FILE *out, Error *e) {
     SafetensorsReader reader;
     TRY(safetensors_open(&reader, path, e));
@@ -134,12 +129,12 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
             code = manifest_verify(&manifest, directory, listed, VERIFY_DISK, e);
         manifest_free(&manifest);
         if (code) return code;
-        if (is_safetensors(name)) TRY(inspect_tensors(path, out, e));
+        if (path_ends(name, ".safetensors")) TRY(inspect_tensors(path, out, e));
         fprintf(out, "%s: undamaged\n", path);
         return 0;
     }
     if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    if (is_safetensors(name)) return inspect_tensors(path, out, e);
+    if (path_ends(name, ".safetensors")) return inspect_tensors(path, out, e);
     return inspect_shards(path, out, e);
 }
 

@@ -40,6 +40,7 @@ static int cannot_read(const char *path, int error, Error *e) {
 
 static size_t log_waits(const Log *log) { return log->lines.bytes - log->sent; }
 
+// Writes the lines that wait.
 static int log_send(Log *log, int fd, Error *e) {
     while (log_waits(log) > 0) {
         ssize_t n = write(fd, log->lines.text + log->sent, log_waits(log));
@@ -102,24 +103,6 @@ int metrics_check_name(const Metrics *m, Error *e) {
 
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
 
-static int open_stream(const Metrics *m, const char *path, FILE **f, Error *e) {
-    uint64_t bytes;
-    int fd;
-    TRY(file_open_input_in(m->dir, path, &fd, &bytes, e)); // not a FIFO
-    *f = fdopen(fd, "r");
-    if (*f) return 0;
-    cannot_read(path, errno, e);
-    close(fd);
-    return e->code;
-}
-
-// ERR_INPUT where reading ended before the end of the file.
-static int end_reading(FILE *f, const char *path, Error *e) {
-    int error = ferror(f) ? errno : 0;
-    fclose(f);
-    return error ? cannot_read(path, error, e) : 0;
-}
-
 int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->steps.path, e); }
 
 int metrics_close(Metrics *m, Error *e) {
@@ -134,27 +117,33 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-static bool next_is(FILE *f, int wanted) {
-    int c = getc(f);
-    if (c != EOF) ungetc(c, f);
-    return c == wanted;
-}
-
-// *keep: the bytes of a log before the first line of a later step than `step`, or the first incomplete line, or the line
-// at byte `end`; 0: no file.
+// *keep: the bytes of a log before the first line of a step after `step`, the first incomplete line, or the line at byte
+// `end`; 0: no file. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long line.
 static int bytes_until(const Metrics *m, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
+    uint64_t bytes;
     long long at;
-    FILE *f;
+    int fd, c;
     *keep = 0;
     if (!file_exists_in(m->dir, path)) return 0;
-    TRY(open_stream(m, path, &f, e));
-    // next_is: a hole that a full disk or a power cut left would be a very long line.
-    for (ssize_t n; *keep != end && next_is(f, '{') && (n = getline(&line, &room, f)) > 0; *keep += n)
-        if (line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
+    TRY(file_open_input_in(m->dir, path, &fd, &bytes, e)); // not a FIFO
+    FILE *f = fdopen(fd, "r");
+    if (!f) {
+        cannot_read(path, errno, e);
+        close(fd);
+        return e->code;
+    }
+    while (*keep != end && (c = getc(f)) == '{') {
+        ungetc(c, f);
+        ssize_t n = getline(&line, &room, f);
+        if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
+        *keep += n;
+    }
+    int error = ferror(f) ? errno : 0;
     free(line);
-    return end_reading(f, path, e);
+    fclose(f);
+    return error ? cannot_read(path, error, e) : 0;
 }
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
@@ -193,33 +182,24 @@ static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
     return log->lines.f;
 }
 
-// Ends a line, and writes it after those that wait. *bytes: its length.
-static int end_line(Metrics *m, Log *log, size_t *bytes, Error *e) {
+// Ends a line, and writes it after those that wait.
+static int log_end_line(Metrics *m, Log *log, Error *e) {
     size_t before = log->lines.bytes;
     fputs("}\n", log->lines.f);
     if (fflush(log->lines.f) != 0)
         return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", log->path);
-    *bytes = log->lines.bytes - before;
+    if (log == &m->steps) m->bytes += (int64_t)(log->lines.bytes - before);
     metrics_flush(m, &(Error){0}); // or it waits
-    return 0;
-}
-
-static int end_step_line(Metrics *m, Error *e) {
-    size_t bytes;
-    TRY(end_line(m, &m->steps, &bytes, e));
-    m->bytes += (int64_t)bytes;
     return 0;
 }
 
 static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     const GnsEstimate g = gns_estimate(t);
-    const struct {
-        const char *end;
-        double x;
-    } number[] = {{"", g.scale}, {"_se", g.scale_se}, {"_lower", g.valid ? g.lower : NAN}, {"_g2", g.g2}, {"_s", g.s}};
-    for (size_t i = 0; i < sizeof number / sizeof *number; i++) {
-        fprintf(f, ", \"%s%s\": ", name, number[i].end);
-        put_value(f, number[i].x);
+    static const char *const end[] = {"", "_se", "_lower", "_g2", "_s"};
+    const double number[] = {g.scale, g.scale_se, g.valid ? g.lower : NAN, g.g2, g.s};
+    for (int i = 0; i < 5; i++) {
+        fprintf(f, ", \"%s%s\": ", name, end[i]);
+        put_value(f, number[i]);
     }
 }
 
@@ -265,27 +245,26 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));
     if (calibrated) put_calibration(f, noise);
-    return end_step_line(m, e);
+    return log_end_line(m, &m->steps, e);
 }
 
 int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error *e) {
     put_number(begin_line(&m->steps, step, tokens), "val_loss", val_loss);
-    return end_step_line(m, e);
+    return log_end_line(m, &m->steps, e);
 }
 
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *s, Error *e) {
     FILE *f = begin_line(&m->steps, step, tokens);
     put_number(f, "hellaswag", (double)s->correct / s->questions);
     put_number(f, "hellaswag_norm", (double)s->correct_norm / s->questions);
-    return end_step_line(m, e);
+    return log_end_line(m, &m->steps, e);
 }
 
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e) {
-    size_t bytes;
     FILE *f = begin_line(&m->samples, step, tokens);
     fputs(", \"prompt\": ", f);
     text_write_json(f, prompt);
     fputs(", \"text\": ", f);
     text_write_json(f, text);
-    return end_line(m, &m->samples, &bytes, e);
+    return log_end_line(m, &m->samples, e);
 }

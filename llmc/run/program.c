@@ -55,21 +55,13 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
                       setup->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
 }
 
-// All checks that need no engine.
-static int setup_start(Run *r, Error *e) {
-    TRY(setup_sampling(&r->setup, e));
-    TRY(setup_data(r, e));
-    TRY(setup_schedule(&r->setup, &r->position, e));
-    return check_rows_of_ranks(&r->setup, &r->position, e);
-}
-
-static int setup_training(Run *r, Error *e) {
-    TRY(setup_buffers(r, e));
-    return setup_engine(r, e);
-}
-
 static int run_training(Run *r, Error *e) {
-    TRY(comm_agree(r->setup.comm, setup_start(r, e), e));
+    // All checks that need no engine.
+    int code = setup_sampling(&r->setup, e);
+    if (!code) code = setup_data(r, e);
+    if (!code) code = setup_schedule(&r->setup, &r->position, e);
+    if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
+    TRY(comm_agree(r->setup.comm, code, e));
     TRY(setup_same_data(r, e));
     TRY(setup_resume(r, e));
     if (r->saving.saved[0] && (r->position.at.tokens >= r->setup.options.run.horizon_tokens || ends_early(r))) {
@@ -79,21 +71,16 @@ static int run_training(Run *r, Error *e) {
     }
     TRY(setup_device(&r->setup, e));
     TRY(setup_gns(r, e));
-    TRY(comm_agree(r->setup.comm, setup_training(r, e), e));
+    code = setup_buffers(r, e);
+    if (!code) code = setup_engine(r, e);
+    TRY(comm_agree(r->setup.comm, code, e));
     TRY(setup_tuning(r, e));
     TRY(comm_agree(r->setup.comm, setup_output(r, e), e));
     return train_run(r, e);
 }
 
-static int run_sampling(Run *r, Error *e) {
-    TRY(setup_sampling(&r->setup, e));
-    TRY(setup_engine(r, e));
-    int code = r->setup.options.interactive ? print_answers(r, e) : print_samples(r, e);
-    return code == ERR_NONFINITE ? error_prefix(e, "--model %s", r->setup.options.model) : code;
-}
-
-// Shows progress on rank 0: of training on standard output, in plain lines under mpirun, whose pseudo-terminal is often
-// logged; of anything else on standard error, as a program may read the result from standard output.
+// Shows the progress of training on rank 0's standard output, in plain lines under mpirun, whose pseudo-terminal is often
+// logged. Other work shows its progress on standard error: a program may read the result from standard output.
 static int start_progress(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     if (!is_rank0(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
@@ -149,7 +136,13 @@ static int run_program(Run *r, Error *e) {
     if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
     else if (o->version) printf("%s\n", version_text());
     else if (*o->check) return inspect(o->check, stdout, e);
-    else return o->dry_run ? run_dry(r, e) : run_sampling(r, e);
+    else if (o->dry_run) return run_dry(r, e);
+    else {
+        TRY(setup_sampling(&r->setup, e));
+        TRY(setup_engine(r, e));
+        code = o->interactive ? print_answers(r, e) : print_samples(r, e);
+        return code == ERR_NONFINITE ? error_prefix(e, "--model %s", o->model) : code;
+    }
     return 0;
 }
 
@@ -160,14 +153,6 @@ void program_spin_briefly(char **argv) {
     if (n <= 0 || setenv("GOMP_SPINCOUNT", "1000", 1) != 0) return;
     program[n] = 0;
     execv(program, argv); // on failure: continue without
-}
-
-// Whether standard output may lose its reader: a terminal, a pipe or a socket. A run then continues without it. Called
-// at the start, because a terminal that has been closed is not recognised as one.
-static bool output_may_close(void) {
-    struct stat st;
-    bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
-    return !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
 }
 
 // How the program ends, if all ranks know the outcome:
@@ -181,7 +166,12 @@ static bool output_may_close(void) {
 // An error that only one rank knows ends the job at 3, by MPI_Abort: nothing is freed, and threads run until then.
 int program_main(int argc, char **argv, const EngineApi *engine, const TransportApi *transport) {
     Error e = {0}, closing = {0};
-    bool may_close = output_may_close(), unread = false; // unread: failed output of a training run is no error
+    struct stat st;
+    // Standard output may lose its reader if it is a terminal, a pipe or a socket: a training run continues without it.
+    // Asked at the start, as a closed terminal is no longer recognised.
+    bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
+    bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
+    bool unread = false;
     Comm comm = {.ranks = 1, .local_ranks = 1};
     Run *r;
     int code = memory_alloc_zero((void **)&r, sizeof *r, "the run", &e);

@@ -20,27 +20,13 @@ static void format_duration(char *out, size_t bytes, double seconds) {
     else snprintf(out, bytes, "%ldd%02ldh", s / 86400, s / 3600 % 24);
 }
 
-// Adds the noise scale, if it is known: a lower bound of a hundredth of a row says nothing.
-static void add_gns(Line *line, const Noise *noise, GnsMode mode) {
-    const GnsEstimate g = gns_estimate(&noise->ln);
-    if (mode == GNS_OFF || !g.valid || isnan(g.lower)) return;
-    if (g.significant) {
-        line_add(line, 65, "  GNS %.3g", g.scale);
-        line_add(line, 45, " +- %.2g", g.scale_se);
-    } else if (g.lower > 0.01) line_add(line, 65, "  GNS > %.3g", g.lower);
-}
-
-static void add_memory(Line *line, size_t memory) {
-    const double gib = 1 << 30;
-    if (!memory) return;
-    if ((double)memory < gib) line_add(line, 10, "  %.0f MiB", (double)memory / (1 << 20));
-    else line_add(line, 10, "  %.1f GiB", (double)memory / gib);
-}
-
-// What the line says of a step until the next one.
+// Formats the part of the line that describes the last step.
 static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
-    const double many = 99999.5; // tokens a second
+    const double many = 99999.5, gib = 1 << 30; // tokens a second; bytes
+    const double memory = (double)engine_memory_in_use(p->engine);
+    const GnsEstimate g = gns_estimate(&noise->ln);
     bool thousands = s->tok_per_s >= many;
+    bool has_gns = s->mode != GNS_OFF && g.valid && !isnan(g.lower);
     Line *line = &p->last;
     line->count = 0;
     line_add(line, 100, "step %5lld", (long long)s->step);
@@ -50,18 +36,22 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
     line_add(line, 70, "  B %lld", (long long)s->batch);
     line_add(line, 48, "%s", s->why);
-    add_gns(line, noise, s->mode);
+    if (has_gns && g.significant) {
+        line_add(line, 65, "  GNS %.3g", g.scale);
+        line_add(line, 45, " +- %.2g", g.scale_se);
+    } else if (has_gns && g.lower > 0.01) line_add(line, 65, "  GNS > %.3g", g.lower);
     if (s->loss_scale > 0) line_add(line, 47, "  scale %.0f", s->loss_scale);
     if (s->loss_scale > 0 && s->overflows > 0) line_add(line, 67, "  %lld overflows", (long long)s->overflows);
     line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
     if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
-    add_memory(line, engine_memory_in_use(p->engine));
+    if (memory >= gib) line_add(line, 10, "  %.1f GiB", memory / gib);
+    else if (memory > 0) line_add(line, 10, "  %.0f MiB", memory / (1 << 20));
 }
 
 // ---- The work that is done, and the remaining time ------------------------------------------------------------------
 
-// The share of the work that is done; NaN: unknown. It never falls.
-static double share_done(Progress *p) {
+// Returns the fraction of the work that is done, which never falls; NaN: unknown.
+static double fraction_done(Progress *p) {
     if (p->now.total == 0) return NAN;
     double of_piece = p->now.flight && p->engine ? engine_progress(p->engine) : 0;
     double share = ((double)p->now.done + of_piece * (double)p->now.flight) / (double)p->now.total;
@@ -69,17 +59,17 @@ static double share_done(Progress *p) {
     return p->now.reached;
 }
 
-// Seconds until the work ends, at its speed so far; NaN: unknown.
+// Returns the seconds until the work ends, at its speed so far; NaN: unknown.
 static double work_left(Progress *p, double now) {
     const double enough = 0.02; // of the work, to tell its speed
-    double share = share_done(p);
+    double share = fraction_done(p);
     return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
 }
 
 double progress_left(Progress *p, double now) {
     if (p->ends > 0) return p->ends - now;
-    const double enough = 0.002;                                                             // of the first step
-    double begun = p->now.stage == STAGE_STEP ? share_done(p) * (double)p->batch_tokens : 0; // tokens
+    const double enough = 0.002;                                                                // of the first step
+    double begun = p->now.stage == STAGE_STEP ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
     if (p->tokens >= p->horizon) return 0;
     return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
@@ -90,7 +80,7 @@ double progress_left(Progress *p, double now) {
 // Work: "step 4: 37%, 0:28 left  micro-step 2 of 8".
 static void add_work(Progress *p, double now, Line *line) {
     char what[40], share[16] = "", time[32];
-    double part = share_done(p), left = work_left(p, now);
+    double part = fraction_done(p), left = work_left(p, now);
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
@@ -104,8 +94,7 @@ static void add_work(Progress *p, double now, Line *line) {
     else line_add(line, 40, "  %lld of %lld rows", (long long)p->now.done, (long long)p->now.total);
 }
 
-// Formats the line, without parts that do not fit. work: with the current work; before the first step, and in a log,
-// such a line has no numbers of the last step.
+// Formats the line without parts that do not fit. work: adds the current work, and in a log leaves out the last step.
 static void format_line(Progress *p, bool work, double now, char *out, size_t bytes) {
     enum { HEAD = 2 };
     Line line = {0};
@@ -130,7 +119,7 @@ static void draw(Progress *p, bool work, double now) {
     p->drawn = p->terminal;
 }
 
-static void end_line(Progress *p) {
+static void end_drawn_line(Progress *p) {
     if (p->drawn) fputs("\n", p->out);
     p->drawn = false;
 }
@@ -168,7 +157,7 @@ void progress_end(Progress *p) {
     p->now.done = p->now.total;
     p->now.flight = 0;
     if (p->now.shown && !p->now.quiet && stage != STAGE_STEP) draw(p, true, now);
-    if (!p->horizon) end_line(p);
+    if (!p->horizon) end_drawn_line(p);
     if (stage == STAGE_STEP) p->step++, p->tokens += p->batch_tokens;
     p->now.stage = STAGE_NONE;
     pthread_mutex_unlock(&p->ticker.lock);
@@ -191,7 +180,7 @@ static void answer_signal(Progress *p, double now) {
         format_duration(left, sizeof left, seconds);
         snprintf(about, sizeof about, " (%s)", left);
     }
-    end_line(p);
+    end_drawn_line(p);
     fflush(p->out);
     const char *why = signals_requested(), *again = strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "";
     bool ctrl_c = strcmp(why, "SIGINT") == 0; // which the terminal shows
@@ -199,7 +188,7 @@ static void answer_signal(Progress *p, double now) {
                  about, p->now.stage == STAGE_SAVE ? "" : ", then saving", again);
 }
 
-// Once, as soon as the first step shows the speed: warns if the run will take hours.
+// Warns once, as soon as the first step shows the speed, if the run will take hours.
 static void warn_of_length(Progress *p, double now) {
     const double soon = 10, hour = 3600;
     char about[40];
@@ -209,7 +198,7 @@ static void warn_of_length(Progress *p, double now) {
     p->warned = true;
     if (left < hour) return;
     format_duration(about, sizeof about, left);
-    end_line(p);
+    end_drawn_line(p);
     print_folded(p->out, 6, "note: the run takes %s at this speed. Ctrl-C saves; the same command resumes\n", about);
     fflush(p->out);
 }
@@ -283,7 +272,7 @@ void progress_break(Progress *p) {
     if (!p->out) return;
     pthread_mutex_lock(&p->ticker.lock);
     p->now.quiet = true;
-    end_line(p);
+    end_drawn_line(p);
     fflush(p->out);
     pthread_mutex_unlock(&p->ticker.lock);
 }

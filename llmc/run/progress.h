@@ -6,7 +6,7 @@
 //
 //   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
 //      thread calls progress_break before other output within that time.
-//   2. the lock of `ticker` guards everything here.
+//   2. The lock of `ticker` guards everything here.
 //
 // Only rank 0 shows progress. On other ranks Progress is {0}, and every function does nothing.
 #pragma once
@@ -72,7 +72,7 @@ void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, i
 void progress_next(Progress *p, int64_t done, int64_t flight); // begins a piece: units [done, done + flight)
 void progress_end(Progress *p);                                // ends the work
 
-// Adds a step. Shows a line, in a log as rarely as log_interval says, unless `force`.
+// Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
 void progress_val(Progress *p, const StepMetrics *step, double val_loss);
 void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagScore *score);
@@ -80,7 +80,7 @@ void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagSco
 // Ends the updating line, before other output.
 void progress_break(Progress *p);
 
-// Remaining seconds of the run, by the time that its tokens took so far, with all that it stopped for; NaN: unknown.
+// Returns the seconds until the run ends, at its tokens per second so far, pauses included; NaN: unknown.
 double progress_left(Progress *p, double now);
 
 // What the thread does ten times a second.

@@ -13,13 +13,6 @@ enum { SAMPLE_STREAM = 1 << 20 }; // rng streams from here on are samples; those
 
 // ---- One token ------------------------------------------------------------------------------------------------------
 
-static int likeliest(const float *logits, int V) {
-    int best = 0;
-    for (int v = 1; v < V; v++)
-        if (logits[v] > logits[best]) best = v;
-    return best;
-}
-
 static int compare_descending(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x < y) - (x > y);
@@ -44,15 +37,6 @@ static void move_largest(float *x, int n, int k) {
     }
 }
 
-// The number of likeliest tokens, of k, whose probabilities first reach a share p. sorted: the k logits, descending.
-static int nucleus(const float *sorted, int k, double temperature, double p) {
-    double total = 0, sum = 0;
-    int n = 0;
-    for (int i = 0; i < k; i++) total += exp((sorted[i] - sorted[0]) / temperature);
-    while (n < k && sum < p * total) sum += exp((sorted[n++] - sorted[0]) / temperature);
-    return n;
-}
-
 // Keeps the likeliest tokens (of equal logits at the edge, the first) and sets the other logits to -INFINITY.
 static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
@@ -60,7 +44,14 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
     memcpy(sorted, logits, sizeof(float) * (size_t)V);
     if (k < V) move_largest(sorted, V, k);
     qsort(sorted, (size_t)k, sizeof(float), compare_descending);
-    if (config->top_p < 1) k = nucleus(sorted, k, config->temperature, config->top_p);
+    if (config->top_p < 1) { // the nucleus: the fewest whose probabilities reach a fraction top_p
+        const double T = config->temperature;
+        double total = 0, sum = 0;
+        int n = 0;
+        for (int i = 0; i < k; i++) total += exp((sorted[i] - sorted[0]) / T);
+        while (n < k && sum < config->top_p * total) sum += exp((sorted[n++] - sorted[0]) / T);
+        k = n;
+    }
     float edge = sorted[k - 1];
     int at_edge = 0; // of the k largest
     for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
@@ -70,7 +61,9 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
 
 int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u) {
     const int small = 1 << 12, threads = omp_get_max_threads();
-    int best = likeliest(logits, V);
+    int best = 0;
+    for (int v = 1; v < V; v++)
+        if (logits[v] > logits[best]) best = v;
     if (config->temperature <= 0) return best;
     keep_likeliest(logits, (float *)scratch, V, config);
     double max = logits[best], total = 0, *weight = scratch;
@@ -96,7 +89,7 @@ typedef struct {
 
 static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
 
-// The prompt; without one what begins a document: <|endoftext|>, a newline if the tokenizer has none, else token 0.
+// Begins with the prompt; without one with <|endoftext|>, a newline if the tokenizer has none, else token 0.
 static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
     int eot = tokenizer_eot(tokenizer);
     if (has_prompt(config))
@@ -120,22 +113,6 @@ static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     const char *text = tokenizer_decode(tokenizer, token, &bytes);
     if (token == tokenizer_eot(tokenizer)) text = "\n---\n", bytes = strlen(text); // another document begins
     print_text(text, bytes, out);
-}
-
-// The first character (UTF-8: at most 4 bytes) that begins in the last `shown` bytes of the prompt.
-static size_t first_shown(const char *prompt, size_t shown) {
-    size_t bytes = strlen(prompt), first = shown > 0 && shown < bytes ? bytes - shown : 0;
-    for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
-    return first;
-}
-
-static void show_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
-    const char *prompt = config->prompt;
-    size_t bytes = strlen(prompt), first = first_shown(prompt, config->shown);
-    if (first > 0) fputs("...", out);
-    print_text(prompt + first, bytes - first, out);
-    if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
-    fflush(out);
 }
 
 static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, const SampleConfig *config, double u,
@@ -162,7 +139,16 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     TRY_GOTO(memory_alloc((void **)&d.logits, V * sizeof *d.logits, "a sample", e));
     TRY_GOTO(memory_alloc((void **)&d.scratch, V * sizeof *d.scratch, "a sample", e));
     TRY_GOTO(draft_begin(&d, tokenizer, config, e));
-    if (has_prompt(config)) show_prompt(config, out, copy);
+    if (has_prompt(config)) {
+        // Shows the prompt's last `shown` bytes, from the beginning of a character (UTF-8: at most 4 bytes).
+        const char *prompt = config->prompt;
+        size_t bytes = strlen(prompt), first = config->shown && config->shown < bytes ? bytes - config->shown : 0;
+        for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
+        if (first > 0) fputs("...", out);
+        print_text(prompt + first, bytes - first, out);
+        if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
+        fflush(out);
+    }
     for (int i = 0; i < config->tokens; i++) {
         double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
         TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
@@ -181,10 +167,11 @@ done:
 
 // ---- The samples of a run -------------------------------------------------------------------------------------------
 
-static int draw_sample(Run *r, const char *prompt, int64_t number, FILE *copy, Error *e) {
+static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
     const Setup *setup = &r->setup;
     const Options *o = &setup->options;
-    const Pulse pulse = {comm_beat, r->setup.comm};
+    const RunPoint *at = &r->position.at;
+    const Pulse pulse = {comm_beat, setup->comm};
     const uint64_t beyond_any_step = (uint64_t)1 << 40;
     SampleConfig config = {
         .tokens = (int)o->sample_tokens,
@@ -198,18 +185,12 @@ static int draw_sample(Run *r, const char *prompt, int64_t number, FILE *copy, E
         .pulse = &pulse,
         .parallel = &r->setup.parallel,
     };
-    uint64_t stream = (uint64_t)r->position.at.step + (uint64_t)number * beyond_any_step;
-    return sample_text(setup->engine, &setup->shape, setup->tokenizer, &config, stream, stdout, copy, e);
-}
-
-static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
-    const RunPoint *at = &r->position.at;
-    const Options *o = &r->setup.options;
     Text copy;
     if (o->samples > 1)
         printf("--- sample %lld of %lld\n", (long long)(number % o->samples) + 1, (long long)o->samples);
     TRY(text_begin(&copy, e));
-    int code = draw_sample(r, prompt, number, copy.f, e);
+    int code = sample_text(setup->engine, &setup->shape, setup->tokenizer, &config,
+                           (uint64_t)at->step + (uint64_t)number * beyond_any_step, stdout, copy.f, e);
     if (!code) code = text_end(&copy, e);
     if (!code && r->output.metrics)
         code = metrics_sample(r->output.metrics, at->step, at->tokens, o->prompt, copy.text, e);
@@ -224,7 +205,7 @@ int print_samples(Run *r, Error *e) {
     return 0;
 }
 
-// The text from a line of standard input; NULL at its end.
+// Reads a prompt, one line of standard input; NULL at its end.
 static int ask(char **line, size_t *room, bool person, char **prompt, Error *e) {
     if (person) fputs("> ", stdout);
     fflush(stdout);
@@ -249,7 +230,7 @@ int print_answers(Run *r, Error *e) {
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
             code = print_sample(r, prompt, number++, e);
             if (code != ERR_INPUT) continue;
-            error_print(e); // a prompt that has no tokens; the next may have
+            error_print(e); // this prompt has no tokens
             code = 0;
             break;
         }

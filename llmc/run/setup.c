@@ -76,7 +76,7 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// For --document-mask: the token that opens a document.
+// For --document-mask: sets the token that opens a document.
 static int setup_documents(Setup *setup, Error *e) {
     int vocab = setup->model.config.vocab, separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
     if (!setup->options.document_mask) return 0;
@@ -109,7 +109,11 @@ static GnsMode most_measured(const Options *o) {
     return o->run.gns_exact_interval > 0 || o->run.gns_calibrates ? GNS_EXACT : (GnsMode)o->gns;
 }
 
-static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e) {
+// Sets the type of the weights, and checks it and --loss-scale against the engine.
+static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
+    bool plan_gpu = o->dry_run && *o->device; // its type is the device table's
+    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
+    if (!plan_gpu) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
     if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",
@@ -118,18 +122,11 @@ static int check_loss_scale(const EngineApi *engine, const Options *o, Error *e)
     return FAIL(e, ERR_USAGE, "use a power of two from 1 on", "--loss-scale %g is none", o->loss_scale);
 }
 
-static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    bool plan_gpu = o->dry_run && *o->device; // whose type is that of the table
-    if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
-    return plan_gpu ? 0 : engine->check_dtype((Dtype)o->dtype, e);
-}
-
 static int setup_shape(Setup *setup, Error *e) {
     Options *o = &setup->options;
     ModelConfig config = {0};
     bool from_file = setup->source[0];
     TRY(setup_dtype(setup->engine_api, o, e));
-    TRY(check_loss_scale(setup->engine_api, o, e));
     if (*o->tokenizer) TRY(tokenizer_load(&setup->tokenizer, o->tokenizer, e));
     TRY(from_file ? shape_from_files(setup, &config, e) : shape_from_preset(o, setup->tokenizer, &config, e));
     TRY(model_create(&setup->model, &config, e));
@@ -162,14 +159,6 @@ int setup_model(Run *r, Error *e) {
     return 0;
 }
 
-static int check_tokenizer(const Setup *setup, Error *e) {
-    const Options *o = &setup->options;
-    const char *flag = o->sample_only ? "--sample-only" : o->prompt[0] ? "--prompt" : "--sample-every";
-    if (setup->tokenizer) return 0;
-    return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
-                "%s: no tokenizer for a vocabulary of %d", flag, setup->model.config.vocab);
-}
-
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
@@ -185,7 +174,13 @@ static int read_prompt(char **text, const char *path, Error *e) {
 int setup_sampling(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     if (!o->sample_only && o->sample_every == 0 && !o->prompt[0]) return 0;
-    TRY(check_tokenizer(setup, e));
+    if (!setup->tokenizer)
+        return FAIL(e, ERR_USAGE, "give --tokenizer the directory of its files (data/gpt2), or use --vocab-size 256",
+                    "%s: no tokenizer for a vocabulary of %d",
+                    o->sample_only ? "--sample-only"
+                    : o->prompt[0] ? "--prompt"
+                                   : "--sample-every",
+                    setup->model.config.vocab);
     if (o->prompt[0] != '@' || !is_rank0(setup)) return 0;
     if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
     return read_prompt(&setup->prompt_file, o->prompt + 1, e);
@@ -193,8 +188,9 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// Values of a file must be finite: training, and a sample, would only find that something is not.
-static int check_finite(const Run *r, StateKind kind, Range range, const float *values, Error *e) {
+// Fails on a value that is not finite, and names its place, which training or a sample could not.
+static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
+    Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
     for (size_t i = 0; i < range_length(range); i++) {
         if (isfinite(values[i])) continue;
@@ -205,13 +201,7 @@ static int check_finite(const Run *r, StateKind kind, Range range, const float *
                     r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
                     t->name, (at - t->offset) / t->columns, (at - t->offset) % t->columns);
     }
-    return 0;
-}
-
-static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
-    Progress *p = &r->output.progress;
-    TRY(check_finite(r, kind, range, values, e));
-    progress_next(p, p->now.done + (int64_t)(range.end - range.begin), 0);
+    progress_next(p, p->now.done + (int64_t)range_length(range), 0);
     return engine_load(r->setup.engine, kind, range, values, e);
 }
 
@@ -292,7 +282,7 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: a new run goes on from the moments of another one, which count steps of their own.
+// --with-optimizer: begins a new run with another run's moments, and with the count of their steps.
 static int load_moments(Run *r, const char *from, Error *e) {
     const Setup *s = &r->setup;
     RunSummary then;
@@ -341,7 +331,7 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: takes the algorithms from the run's checkpoint, for the same bits; --tune times those that are missing.
+// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones.
 static int decide_tuning(Run *r, Error *e) {
     Error misfit = {0};
     if (!is_rank0(&r->setup)) return 0;
@@ -354,7 +344,7 @@ static int decide_tuning(Run *r, Error *e) {
     return 0;
 }
 
-// All ranks use the algorithms of rank 0, or none does.
+// Gives all ranks the algorithms of rank 0. If they do not fit a rank, no rank uses any.
 int setup_tuning(Run *r, Error *e) {
     Error misfit = {0};
     TRY(comm_agree(r->setup.comm, decide_tuning(r, e), e));
@@ -415,7 +405,7 @@ int setup_data(Run *r, Error *e) {
     return 0;
 }
 
-// What must be the same on all ranks. Contents are hashed, since machines may hold copies of the files.
+// Hashes that all ranks must share. They cover contents: machines may hold copies of the files.
 enum { SAME_MODEL, SAME_TRAIN, SAME_VAL, SAME_QUESTIONS, SAME_REPLAY, SAME_COUNT };
 
 static uint64_t hash_shards(const ShardList *list) {

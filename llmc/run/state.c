@@ -105,14 +105,6 @@ static int io_rare(const StateIO *io, const char *name, int64_t *x, Error *e) {
     return (io->writing ? *x > 0 : get(io, name) != NULL) ? io_int(io, name, x, e) : 0;
 }
 
-static int io_text(const StateIO *io, const char *name, char *text, size_t bytes, Error *e) {
-    if (io->writing) return put(io, name, cJSON_CreateString(text), e);
-    const char *read = cJSON_GetStringValue(get(io, name));
-    if (!read || strlen(read) >= bytes) return malformed(io, name, "a string that fits", e);
-    strcpy(text, read);
-    return 0;
-}
-
 // Enters the object or array of a name; `writing` creates it.
 static int io_enter(const StateIO *io, const char *name, bool array, StateIO *inner, Error *e) {
     StateIO in = *io;
@@ -196,16 +188,6 @@ static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e)
     return 0;
 }
 
-// Types other than fp16 have no such fields; a resumed run may have another type.
-static int io_loss_scale(const StateIO *io, LossScale *s, Error *e) {
-    if (io->writing ? s->scale == 0 && s->overflows == 0 : !get(io, "loss_scale")) return 0;
-    TRY(io_real(io, "loss_scale", &s->scale, e));
-    TRY(io_int(io, "loss_scale_steps", &s->clean, e));
-    TRY(io_int(io, "loss_scale_overflows", &s->overflows, e));
-    if (s->scale == 0 || loss_scale_valid(s->scale)) return 0;
-    return malformed(io, "loss_scale", "a power of two", e);
-}
-
 static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_int(io, "step", &at->step, e));
     TRY(io_int(io, "tokens", &at->tokens, e));
@@ -221,8 +203,18 @@ static int io_point(const StateIO *io, RunPoint *at, Error *e) {
     TRY(io_rare(io, "best_stale", &at->best.stale, e));
     TRY(io_window(io, "loss_window", &at->loss_window, e));
     TRY(io_window(io, "grad_window", &at->grad_window, e));
-    TRY(io_loss_scale(io, &at->loss_scale, e));
-    return io_text(io, "tuning", at->tuning, sizeof at->tuning, e);
+    LossScale *s = &at->loss_scale;
+    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // of fp16 only
+        TRY(io_real(io, "loss_scale", &s->scale, e));
+        TRY(io_int(io, "loss_scale_steps", &s->clean, e));
+        TRY(io_int(io, "loss_scale_overflows", &s->overflows, e));
+        if (s->scale != 0 && !loss_scale_valid(s->scale)) return malformed(io, "loss_scale", "a power of two", e);
+    }
+    if (io->writing) return put(io, "tuning", cJSON_CreateString(at->tuning), e);
+    const char *tuning = cJSON_GetStringValue(get(io, "tuning"));
+    if (!tuning || strlen(tuning) >= sizeof at->tuning) return malformed(io, "tuning", "a string that fits", e);
+    strcpy(at->tuning, tuning);
+    return 0;
 }
 
 static int io_position(const StateIO *io, Position *p, Error *e) {
@@ -336,14 +328,6 @@ static int write_record(const StateIO *io, const Setup *s, Error *e) {
     return code;
 }
 
-// Only the same build promises the same bits. then: the build, a comma, the engine.
-static void print_build_change(FILE *f, const char *then) {
-    int length = (int)strcspn(then, ",");
-    const char *now = version_text();
-    if ((size_t)length == strlen(now) && strncmp(then, now, (size_t)length) == 0) return;
-    fprintf(f, "build: %.*s then, %s now\n", length, then, now);
-}
-
 // A longer run bends the schedule: the rate at this point may rise at once.
 static void print_rate_jump(FILE *f, const Position *p, const cJSON *was) {
     const double much = 1.5;
@@ -401,7 +385,10 @@ static int compare_options(const StateIO *io, const Options *o, bool *changed, F
 static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     const cJSON *ranks = get(io, "ranks");
     TRY(text_begin(changes, e));
-    print_build_change(changes->f, io->build);
+    const char *now = version_text();          // only the same build promises the same bits
+    int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
+    if ((size_t)length != strlen(now) || strncmp(io->build, now, (size_t)length) != 0)
+        fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, now);
     if (cJSON_IsNumber(ranks) && ranks->valuedouble != r->setup.comm->ranks)
         fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, r->setup.comm->ranks);
     int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
@@ -459,12 +446,6 @@ static int keep_hours(const StateIO *io, Run *r, Error *e) {
     return error_hint(e, "use --train-tokens; its length is %" PRId64, horizon);
 }
 
-// Refuses counts that no run can have.
-static int check_counts(const StateIO *io, const RunPoint *at, int seq_len, Error *e) {
-    if ((double)at->tokens != (double)at->examples * seq_len) return malformed(io, "tokens", "examples x seq_len", e);
-    return at->step > at->examples ? malformed(io, "step", "at most examples", e) : 0;
-}
-
 // ---- The file -------------------------------------------------------------------------------------------------------
 
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
@@ -509,8 +490,11 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     TRY(state_open(&io, path, directory, e));
     int code = io_fixed(&io, &r->setup, &r->data, e);
     if (!code) code = io_position(&io, &r->position, e);
-    if (!code) code = check_counts(&io, &r->position.at, r->setup.shape.seq_len, e);
-    r->position.begun -= r->position.at.seconds;
+    const RunPoint *at = &r->position.at;
+    if (!code && (double)at->tokens != (double)at->examples * r->setup.shape.seq_len)
+        code = malformed(&io, "tokens", "examples x seq_len", e);
+    if (!code && at->step > at->examples) code = malformed(&io, "step", "at most examples", e);
+    r->position.begun -= at->seconds;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = keep_hours(&io, r, e);

@@ -4,25 +4,15 @@
 #include "base/terminal.h"
 #include "math/adamw.h"
 
-// What this step measures. The first step is exact, and so is every gns_exact_interval-th after it, or each that the
-// calibration of a ramp wants.
-static GnsMode step_mode(const Setup *setup, const Position *position) {
-    int64_t every = setup->options.run.gns_exact_interval;
-    if (setup->options.gns == GNS_OFF) return GNS_OFF;
-    if (setup->options.run.gns_calibrates)
-        return noise_sample_due(&position->noise, (double)position->at.tokens) ? GNS_EXACT : GNS_LN;
-    return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
-}
-
-// True if this step also measures the norms of the ranks' own gradients. That reads them once more: half a percent of a
-// step of one micro-step. They are a cross-check, so every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of a
+// step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Computes this rank's rows of the step. Meanwhile the loader reads the next rows; in the last micro-step those
-// of the next step, assuming the same batch. A rank without rows left takes part with n = 0. So does a rank that cannot
-// read its rows: *unread is its error, and all ranks end this step together. what: for the progress; NULL: a step.
+// Computes this rank's rows of the step while the loader reads the next ones; the last micro-step reads ahead for the
+// next step, assuming the same batch. A rank without rows left runs the micro-step with n = 0. So does a rank that cannot
+// read its rows: it returns the error in *unread, and all ranks end the step together. what: for the progress; NULL: a step.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Error *unread, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -66,10 +56,6 @@ static double grad_norm(const Setup *setup, const Position *position, int64_t B)
     double sq = 0;
     for (int i = 0; i < setup->model.tensor_count; i++) sq += position->result.grad_sq[i];
     return sqrt(sq) / (double)B;
-}
-
-static bool is_clipped(const Setup *setup, const Position *position, int64_t B) {
-    return adamw_clip(grad_norm(setup, position, B), setup->options.grad_clip) < 1;
 }
 
 static int fail_nonfinite(const Setup *setup, const Position *position, int64_t B, Error *e) {
@@ -149,7 +135,7 @@ static bool overflows(const Setup *setup, const Position *position, int64_t B) {
            !isfinite(grad_norm(setup, position, B));
 }
 
-// The step's numbers, over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
+// Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -168,13 +154,6 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
 
-// A step that the horizon, or a replayed file, cut to fewer rows. Its mean gradient has more noise than that of a whole
-// step, so it is not tested for an outlier.
-static bool is_cut(const Setup *setup, const Position *position, int64_t B) {
-    return B < position->at.batch &&
-           position->at.tokens + (B + 1) * setup->shape.seq_len > setup->options.run.horizon_tokens;
-}
-
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->setup.options;
     RunPoint *at = &r->position.at;
@@ -190,12 +169,15 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates. Only if outliers are to be skipped does it first wait for the step's numbers, and so for the device.
+// Updates the weights. Waits for the step's numbers, and so for the device, only with --skip-loss-z or --skip-grad-z.
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->setup.options;
+    const RunPoint *at = &r->position.at;
+    // The horizon, or a replayed file, cut this step: its mean gradient is noisier than that of a whole step.
+    const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
     StepSums sums;
     *skipped = false;
-    if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !is_cut(&r->setup, &r->position, B)) {
+    if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !cut) {
         TRY(step_result(r, B, &sums, e));
         *skipped = overflows(&r->setup, &r->position, B) || is_outlier(r, B);
     }
@@ -234,13 +216,6 @@ static int agree_batch(Run *r, int64_t *B, Error *e) {
     return 0;
 }
 
-// On rank 0: true if lines of the log wait for which no save was tried yet, or too many lines.
-static bool wants_save(Run *r) {
-    size_t waiting = metrics_waiting(r->output.metrics);
-    if (!waiting) r->saving.log_save_tried = false;
-    return waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_save_tried);
-}
-
 // True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
 static bool out_of_time(Run *r) {
     const double ending = 2; // seconds
@@ -261,13 +236,19 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     int64_t B;
     bool skipped;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
-    position->save = wants_save(r);
+    const size_t waiting = metrics_waiting(r->output.metrics); // 0 on other ranks
+    if (!waiting) r->saving.log_save_tried = false;
+    position->save = waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_save_tried);
     position->stop = out_of_time(r);
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(setup, position, B);
-    const GnsMode mode = step_mode(setup, position);
+    // Exact: the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
+    const int64_t every = setup->options.run.gns_exact_interval;
+    const bool exact = setup->options.run.gns_calibrates ? noise_sample_due(&position->noise, (double)at->tokens)
+                                                         : every > 0 && at->step % every == 0;
+    const GnsMode mode = setup->options.gns == GNS_OFF ? GNS_OFF : exact ? GNS_EXACT : GNS_LN;
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
     TRY(run_rows(r, B, mode, NULL, e));
@@ -282,6 +263,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->examples += B;
     at->tokens += tokens;
     const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
+    const double norm = grad_norm(setup, position, B);
     *metrics = (StepMetrics){
         .step = at->step,
         .tokens = at->tokens,
@@ -291,14 +273,14 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .nll = position->result.nll_sum / (double)B,
         .smoothed = setup->shape.label_smoothing > 0,
         .lr = update.lr,
-        .grad_norm = grad_norm(setup, position, B),
+        .grad_norm = norm,
         .tok_per_s = tok_per_s,
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
         .overflows = at->loss_scale.overflows,
-        .clipped = !skipped && is_clipped(setup, position, B),
+        .clipped = !skipped && adamw_clip(norm, setup->options.grad_clip) < 1,
         .target = target,
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,
         .ranks_measured = measured_ranks && !skipped && setup->comm->ranks > 1,

@@ -7,7 +7,7 @@
 #include "checkpoint/checkpoint.h"
 #include "plan/plan.h"
 
-// A preset's name may be mistaken for a trained model, so a new run names the origin of its weights.
+// Names the origin of a new run's weights: a preset's name may be mistaken for a trained model.
 static void print_model(FILE *f, const Run *r) {
     const ModelConfig *c = &r->setup.model.config;
     fprintf(f, "model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
@@ -55,11 +55,6 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     print_shared_shards(f, data);
 }
 
-static void print_optimizer(FILE *f, const Options *o) {
-    if (o->optimizer == OPTIMIZER_LAMB) fprintf(f, "update  LAMB\n");
-    if (o->optimizer == OPTIMIZER_MUON) fprintf(f, "update  Muon for the matrices of the blocks, AdamW for the rest\n");
-}
-
 static void print_length(FILE *f, const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
@@ -80,14 +75,6 @@ static void print_length(FILE *f, const Setup *setup, const Position *position) 
     if (position->at.step)
         fprintf(f, "to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
     else fprintf(f, "%lld tokens\n", (long long)horizon);
-}
-
-static void print_hellaswag(FILE *f, const Setup *setup, const RunData *data) {
-    HellaSwagInfo info = hellaswag_describe(data->hellaswag);
-    fprintf(f, "tests   %d questions of %s", info.questions, setup->options.hellaswag);
-    if (info.left_out) fprintf(f, "; %d with an ending longer than T are left out", info.left_out);
-    if (info.cut) fprintf(f, "; the context cut to fit T before %d of %d endings", info.cut, info.rows);
-    fprintf(f, "\n");
 }
 
 static void print_engine(FILE *f, const Run *r) {
@@ -132,7 +119,7 @@ static void print_notes(FILE *f, const Run *r) {
                    "DIRECTORY\n");
 }
 
-// Warns before the first step of a disk that is too small for the run's checkpoints.
+// Warns if the disk is too small for the run's checkpoints.
 static void warn_of_disk(const Setup *setup, const Position *position, const Archive *archive) {
     const Options *o = &setup->options;
     const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer);
@@ -153,17 +140,27 @@ static void warn_of_disk(const Setup *setup, const Position *position, const Arc
 
 int print_setup(const Run *r, Error *e) {
     enum { INDENT = 8 }; // of "model   "
+    const Options *o = &r->setup.options;
     Text text;
     TRY(text_begin(&text, e));
-    print_model(text.f, r);
+    FILE *f = text.f;
+    print_model(f, r);
     if (r->data.train) {
-        print_data(text.f, &r->setup, &r->data);
-        print_length(text.f, &r->setup, &r->position);
-        print_optimizer(text.f, &r->setup.options);
+        print_data(f, &r->setup, &r->data);
+        print_length(f, &r->setup, &r->position);
+        if (o->optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", f);
+        if (o->optimizer == OPTIMIZER_MUON)
+            fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", f);
     }
-    if (r->data.hellaswag) print_hellaswag(text.f, &r->setup, &r->data);
-    print_engine(text.f, r);
-    print_notes(text.f, r);
+    if (r->data.hellaswag) {
+        HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
+        fprintf(f, "tests   %d questions of %s", info.questions, o->hellaswag);
+        if (info.left_out) fprintf(f, "; %d with an ending longer than T are left out", info.left_out);
+        if (info.cut) fprintf(f, "; the context cut to fit T before %d of %d endings", info.cut, info.rows);
+        fputs("\n", f);
+    }
+    print_engine(f, r);
+    print_notes(f, r);
     TRY(text_end(&text, e));
     print_lines(stdout, INDENT, text.text);
     text_free(&text);

@@ -12,7 +12,7 @@ static int decide_length(Run *r, const StepMetrics *m, Error *e);
 static int validate(Run *r, const StepMetrics *m, Error *e);
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e);
 static int sample(Run *r, Error *e);
-static int finish(Run *r, Error *e);
+static int finish_run(Run *r, Error *e);
 
 static bool is_due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
@@ -27,7 +27,7 @@ static int train_loop(Run *r, Error *e) {
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
-        last = at->tokens >= o->run.horizon_tokens; // then finish samples and saves
+        last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool compares = is_due(at->step, compare_every);
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
@@ -45,23 +45,16 @@ static int train_loop(Run *r, Error *e) {
         if (r->position.save && !last) TRY(save_for_log(r, e));
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
-    return finish(r, e);
+    return finish_run(r, e);
 }
 
 // ---- --train-hours --------------------------------------------------------------------------------------------------
 
-// What validations cost a step, in seconds: the last one, or a guess from a token's training, which is three passes.
-static double validation_seconds(const Run *r, double a_token) {
-    const Options *o = &r->setup.options;
-    if (!r->data.val || o->val_every == 0) return 0;
-    double tokens = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens);
-    return (r->saving.val_seconds > 0 ? r->saving.val_seconds : tokens * a_token / 3) / (double)o->val_every;
-}
-
-// On rank 0: the tokens that fill the time, in three digits; 0: not known yet. The first steps are slower.
+// On rank 0: the tokens that fill the time, in three digits; 0: not known yet. Ignores the first, slower steps.
 static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     enum { WARM = 5, STEPS = 50 };
-    const double time = 3600 * r->setup.options.train_hours, left = time - run_seconds(r) - save_seconds(r);
+    const Options *o = &r->setup.options;
+    const double time = 3600 * o->train_hours, left = time - run_seconds(r) - save_seconds(r);
     const int64_t T = r->setup.shape.seq_len;
     const double batch = (double)(m->batch * T);
     if (m->step < r->saving.first_step + WARM) return 0;
@@ -69,7 +62,12 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    const double steps = fmax(0, left) / (batch * a_token + validation_seconds(r, a_token));
+    double validation = 0; // seconds a step: of the last one, or a guess: training is three passes
+    if (r->data.val && o->val_every > 0) {
+        const double text = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens);
+        validation = (r->saving.val_seconds > 0 ? r->saving.val_seconds : text * a_token / 3) / (double)o->val_every;
+    }
+    const double steps = fmax(0, left) / (batch * a_token + validation);
     const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
     const double unit = pow(10, floor(log10(all)) - 2);
     const int64_t tokens = (int64_t)(floor(all / unit) * unit) / T * T;
@@ -172,7 +170,7 @@ static void print_end(const Run *r) {
 }
 
 // Samples of the finished model, and its checkpoint. An error in sampling must not prevent the save.
-static int finish(Run *r, Error *e) {
+static int finish_run(Run *r, Error *e) {
     Error sampling;
     progress_break(&r->output.progress);
     int code = r->setup.options.sample_every > 0 ? sample(r, &sampling) : 0;
@@ -182,33 +180,24 @@ static int finish(Run *r, Error *e) {
     return code;
 }
 
-// A run that had another type and resumes in fp16 begins with the initial scale.
-static void begin_loss_scale(const Setup *setup, LossScale *s) {
-    if (!setup->engine_api->needs_loss_scale) s->scale = 0;
-    else if (s->scale == 0) s->scale = setup->options.loss_scale > 0 ? setup->options.loss_scale : LOSS_SCALE_START;
-}
-
-// When the time of --max-hours is over, in seconds of the clock. A launcher has counted from its own start, and says the
-// end in GNS_END, in seconds since 1970.
-static double time_limit(const Run *r) {
-    const double hours = r->setup.options.max_hours, started = r->position.begun + r->position.at.seconds;
-    const char *end = getenv("GNS_END");
-    if (hours == 0) return INFINITY;
-    return end ? clock_seconds() + strtod(end, NULL) - (double)time(NULL) : started + 3600 * hours;
-}
-
 int train_run(Run *r, Error *e) {
     const Options *o = &r->setup.options;
-    r->saving.limit = time_limit(r);
+    const char *end = getenv("GNS_END"); // a launcher's --max-hours, in seconds since 1970, from its own start
+    const double started = r->position.begun + r->position.at.seconds;
+    r->saving.limit = !o->max_hours ? INFINITY
+                      : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
+                                    : started + 3600 * o->max_hours;
     if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
-    begin_loss_scale(&r->setup, &r->position.at.loss_scale);
-    TRY(parallel_start(&r->setup.parallel, r->setup.engine, r->setup.options.comm_dtype, e));
+    double *scale = &r->position.at.loss_scale.scale; // 0: the run begins, or had another type than fp16
+    if (!r->setup.engine_api->needs_loss_scale) *scale = 0;
+    else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
+    TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
     TRY(compare_ranks(&r->setup, &r->position, e));
     if (is_rank0(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);
-    bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1,
-         of_files = code == ERR_INPUT || code == ERR_WRITE;
+    bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;
+    bool of_files = code == ERR_INPUT || code == ERR_WRITE;
     if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
     if (!code) return parallel_drain(&r->setup.parallel, e);
     end_save(r);
