@@ -237,7 +237,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
         put_number(f, "ramp_target", s->target.target);
         put_number(f, "ramp_aim", s->target.aim);
         put_number(f, "ramp_target_lower", s->target.lower);
-        put_number(f, "ramp_waste", s->target.waste);
+        put_number(f, "ramp_extra_tokens", s->target.waste);
         put_number(f, "ramp_extra_seconds", s->target.extra);
     }
     if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);

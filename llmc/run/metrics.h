@@ -12,8 +12,8 @@
 //     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
 //     ramp_target  --ramp gns: the best batch at the noise scale, in rows. ramp_aim, one standard error below it, is what the
 //                  batch moves to; ramp_target_lower is its 95% bound. All three include the error of the ratio
-//     ramp_waste   B / (k N): the extra tokens that this batch costs. ramp_extra_seconds: its seconds for equal progress
-//                  over those of the best batch, less 1, whatever the waste (ramp.h)
+//     ramp_extra_tokens   B / (k N): the extra tokens that this batch costs; --ramp-waste limits it
+//     ramp_extra_seconds  its seconds for equal progress over those of the best batch, less 1, whatever the waste (ramp.h)
 //     gns_ln       an average over --gns-half-life; a skipped step repeats it
 //     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped. Averages over such steps,
 //                  five times longer than gns_ln's; until 50 half-lives are done, gns_total's is over a tenth of the

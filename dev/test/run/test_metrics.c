@@ -82,7 +82,7 @@ static void test_names(void) {
     static const char *const names[] = {"step",      "tokens",           "examples",  "batch",    "loss",
                                         "lr",        "grad_norm",        "tok_per_s", "mfu",      "val_loss",
                                         "hellaswag", "hellaswag_norm",   "gns_ratio", "loss_nll", "ramp_target",
-                                        "ramp_aim",  "ramp_target_lower", "ramp_waste", "ramp_extra_seconds"};
+                                        "ramp_aim",  "ramp_target_lower", "ramp_extra_tokens", "ramp_extra_seconds"};
     static const double want[] = {1,    2,       3,       4,    5.5, 6.5,  7.5,  8.5,  9.5,
                                   10.5, 3.0 / 8, 5.0 / 8, 1.75, 4.5, 11.5, 12.5, 1e308, 13.5, 14.5};
     CHECK(strstr(text, "\"clipped\": true"), "%s", text);
