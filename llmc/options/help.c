@@ -1,10 +1,10 @@
-// The options as text: --help, --print-options and run.json.
+// Writes the options as text: --help, --print-options and run.json.
 #include "options/table.h"
 
 #include "base/files.h"
 
 void options_print_help(FILE *f, const Options *o, const char *program) {
-    OptionTable t = options_table((Options *)o); // which only reads
+    OptionTable t = options_table((Options *)o); // row_print_help only reads *o
     if (o->help_about) return row_print_help(f, &option_rows[row_find(&t, o->help_about)]);
     fprintf(f, "Trains GPT-2, measures its gradient noise scale and can grow the batch with it.\n\n");
     fprintf(f, "usage: %s --train FILES [--val FILES] (--train-tokens N | --steps N | --epochs X) [options]\n",
@@ -31,7 +31,7 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-// Writes `"name": value` of each of a run's options with a true `which` (NULL: all).
+// Writes `"name": value` of every option id with which[id] (NULL: all), except options of planning.
 static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
     const char *before = "";
     for (int id = 0; id < OPTION_COUNT; id++) {

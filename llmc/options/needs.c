@@ -1,13 +1,14 @@
-// Options that do not go together: some exclude each other, some need another one; without training many are ignored.
+// Checks that the options go together. Some exclude each other; some need another one; without training many are
+// ignored.
 #include "options/table.h"
 
 #include "math/schedule.h"
 
 #include <string.h>
 
-enum { LIST_BYTES = 1024 }; // of the options that a note names
+enum { LIST_BYTES = 1024 }; // of a note's list of options
 
-// Adds ", --name" and more to a list that a note will show.
+// Adds ", --name", `more` and `text` to a note's list of options.
 static void list_add(char list[LIST_BYTES], int id, const char *more, const char *text) {
     char flag[FLAG_BYTES];
     size_t used = strlen(list);
@@ -15,8 +16,9 @@ static void list_add(char list[LIST_BYTES], int id, const char *more, const char
     snprintf(list + used, LIST_BYTES - used, "%s%s%s%s", used ? ", " : "", flag, more, text);
 }
 
-// Refuses an option that was given under its own name on the command line. Adds a note for llm.c's flags, as llm.c's
-// scripts set them all, and for options of training where nothing is trained. Lists idle options of files, which runs share.
+// Handles an option that has no effect. Refuses it if the command line gives it under its own name. Only adds a note
+// for llm.c's flags (llm.c's scripts set them all) and for options of training if nothing is trained. Lists options of
+// files in `idle`: several runs may share a file.
 static int check_need(Options *o, int id, int need, bool refuse, char idle[LIST_BYTES], Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {
@@ -60,7 +62,7 @@ int options_check_groups(Options *o, Error *e) {
 
 int options_check_needs(Options *o, Error *e) {
     OptionTable t = options_table(o);
-    int mode = OPTION_COUNT, by = 0; // OPTION_COUNT: training, or a plan of it, where every option counts
+    int mode = OPTION_COUNT, by = 0; // OPTION_COUNT: training or a plan of it; every option counts
     char idle[LIST_BYTES] = "", unused[LIST_BYTES] = "", flag[FLAG_BYTES];
     if (*o->check) mode = OPTION_check, by = BY_CHECK;
     else if (o->sample_only && !o->dry_run) mode = OPTION_sample_only, by = BY_SAMPLE;
@@ -75,7 +77,7 @@ int options_check_needs(Options *o, Error *e) {
     if (*idle) option_note(o, "no effect, as --config has them: %s", idle);
     if (mode == OPTION_COUNT) return 0;
 
-    // A mode ignores many options. Name the ones on the command line; in a file they are fine.
+    // A mode ignores many options. Name those that the command line gives; in a file they are fine.
     for (int id = 0; id < OPTION_COUNT; id++)
         if (o->given[id] & OPTION_GIVEN_COMMAND_LINE && !(option_rows[id].used_by & by)) list_add(unused, id, "", "");
     row_flag(flag, &option_rows[mode]);

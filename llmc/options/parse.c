@@ -1,4 +1,4 @@
-// The trainer's command line: llm.c's short flags, and the names that other trainers have for its options.
+// Reads the trainer's command line: adds llm.c's short flags, and other trainers' names of its options.
 #include "options/parser.h"
 #include "options/table.h"
 
@@ -49,7 +49,7 @@ static const ForeignName foreign_names[] = {
     {NULL, NULL, NULL},
 };
 
-// llm.c's flags without a counterpart here. Each takes a value, which is ignored.
+// llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
 static const struct {
     const char *flag, *subject;
 } foreign_flags[] = {
@@ -79,12 +79,12 @@ static const char *foreign_subject(const char *flag) { // NULL: not one of them
     return NULL;
 }
 
-// One of llm.c's flags with a counterpart here.
+// Sets the option of one of llm.c's flags that has a counterpart here.
 static int parse_alias(const OptionTable *t, OptionId id, const char *alias, const char *value, Error *e) {
     const OptionRow *row = &option_rows[id];
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"
     if (id == OPTION_model && strncmp(value, "gpt2:d", 6) == 0) value += 5; // llm.c: "gpt2:d12" and "d12" are the same
-    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c counts them
+    if (id == OPTION_recompute && strlen(value) == 1 && strchr("012", *value)) // llm.c numbers them
         value = recompute_names[*value - '0'];
     if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
@@ -98,7 +98,7 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
 
 static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT || foreign_subject(word); }
 
-// llm.c's flags: one dash, always a value. -h without a value is --help.
+// Reads one of llm.c's flags: one dash and always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *flag = argv[*i], *value = NULL, *subject = foreign_subject(flag);
     char joined[OPTION_TEXT + 2];
@@ -106,7 +106,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0 || is_short(argv[*i + 1])))
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
-    // How llm.c starts several processes: -pi in its code, -pm in its help.
+    // llm.c's flag for starting several processes is -pi in its code and -pm in its help.
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = find_alias(flag);
     if (id == OPTION_COUNT && !nccl_init && !subject) return parser_unknown(t, flag, flag + 1, "--", e);

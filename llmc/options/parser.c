@@ -10,9 +10,9 @@
 
 // ---- Unknown names --------------------------------------------------------------------------------------------------
 
-// Edit distance (Levenshtein 1966): insertions, deletions and substitutions that make b of a.
+// Returns the fewest insertions, deletions and substitutions that turn a into b (Levenshtein 1966).
 static int edit_distance(const char *a, const char *b) {
-    int cost[FLAG_BYTES + 1]; // of making b's first j characters of a's first i
+    int cost[FLAG_BYTES + 1]; // cost[j]: turns a's first i characters into b's first j
     int n = (int)strlen(b);
     assert(n <= FLAG_BYTES);
     for (int j = 0; j <= n; j++) cost[j] = j;
@@ -42,7 +42,7 @@ int parser_unknown(const OptionTable *t, const char *said, const char *name, con
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits: another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // with more edits it is another name
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
         int distance = edit_distance(name, flag + 2);
@@ -56,9 +56,9 @@ int parser_unknown(const OptionTable *t, const char *said, const char *name, con
 // ---------------------------------------------------------------------------------------------------------------------
 // Files of options
 //
-//     # a comment: from a # at the beginning of a line or after a blank
+//     # a comment begins with # at the beginning of a line or after a blank
 //     name = value
-//     prompt = " in quotes, blanks and # are kept; there are no escapes "
+//     prompt = " quotes keep blanks and #; there are no escapes "
 
 static char *trim(char *s) {
     while (isspace((unsigned char)*s)) s++;
@@ -72,7 +72,7 @@ static void cut_comment(char *s) {
     *c = 0;
 }
 
-// The value after "=", without its comment, blanks and quotes.
+// Finds the value after "=", without its comment, blanks and quotes.
 static int config_value(char *s, char **value, Error *e) {
     while (isspace((unsigned char)*s)) s++;
     if (*s != '"') {
@@ -108,7 +108,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets an option to a value of run.json. 0, "" and false of an option without a default: the run did without it.
+// Sets an option to a value of run.json. If it has no default, ignores 0, "" and false: the run did not use the option.
 static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
     const double exact = 9007199254740992; // 2^53
     char number[40];
@@ -130,7 +130,7 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// The options that the parts of a run were given, with the values that they have in the end.
+// Sets the options that the parts of a run were given, to their final values.
 static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
     const cJSON *options = cJSON_GetObjectItemCaseSensitive(root, "options"), *part, *given;
     const cJSON *parts = cJSON_GetObjectItemCaseSensitive(root, "parts");
@@ -165,7 +165,7 @@ int parser_config(const OptionTable *t, char *text, size_t bytes, const char *na
 }
 
 static int read_config(const OptionTable *t, const char *path, Error *e) {
-    const size_t max_bytes = 1 << 20; // far more than all options take
+    const size_t max_bytes = 1 << 20; // far more than all options need
     char *text;
     size_t bytes;
     if (!t->alone && pipe_is(path))
@@ -188,7 +188,7 @@ int parser_next_value(const OptionTable *t, int argc, char **argv, int *i, const
     return 0;
 }
 
-// A text over OPTION_TEXT is cut, and row_set refuses it.
+// Cuts a text over OPTION_TEXT: row_set then refuses it.
 const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *i, const char *first,
                               char joined[OPTION_TEXT + 2]) {
     size_t used = 0;
@@ -205,10 +205,10 @@ const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *
     return joined;
 }
 
-// --name value, --name=value, or --name for a flag.
+// Reads --name value, --name=value, or --name of a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no option is longer
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag, no value is longer
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
     if (id == t->count) return parser_unknown(t, said, said + 2, "--", e);
@@ -222,7 +222,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     }
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
-    // Reads the file at once: what the command line has set, and sets later, wins. The value is the names of all files.
+    // Read the file now: the command line wins, before and after it. The option's value lists all files.
     char names[OPTION_TEXT + 1], *field = (char *)t->values + row->offset;
     snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", value);
     t->given[id] = 0;
@@ -235,7 +235,7 @@ int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
         else TRY(t->read_word(t, argc, argv, &i, e));
         for (int id = 0; id < t->count; id++) {
-            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // --help may have an option's name after it
+            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // --help may precede an option's name
             if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
             t->about = argv[i + 1];
             return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);

@@ -1,4 +1,4 @@
-// What the options mean together: options_resolve.
+// options_resolve works out what the options mean together.
 #include "options/table.h"
 
 #include "model/model.h"
@@ -11,7 +11,7 @@ static int resolve_model(Options *o, Error *e) {
     ModelConfig ignored;
     OptionTable t = options_table(o);
     bool preset = model_preset(&ignored, o->model);
-    // A model's files give its shape: --model PATH on the command line resets the shape of the config file.
+    // The files of --model PATH give the shape, so PATH on the command line resets the config file's shape options.
     for (size_t i = 0; !preset && o->given[OPTION_model] & OPTION_GIVEN_COMMAND_LINE && i < 4; i++)
         if (o->given[shape[i]] == OPTION_GIVEN_CONFIG) row_reset(&t, shape[i]);
     if (preset && (o->sample_only || o->eval_only))
@@ -65,7 +65,7 @@ static int resolve_ramp(Options *o, Error *e) {
     return 0;
 }
 
-// Converts what llm.c counts in steps or micro-batches to tokens, and what it counts in validations to steps.
+// Converts llm.c's units: steps and micro-batches to tokens, validations to steps.
 static int resolve_aliases(Options *o, Error *e) {
     const int64_t one[] = {[ALIAS_STEPS] = o->run.batch_ref_rows * o->seq_len,
                            [ALIAS_MICRO_BATCHES] = o->micro_batch * o->seq_len,
@@ -81,7 +81,7 @@ static int resolve_aliases(Options *o, Error *e) {
     return 0;
 }
 
-// With --epochs the horizon depends on the data: options_resolve_epochs sets it.
+// Sets the horizon. With --epochs it depends on the data: options_resolve_epochs sets it.
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
@@ -115,20 +115,20 @@ static int resolve_gns(Options *o, Error *e) {
     int64_t by_default = o->gns == GNS_EXACT ? 1 : 0;
     o->run.gns_exact_interval = o->gns == GNS_OFF ? 0 : o->gns_exact_every ? o->gns_exact_every : by_default;
     o->run.gns_calibrates = ratio_open && !o->run.gns_exact_interval;
-    const double horizon_share = 0.005; // of the run, the default of --gns-half-life
+    const double horizon_share = 0.005; // the default of --gns-half-life, as a share of the run
     o->run.gns_half_life_tokens =
         o->gns_half_life ? (double)o->gns_half_life : horizon_share * (double)o->run.horizon_tokens;
     return 0;
 }
 
-// "runs/a/" becomes "runs/a": the parent directory and the name are cut from the path.
+// Turns "runs/a/" into "runs/a": path_parent and path_name need it.
 static void strip_trailing_slashes(char *path) {
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') path[--n] = 0;
 }
 
 int options_resolve(Options *o, Error *e) {
-    if (!o->given[OPTION_gns]) o->gns = GNS_LN; // until options_resolve_gns
+    if (!o->given[OPTION_gns]) o->gns = GNS_LN; // options_resolve_gns sets the final mode
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     TRY(options_check_groups(o, e));

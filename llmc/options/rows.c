@@ -34,7 +34,7 @@ bool option_range_contains(const OptionRow *row, double x) {
     return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
 }
 
-// Decimal numbers only: no hexadecimal, no "nan", no "inf", nothing after the number.
+// Reads a decimal number: no hexadecimal, no "nan", no "inf", nothing after the number.
 static bool parse_real(const char *text, double *out) {
     if (!*text || text[strspn(text, "0123456789+-.eE")]) return false;
     char *end;
@@ -42,7 +42,7 @@ static bool parse_real(const char *text, double *out) {
     return *end == 0;
 }
 
-// Whole numbers: digits, read exactly, or a form like 10e9. Clamped to the range of int64_t.
+// Reads a whole number: digits exactly, or a form like 10e9. Clamps it to the range of int64_t.
 static bool parse_int(const char *text, int64_t *out) {
     double real;
     if (!parse_real(text, &real) || real != floor(real)) return false;
@@ -54,7 +54,7 @@ static bool parse_int(const char *text, int64_t *out) {
     return true;
 }
 
-// Index of text among "first|second|third", or -1.
+// Returns the index of text among "first|second|third", or -1.
 static int choice_find(const char *names, const char *text) {
     size_t length = strlen(text);
     for (int index = 0;; index++) {
@@ -65,7 +65,7 @@ static int choice_find(const char *names, const char *text) {
     }
 }
 
-// Into *out, which has the row's type.
+// Reads a value of the row's type into *out. ERR_USAGE if it is not one.
 static int value_parse(const OptionRow *row, const char *said, const char *text, void *out, Error *e) {
     const char *why = NULL, *unit = row->unit ? row->unit : "";
     int64_t whole;
@@ -130,7 +130,7 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
     TRY(value_parse(row, said, text, wins ? row_field(t, id) : overruled, e));
     t->given[id] |= (uint8_t)place;
     if (!wins || !(place & OPTION_GIVEN_THIS_FILE) || !row->group || row_is_zero(t, id)) return 0;
-    // What earlier files say about the row's group no longer counts: `steps` there, `train-tokens` here.
+    // This option overrules its group in earlier files: `train-tokens` here, `steps` there.
     for (int other = 0; other < t->count; other++)
         if (other != id && t->rows[other].group == row->group && t->given[other] == OPTION_GIVEN_CONFIG)
             row_reset(t, other);
@@ -148,7 +148,7 @@ void row_write_json(FILE *f, OptionType type, const char *names, const void *fie
     char real[40];
     switch (type) {
     case TYPE_INT: fprintf(f, "%lld", (long long)*(const int64_t *)field); break;
-    case TYPE_REAL: // the fewest digits that read back as the same number
+    case TYPE_REAL: // print the fewest digits that read back as the same number
         for (int digits = 1; digits <= 17; digits++) {
             snprintf(real, sizeof real, "%.*g", digits, *(const double *)field);
             if (strtod(real, NULL) == *(const double *)field) break;
@@ -187,7 +187,7 @@ int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e)
 
 enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
 
-// Prints a word, or words that stay together, on this line or the next. *column: where the line ends.
+// Prints words that stay together, on this line or the next. *column: the end of the line so far.
 static void print_word(FILE *f, int *column, const char *word, int width) {
     if (*column > HELP_COLUMN && *column + 1 + width > HELP_WIDTH)
         *column = HELP_COLUMN, fprintf(f, "\n%*s", HELP_COLUMN, "");
@@ -201,7 +201,7 @@ void row_print_help(FILE *f, const OptionRow *row) {
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
     char flag[FLAG_BYTES], value[FLAG_BYTES], suffix[200];
 
-    // "--micro-batch ROWS". The unit names the value, in capitals unless it has some (GB/s).
+    // The unit names the value: "--micro-batch ROWS". It is put into capitals unless it has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);

@@ -1,5 +1,5 @@
-// rows: the options of a program as a table, which parser.h reads a command line by. An option is a row; its value is a
-// field of the program's own struct.
+// rows: the options of a program as a table. An option is a row; its value is a field of the program's own struct.
+// parser.h reads a command line by the table.
 #pragma once
 
 #include "base/common.h"
@@ -14,12 +14,12 @@ typedef enum {
 
 typedef enum {
     ROW_PLAIN,
-    ROW_WORDS, // TEXT: takes the words up to the next option, such as a pattern that the shell expanded
+    ROW_WORDS, // TEXT: all words up to the next option, such as a pattern that the shell expanded
     ROW_FILE,  // TEXT: names a file of options; may be given several times
     ROW_ENDS   // FLAG: nothing after it counts
 } OptionKind;
 
-// The unit of llm.c's flag, if it is not the option's: tokens, or steps for ALIAS_VALIDATIONS.
+// The unit of llm.c's flag. The option's own unit is tokens, or steps for ALIAS_VALIDATIONS.
 typedef enum { ALIAS_AS_IS, ALIAS_STEPS, ALIAS_MICRO_BATCHES, ALIAS_VALIDATIONS } AliasUnit;
 
 typedef struct {
@@ -31,21 +31,21 @@ typedef struct {
     const char *alias; // llm.c's flag; NULL: none
     AliasUnit alias_unit;
     const char *init;  // default, as on the command line; NULL: 0, empty or false
-    const char *range; // of a number: "[" and "]" inclusive, "(" and ")" exclusive
-    const char *names; // of a choice, in the order of its enum: "first|second"
-    const char *unit;  // of a number; of other types the name of the value in --help
-    const char *empty; // remedy: an empty text is refused; NULL: it is accepted
+    const char *range; // limits of a number: "[" and "]" inclusive, "(" and ")" exclusive
+    const char *names; // words of a choice, in the order of its enum: "first|second"
+    const char *unit;  // unit of a number; else the name of the value in --help
+    const char *empty; // remedy for an empty text; NULL: accept it
     const char *cut;   // remedy for a text that is too long; NULL: say the limit
-    int needs[2];      // the option is refused unless all of these conditions hold
-    int prefers;       // a note unless this condition holds
-    bool off_at_0;     // 0, "" and false turn the option off, and need nothing
+    int needs[2];      // refuse the option unless all of these conditions hold
+    int prefers;       // print a note unless this condition holds
+    bool off_at_0;     // 0, "" and false turn the option off: ignore `needs` then
     int used_by;       // the kinds of run without training that use the option
-    int group;   // options of one group exclude each other; in a --config file they yield to one given later. 0: none
-    bool of_run; // may not change on resume; a checkpoint that lacks it had its default
-    bool of_invocation; // no part of a run: --config RUN/run.json leaves it out
+    int group;   // options of one group exclude each other; one given later overrules a --config file's. 0: none
+    bool of_run; // may not change on resume; an old checkpoint that lacks it had the default
+    bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
-// Names in other programs, separated by blanks: ours (NULL: none), and what to know (NULL: nothing).
+// names: in other programs, separated by blanks; ours: our name (NULL: none); note: what to know (NULL: nothing).
 typedef struct {
     const char *names, *ours, *note;
 } ForeignName;
@@ -54,14 +54,14 @@ typedef struct OptionTable OptionTable;
 struct OptionTable {
     const OptionRow *rows;
     int count;
-    const ForeignName *foreign; // ends with NULL; or NULL
-    void *values;               // the struct that has the rows' fields
-    uint8_t *given;             // of each row: OPTION_GIVEN_* bits
+    const ForeignName *foreign; // the last one is all NULL; may be NULL
+    void *values;               // the struct that holds the rows' fields
+    uint8_t *given;             // OPTION_GIVEN_* bits of each row
     const char *about;          // the option that --help NAME asks for, without dashes; NULL: all
     bool alone;                 // the only rank: a --config file may be a pipe
-    void *context;              // of the functions below
+    void *context;              // for the functions below
 
-    // Reads a word that is not --name, and moves *i to its last value.
+    // Reads a word that is not --name; moves *i to the last word that it has read.
     int (*read_word)(const OptionTable *t, int argc, char **argv, int *i, Error *e);
     bool (*is_short)(const char *word); // true for an option with one dash; NULL: there is none
 };
@@ -70,35 +70,35 @@ enum {
     OPTION_GIVEN_CONFIG = 1,
     OPTION_GIVEN_COMMAND_LINE = 2,
     OPTION_GIVEN_ALIAS = 4,     // on the command line, as llm.c's flag
-    OPTION_IN_ALIAS_UNIT = 8,   // options_resolve has to convert the value from llm.c's unit
+    OPTION_IN_ALIAS_UNIT = 8,   // options_resolve must convert the value from llm.c's unit
     OPTION_GIVEN_THIS_FILE = 16 // in the --config file that is being read
 };
 
 enum { OPTION_TEXT = 4096 }; // bytes of the longest TEXT value, with its NUL
-enum { FLAG_BYTES = 40 };    // of the longest flag, with its NUL
+enum { FLAG_BYTES = 40 };    // bytes of the longest flag, with its NUL
 
-// Format of an option's name as the user wrote it, and of its value; long texts are cut.
+// Formats an option's name as the user wrote it, or its value; cuts a long text.
 #define SAID "%.60s"
 
 void row_flag(char out[FLAG_BYTES], const OptionRow *row); // "--micro-batch"
 
-// The row of a name without its leading dashes, up to its end or a "="; "_" is "-". t->count: none.
+// Returns the row of a name without its leading dashes; t->count: none. The name ends at its NUL or a "="; "_" is "-".
 int row_find(const OptionTable *t, const char *name);
 
 // True if the interval of a row, "[0, 1)", contains x. False for NaN.
 bool option_range_contains(const OptionRow *row, double x);
 
-bool row_is_zero(const OptionTable *t, int id); // true: its value is 0, the first of its names, "" or false
-void row_reset(const OptionTable *t, int id);   // to its default, not given
+bool row_is_zero(const OptionTable *t, int id); // its value is 0, the first choice, "" or false
+void row_reset(const OptionTable *t, int id);   // sets its default and clears its given bits
 
-// Sets an option. place: OPTION_GIVEN_*. The command line wins over files, a file over those before it; a value that is
-// overruled must be valid all the same. said: the option's name as the user wrote it.
+// Sets an option. place: OPTION_GIVEN_*. The command line overrules files; a file overrules those before it. An
+// overruled value must be valid too. said: the option's name as the user wrote it.
 int row_set(const OptionTable *t, int id, const char *said, const char *text, int place, Error *e);
 
-// The option's lines of --help, at most 100 columns wide.
+// Prints the option's lines of --help, at most 100 columns wide.
 void row_print_help(FILE *f, const OptionRow *row);
 
-void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: of a choice
+void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: those of a choice
 
-// Writes "name = value", as a --config file has it. ERR_USAGE for a text that no line can hold.
+// Writes "name = value", a line of a --config file. ERR_USAGE for a text that no line can hold.
 int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e);

@@ -1,5 +1,5 @@
-// table: the trainer's options as rows. For the files of this folder, and for run/state.c, which compares the options of
-// two runs; others include options.h.
+// table: the trainer's options as rows. Only this folder and run/state.c (it compares the options of two runs) include
+// it; others include options.h.
 #pragma once
 
 #include "options/options.h"
@@ -21,7 +21,7 @@ OptionTable options_table(Options *o);
 void option_flag(char out[FLAG_BYTES], OptionId id);
 void *option_field(Options *o, OptionId id);
 
-// True for --print-options, --dry-run and what goes with it alone: these are no part of a run.
+// True for --print-options, --dry-run and options of --dry-run alone: they are not part of a run.
 bool option_is_of_planning(int id);
 
 int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
@@ -29,8 +29,8 @@ int option_set(Options *o, OptionId id, const char *said, const char *text, int 
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// ERR_USAGE for two options of one group; if one is from the config file only, that one is reset.
+// Returns ERR_USAGE for two options of one group. If only one is from the command line, resets the other.
 int options_check_groups(Options *o, Error *e);
 
-// Options without effect: an error, or a note. Uses o->run.ramp_mode.
+// Refuses options without effect, or adds a note. Reads o->run.ramp_mode.
 int options_check_needs(Options *o, Error *e);

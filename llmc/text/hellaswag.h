@@ -1,5 +1,5 @@
-// hellaswag: scores a model on questions: it chooses the ending of a context that it finds likeliest (HellaSwag: Zellers
-// et al. 2019, arXiv 1905.07830).
+// hellaswag: scores a model on questions: it chooses the ending of a context that it finds likeliest (HellaSwag:
+// Zellers et al. 2019, arXiv 1905.07830).
 //
 // A row is a context and one of its endings. l(e) is the sum of the losses of the ending's tokens, n(e) their number:
 //
@@ -17,8 +17,8 @@
 //          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
 //          its bytes, its number, label, count of endings, then count and tokens of the context and of each ending
 //
-// A row that is too long keeps its last T + 1 tokens, as in lm-evaluation-harness. A question with an ending of more than
-// T tokens is left out and counted.
+// A row that is too long keeps its last T + 1 tokens, as in lm-evaluation-harness. A question with an ending of more
+// than T tokens is left out and counted.
 #pragma once
 
 #include "text/tokenizer.h"

@@ -9,8 +9,8 @@ typedef struct Loader Loader;
 int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e);
 void loader_destroy(Loader *loader); // NULL is fine
 
-// Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for the
-// thread that reads them, and returns its error; reads here if loader_expect did not announce them.
+// Sets *rows (n, T + 1) to examples [first, first + n) of the shuffled sequence, valid until the next call. Waits for
+// the thread that reads them, and returns its error; reads here if loader_expect did not announce them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
 // Starts to read n examples from `first` on. If other ones are wanted next, that costs time only. n = 0 only waits for

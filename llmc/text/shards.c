@@ -233,8 +233,8 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
-// Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending order:
-// Counts keeps the sums of older examples, and every call counts the RECENT last ones.
+// Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending
+// order: Counts keeps the sums of older examples, and every call counts the RECENT last ones.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
     Counts *c = data->counts;

@@ -60,8 +60,8 @@ int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Er
 const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
 uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the window of an example
 
-// Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch. Checks
-// every token against the vocabulary.
+// Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.
+// Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);
 
 // Reads windows in the order of the files, for validation. first_window + count <= N.

@@ -8,14 +8,15 @@
 #include <string.h>
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Pre-tokenisation: GPT-2's pattern,
+// Pre-tokenisation splits text into words by GPT-2's pattern:
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// by hand: a regular expression engine takes several times as long as the rest of encoding. test_words compares the
-// words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor space.
+// The code below is by hand: a regular expression engine takes several times as long as the rest of encoding.
+// test_words compares its words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
+// space.
 
-// The class of the character at s < end, and its length.
+// Returns the class of the character at s < end, and sets its length.
 static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const uint8_t *end, size_t *length) {
     *length = 1;
     CharClass class = t->byte_class[*s];
@@ -28,7 +29,7 @@ static inline CharClass char_class(const Tokenizer *t, const uint8_t *s, const u
     return c < UNICODE_CLASS_END ? (CharClass)t->classes[c] : CLASS_OTHER;
 }
 
-// The end of a run of characters of one class.
+// Returns the end of the run of characters of `class` at s.
 static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, const uint8_t *end, CharClass class) {
     for (size_t length; s < end; s += length) {
         while (s < end && t->byte_class[*s] == class) s++;
@@ -37,7 +38,7 @@ static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, cons
     return s;
 }
 
-// The end of the word that begins at s < end.
+// Returns the end of the word that begins at s < end.
 static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
     size_t length, left = (size_t)(end - s);
     if (*s == '\'' && left > 1) { // 's|'t|'re|'ve|'m|'ll|'d
@@ -49,7 +50,7 @@ static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, con
     CharClass class = char_class(t, first, end, &length);
     if (class != CLASS_SPACE) return scan_run(t, first + length, end, class);
 
-    // White space: all of it at the end of the text, otherwise all but its last character.
+    // White space at the end of the text is one word. Before other text its last character is left to the next word.
     const uint8_t *start = s, *last = s;
     for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
     return s == end || last == start ? s : last;
@@ -60,13 +61,13 @@ size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
     return (size_t)(scan_word(t, s, s + bytes) - s);
 }
 
-// The last cut between a character that is no space and a space. Such a cut is safe: no alternative of the pattern
-// matches across it, none looks back, and the only one that looks ahead, (?!\S), follows a space.
+// Returns the last position after a character that is no space and before a space; 0: none. A cut there is safe: no
+// alternative of the pattern matches across it or looks back. Only (?!\S) looks ahead, and it follows a space.
 static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     for (size_t i = bytes; i-- > 1;) {
         if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
-        size_t first = i - 1, length; // the beginning of the character before
+        size_t first = i - 1, length; // the beginning of the character before i
         while (first > 0 && i - first < 4 && (s[first] & 0xC0) == 0x80) first--;
         if (char_class(t, s + first, s + i, &length) != CLASS_SPACE || first + length != i) return i;
     }
@@ -84,7 +85,7 @@ uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, si
     }
 }
 
-// The longest added token of a pass at the beginning of s..end, and its length; -1: there is none.
+// Returns the longest added token of a pass that s begins with, and sets its length. -1: none.
 static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end, size_t *longest) {
     int found = -1;
     *longest = 0;
@@ -98,7 +99,7 @@ static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint
     return found;
 }
 
-// False if surely no added token crosses s[at], whatever follows s[0..bytes).
+// False only if no added token can cross s[at], whatever follows s[0..bytes).
 static bool added_across(const Tokenizer *t, const uint8_t *s, size_t bytes, size_t at) {
     for (int pass = 0; pass < ADDED_PASSES; pass++) {
         size_t reach = 0, length;
@@ -127,7 +128,7 @@ static inline uint32_t pair_slot(const Tokenizer *t, uint32_t pair) {
     return (uint32_t)((pair * HASH_GOLDEN) >> 32) & t->pair_mask; // Fibonacci hashing
 }
 
-// The rank of a merge in the upper half, the merged token in the lower; RANK_NONE if the pair does not merge.
+// Returns a merge's rank in the upper half and the merged token in the lower; RANK_NONE if the pair does not merge.
 #define RANK_NONE UINT32_MAX
 static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t right) {
     uint32_t pair = pair_of(left, right);
@@ -146,7 +147,7 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
     t->pair_mask = (uint32_t)slots - 1;
     for (int rank = 0; rank < t->merge_count; rank++) {
         const Merge *m = &t->merges[rank];
-        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // the first of equal merges counts
+        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // the first of equal merges wins
         uint32_t pair = pair_of(m->left, m->right), i = pair_slot(t, pair);
         while (t->pairs[i] != MERGE_EMPTY) i = (i + 1) & t->pair_mask;
         t->pairs[i] = (uint64_t)pair << 32 | (uint64_t)rank << 16 | m->merged;
@@ -154,12 +155,12 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
     return 0;
 }
 
-// Byte pair encoding: while any adjacent pair merges, merge the one of lowest rank, the leftmost of several.
+// Byte pair encoding: while any adjacent pair merges, merge the pair of lowest rank, the leftmost one of equal rank.
 
-enum { SHORT_WORD = 64 }; // bytes; up to here a scan for the lowest rank beats a heap
+enum { SHORT_WORD = 64 }; // bytes up to which a scan for the lowest rank beats a heap
 
 static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out) {
-    uint32_t found[SHORT_WORD]; // found[i]: what pair (i, i+1) merges to
+    uint32_t found[SHORT_WORD]; // found[i]: pair_find of tokens i and i + 1
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
     for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
@@ -178,8 +179,8 @@ static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes,
     return n;
 }
 
-// A heap of pairs, (rank << 32 | position of the left token), smallest first. An entry is stale once a merge has
-// changed its pair.
+// A heap of pairs (rank << 32 | position of the left token), smallest first. A merge of one of its tokens makes an
+// entry stale.
 typedef struct {
     uint64_t *at;
     size_t count;
@@ -197,12 +198,12 @@ static uint64_t heap_pop(PairHeap *h) {
     return top;
 }
 
-// A word as a linked list: the token of position i is out[i].
+// A word as a linked list of positions. Position i has token out[i].
 typedef struct {
-    uint32_t previous, next; // next: the word's length at the end, 0 for a position that was merged away
+    uint32_t previous, next; // next: the word's length at the end; 0: position i was merged away
 } Link;
 
-// Pushes the pair of position `left` and the position after it, if these merge.
+// Pushes the pair of position `left` and the next position, if it merges.
 static void heap_push(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left, size_t end) {
     uint32_t found = links[left].next == end ? RANK_NONE : pair_find(t, out[left], out[links[left].next]);
     if (found == RANK_NONE) return;
@@ -260,7 +261,7 @@ _Static_assert(sizeof(WordLine) == 64, "one cache line");
 
 struct Encoder {
     const Tokenizer *t;
-    size_t cached_bytes;           // of the longest word in the cache; 0: no cache
+    size_t cached_bytes;           // length of the longest word that is cached; 0: no cache
     _Alignas(64) WordLine cache[]; // (2^CACHE_BITS)
 };
 
@@ -274,7 +275,7 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
 
 void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
 
-// Fails if a vocabulary of characters lacks one of the word's.
+// Fails if a vocabulary of characters lacks a character of the word.
 static int check_known(const Tokenizer *t, const uint8_t *word, size_t bytes, Error *e) {
     for (const uint8_t *s = word; s < word + bytes; s++) {
         if (!t->lacks[*s]) continue;
@@ -301,7 +302,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
         memcpy(key, word, 8);
         key[0] &= UINT64_MAX >> (64 - 8 * bytes);
     } else memcpy(key, word, bytes);
-    uint64_t sum = key[0] * HASH_GOLDEN; // Fibonacci hashing of each part of the key, with other odd multipliers
+    uint64_t sum = key[0] * HASH_GOLDEN; // Fibonacci hashing of each part of the key, with an odd multiplier each
     if (bytes > 8) sum += key[1] * 0xD1342543DE82EF95u + key[2] * 0xBF58476D1CE4E5B9u + key[3] * 0x94D049BB133111EBu;
     WordLine *line = &encoder->cache[sum >> (64 - CACHE_BITS)];
     if (line->bytes == bytes && line->key[0] == key[0] && (bytes <= 8 || memcmp(line->key, key, sizeof key) == 0)) {
@@ -319,8 +320,9 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
     return 0;
 }
 
-// Each pass finds its added tokens from left to right, the longest at each place, and hands the text between them to the
-// next pass. After the last pass the text is words (tokenizers' AddedVocabulary).
+// Encodes text in passes, as tokenizers' AddedVocabulary does. A pass finds its added tokens from left to right, the
+// longest at each place. It hands the text between them to the next pass. After the last pass the rest is split into
+// words.
 static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, int pass, uint16_t **out, Error *e) {
     const Tokenizer *t = encoder->t;
     const uint8_t *text = s;

@@ -1,14 +1,15 @@
-// tokenizer: text to tokens and back. Three kinds, one interface:
+// tokenizer: turns text into tokens and back. One interface serves three kinds:
 //
 //   bytes     256 tokens: token b is byte b. There is no end-of-text token.
 //   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), from
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
-//   characters each token is a character, and there are no merges (scripts/from_nanogpt.py). Stored as a BPE: ASCII is in
-//             the vocabulary, other characters are added tokens
+//   characters each token is a character; there are no merges (scripts/from_nanogpt.py). Stored as a BPE: its
+//   vocabulary
+//             has the ASCII characters, and other characters are added tokens
 //
-// The first two take any bytes, valid UTF-8 or not; the third refuses characters without a token. Decoding gives
+// The first two encode any bytes, valid UTF-8 or not; the third refuses characters without a token. Decoding gives
 // exactly the encoded bytes. Added tokens ("<|user|>") are found before the text is split into words, as in Hugging
-// Face's tokenizers, except for "<|endoftext|>", which in a document is ordinary text.
+// Face's tokenizers. "<|endoftext|>" in a document is ordinary text.
 #pragma once
 
 #include "base/manifest.h"
@@ -23,7 +24,7 @@ typedef struct Tokenizer Tokenizer; // immutable: any number of threads may use 
 
 int tokenizer_create_bytes(Tokenizer **out, Error *e);
 
-// `path` is a directory with the files of a tokenizer, or the word "bytes". ERR_INPUT where tokenizer_exists is false.
+// Loads a tokenizer: `path` is a directory with its files, or the word "bytes". ERR_INPUT if tokenizer_exists is false.
 int tokenizer_load(Tokenizer **out, const char *path, Error *e);
 bool tokenizer_exists(const char *directory);
 void tokenizer_destroy(Tokenizer *t); // NULL is fine
@@ -31,24 +32,24 @@ void tokenizer_destroy(Tokenizer *t); // NULL is fine
 int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
 int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 if the vocabulary has none
 bool tokenizer_is_bytes(const Tokenizer *t);
-bool tokenizer_has_merges(const Tokenizer *t); // otherwise every token is a byte or a character
+bool tokenizer_has_merges(const Tokenizer *t); // false: every token is a byte or a character
 
-// The bytes of one token, not NUL-terminated; a token outside the vocabulary (padding) is an empty string.
+// Returns the bytes of one token, without a NUL. A token outside the vocabulary (padding) has 0 bytes.
 const char *tokenizer_decode(const Tokenizer *t, int token, size_t *bytes);
 
 // Encodes all of text. `out` has room for `bytes` tokens: no token is shorter than a byte.
 int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
-// tokenizer_load. The byte tokenizer becomes a BPE without merges. context: the model's, in tokens; 0: unknown. manifest:
-// for the digests of the files, may be NULL.
+// tokenizer_load. The byte tokenizer becomes a BPE without merges. context: tokens that the model reads; 0: unknown.
+// manifest: receives the files' digests; may be NULL.
 int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e);
 
-// For bulk work: an encoder caches the tokens of words. Each thread has its own.
+// An encoder caches the tokens of words, for bulk work. Each thread needs its own.
 typedef struct Encoder Encoder;
 int encoder_create(Encoder **out, const Tokenizer *t, Error *e);
 void encoder_destroy(Encoder *encoder); // NULL is fine
 int encoder_run(Encoder *encoder, const char *text, size_t bytes, uint16_t *out, size_t *count, Error *e);
 
-// The last position in text[0..bytes) at which a longer text can be cut without changing its tokens; 0 if none.
+// Returns the last position in text[0..bytes) where a cut changes no tokens, whatever follows the text; 0: none.
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes);

@@ -1,14 +1,14 @@
-// tokenizer_files: reads and writes GPT-2's vocabulary and merges. Three forms are read:
+// tokenizer_files: reads and writes GPT-2's vocabulary and merges. It reads three forms:
 //
-//     vocab.json + merges.txt      Hugging Face's: a JSON object {token: id}, and a line "left right" a merge, by rank
-//     encoder.json + vocab.bpe     the same under OpenAI's names
+//     vocab.json + merges.txt      Hugging Face's: a JSON object {token: id}; one line "left right" per merge, by rank
+//     encoder.json + vocab.bpe     the same files under OpenAI's names
 //     tokenizer.json               both in one file: model.vocab, model.merges
 //
-// With any of them, added tokens may be in tokenizer.json (added_tokens), in tokenizer_config.json
-// (added_tokens_decoder) and in added_tokens.json.
+// For all forms, tokenizer.json (added_tokens), tokenizer_config.json (added_tokens_decoder) and added_tokens.json may
+// list added tokens.
 //
-// In these files a byte is a character of "GPT-2's alphabet": a byte that prints is itself (in Latin-1), and the
-// others, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+// These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is itself. The other
+// bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -30,7 +30,7 @@ static int alphabet_char(int byte) {
     return byte == 0xAD ? 0x143 : byte;
 }
 
-// Decodes a name into `out` (at most as long) and returns its bytes; -1 if a character is not in the alphabet.
+// Decodes a name into `out` and returns its bytes, at most `length`; -1 if a character is not in the alphabet.
 static int alphabet_decode(const char *name, size_t length, char *out) {
     const unsigned char *s = (const unsigned char *)name, *end = s + length;
     int bytes = 0;
@@ -48,18 +48,18 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Loading: files fill the entries, the entries' names become the tokens' bytes, and merges are pairs of these tokens
+// Loading: files fill the entries; the entries' names become the tokens' bytes; merges are pairs of these tokens
 
 #define HINT_GET "download or copy the tokenizer's files again"
 
 typedef struct {
     const char *name;         // NULL: none yet
-    const char *path;         // of the first file with this number or a higher one
-    bool listed;              // in a list of added tokens: the name is the text itself
-    bool normalized, special; // of a listed one
+    const char *path;         // the first file with this number or a higher one
+    bool listed;              // in a list of added tokens: the name is plain text, not the alphabet
+    bool normalized, special; // set if `listed`
 } Entry;
 
-// The JSON files of a tokenizer. Added tokens are in the first three, whatever the form of the rest.
+// The JSON files of a tokenizer. The first three may list added tokens, for all forms.
 enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
 enum { ADDED_FILES = 3 };
 
@@ -72,7 +72,7 @@ typedef struct {
     Tokenizer *t;
     JsonFile files[FILES];
     const JsonFile *vocab;
-    char merges_path[PATH_MAX], *merges_text; // merges_text NULL: they are in vocab
+    char merges_path[PATH_MAX], *merges_text; // merges_text NULL: the merges are in `vocab`
     size_t merges_bytes, name_bytes;
     size_t longest; // bytes of the longest name
     char *scratch;  // (2, longest)
@@ -100,7 +100,8 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-// The entry of token `number`; NULL on failure. A new highest number adds entries up to it; their errors name `path`.
+// Returns the entry of token `number`; NULL on failure. Adds all entries up to a new highest number; errors of these
+// name `path`.
 static Entry *entry_of_number(VocabReader *r, const char *path, const char *name, double number, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
@@ -112,8 +113,8 @@ static Entry *entry_of_number(VocabReader *r, const char *path, const char *name
     return &r->entries[(int)number];
 }
 
-// The name of the first member of an object that is neither off (null, false, 0 or empty) nor among `known`, names with
-// blanks around them; NULL: none.
+// Returns the name of the first member that is neither off (null, false, 0 or empty) nor in `known`; NULL: none.
+// `known` has a blank before and after each name.
 static const char *member_on(const cJSON *object, const char *known) {
     char name[64];
     const cJSON *item;
@@ -126,14 +127,14 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
-// The only element of a Sequence; any other part itself.
+// Returns the element of a Sequence that has only one, else the part itself.
 static const cJSON *only_part(const cJSON *part, const char *list) {
     const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
     return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
 }
 
-// True for what splits text into words as GPT-2 does: ByteLevel, after Split by GPT-2's pattern (in one of its spellings)
-// if it does not split itself.
+// True if a pre-tokenizer splits text into words as GPT-2 does: ByteLevel alone, or ByteLevel that does not split,
+// after a Split by GPT-2's pattern (in one of its spellings).
 static bool splits_as_gpt2(const cJSON *words) {
 #define REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
     words = only_part(words, "pretokenizers");
@@ -149,7 +150,7 @@ static bool splits_as_gpt2(const cJSON *words) {
            !member_on(bytes, " type trim_offsets use_regex ");
 }
 
-// Refuses a tokenizer.json that gives other tokens than GPT-2's kind.
+// Refuses a tokenizer.json whose tokens would differ from GPT-2's kind.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
     const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
@@ -187,7 +188,7 @@ static int read_vocab(VocabReader *r, Error *e) {
     return 0;
 }
 
-// An added token may be new or in the vocabulary. The first file that lists it decides `normalized` and `special`.
+// Adds an added token, new or in the vocabulary. The first file that lists it decides `normalized` and `special`.
 static int add_added(VocabReader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
     static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
     Entry *entry = entry_of_number(r, path, name, number, e);
@@ -209,8 +210,8 @@ static int add_added(VocabReader *r, const char *path, const char *name, double 
     return 0;
 }
 
-// tokenizer.json has an array {id, content}, tokenizer_config.json an object of them by number, added_tokens.json the
-// numbers by name.
+// Reads a file's added tokens. tokenizer.json has an array of {id, content}; tokenizer_config.json has {number:
+// {content}}; added_tokens.json has {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     const char *path = r->files[file].path;
@@ -231,7 +232,7 @@ static int read_added(VocabReader *r, int file, Error *e) {
     return 0;
 }
 
-// The token that ends documents: the one that tokenizer_config.json declares, else <|endoftext|>. -1: neither exists.
+// Returns the token that ends documents: tokenizer_config.json's eos_token, else <|endoftext|>; -1: neither exists.
 static int find_eot(const VocabReader *r) {
     const cJSON *eos = json_get(r->files[TOKENIZER_CONFIG].json.root, "eos_token");
     const char *declared = cJSON_GetStringValue(cJSON_IsObject(eos) ? json_get(eos, "content") : eos);
@@ -270,7 +271,7 @@ static int spell_tokens(VocabReader *r, Error *e) {
     return 0;
 }
 
-// The slot of the token with these bytes, or the empty one for it.
+// Returns the slot of the token with these bytes, or the empty slot for it.
 static uint32_t *text_slot(const VocabReader *r, const char *bytes, size_t count) {
     return tokenizer_slot(r->t, hash_bytes(HASH_START, bytes, count), bytes, count);
 }
@@ -294,13 +295,13 @@ static int index_names(VocabReader *r, Error *e) {
     return 0;
 }
 
-// `number` counts from 1: lines of merges.txt, or elements of model.merges.
+// Fails for a merge. `number` counts the lines of merges.txt, or the elements of model.merges, from 1.
 static int fail_merge(const VocabReader *r, int number, const char *what, const char *name, size_t length, Error *e) {
     return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->merges_text ? "line" : "merge",
                 number, (int)size_min(length, 100), name, what);
 }
 
-// The token of a part of a merge, or -1. A part longer than all tokens' names is none.
+// Returns the token of a part of a merge; -1: none. No token has a name longer than `longest`.
 static int find_part(VocabReader *r, const char *name, size_t length) {
     int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
     return bytes > 0 ? (int)*text_slot(r, r->scratch, (size_t)bytes) - 1 : -1;
@@ -360,7 +361,7 @@ static int read_merges_json(VocabReader *r, Error *e) { // "left right", or ["le
     return 0;
 }
 
-// Only a vocabulary of characters, which has no merges, may lack bytes.
+// Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
     int code = r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e);
     for (int b = 0; b < BYTE_VALUES; b++) {
@@ -389,8 +390,8 @@ static int read_files(VocabReader *r, const char *directory, const char *const f
     return tokenizer_index_merges(t, e);
 }
 
-// The form of a directory's files, or NULL. A vocabulary without its merges counts if there is no other: the error then
-// names the missing file.
+// Returns the form of a directory's files, or NULL. Accepts a vocabulary without its merges if there is no other form:
+// the error then names the missing file.
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
@@ -445,7 +446,7 @@ static void put_vocab(const Tokenizer *t, int context, FILE *f) {
     for (int token = 0, next = 0; token < t->vocab_size; token++) {
         bool added = next < t->added_count && t->added[next].token == token;
         next += added;
-        if (t->lacks_some && added) continue; // a character could be read as another one's byte
+        if (t->lacks_some && added) continue; // its character could be read as another token's byte
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);

@@ -1,9 +1,9 @@
-// unicode_class: the classes of characters that GPT-2's pattern tells apart, letters (\p{L}), numbers (\p{N}) and white
-// space (\s). Unicode 14.0: the general categories L* and N* of UnicodeData.txt and the property White_Space
-// of PropList.txt. test_words compares every code point with PCRE2.
+// unicode_class: lists the characters that GPT-2's pattern tells apart: letters (\p{L}), numbers (\p{N}) and white
+// space (\s). Source: Unicode 14.0, the general categories L* and N* of UnicodeData.txt and the property White_Space of
+// PropList.txt. test_words compares every code point with PCRE2.
 //
-// Each table lists the runs of code points of one class as pairs, from U+0000: how many code points before the run are
-// not of the class, and how many the run has.
+// Each table lists the runs of one class, from U+0000, as pairs: the number of code points between the previous run and
+// this one, and the length of this run.
 #pragma once
 
 #include <stdint.h>
