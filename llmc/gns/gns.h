@@ -1,23 +1,24 @@
 // gns: the gradient noise scale tr(Sigma) / |G|^2, in examples, from norms that training computes anyway.
 //
-// One step, one group of parameters, B examples with gradients g_b (of the example's own mean loss, before clipping):
+// For one step, one group of parameters, and B examples with gradients g_b (of the example's mean loss, before
+// clipping):
 //   n = mean_b |g_b|^2        q = |mean_b g_b|^2
 //   E n = |G|^2 + tr(Sigma)   E q = |G|^2 + tr(Sigma) / B
-// and, solved for the two unknowns (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1, with a small batch of 1):
-//   G2 = (B q - n) / (B - 1)      unbiased for |G|^2; may well be negative: clamping it would bias every average
+// Solved for the two unknowns (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1, with a small batch of 1):
+//   G2 = (B q - n) / (B - 1)      unbiased for |G|^2; may be negative, since clamping it would bias every average
 //   S  = (n - q) B / (B - 1)      unbiased for tr(Sigma)
-// Both are noisy, so both are averaged over steps, and the scale is the ratio of the averages (not the average of
-// ratios, whose expectation does not exist). Averages decay in tokens, by 2^(-tokens / half_life).
+// Both are noisy, so both are averaged over steps. The scale is the ratio of the averages. (The average of ratios has
+// no expectation.) Averages decay in tokens, by 2^(-tokens / half_life).
 //
 // The error. With averaged values x_t and normalised weights w_t, SE^2 = var(x) sum w_t^2. var(x) comes from successive
-// differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941): the mean drifts during training, and drift is no noise. For
-// the scale R = S / G2 the delta method gives dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2) / G2^2.
-// The covariance matters: a large q raises G2 and lowers S.
+// differences, var = E(x_t - x_{t-1})^2 / 2 (von Neumann 1941): the mean drifts during training, and drift is no noise.
+// For the scale R = S / G2 the delta method gives dR = (dS - R dG2) / G2, so SE_R^2 = (SE_S^2 - 2 R Cov + R^2 SE_G2^2)
+// / G2^2. The covariance matters: a large q raises G2 and lowers S.
 //
-// An insignificant G2 says that the scale lies far above B; a lower bound is still known. gns_lower is Fieller's (1954,
-// "Some problems in interval estimation"): the smallest R at which S - R G2 is not significantly above 0, by
-// k = 2 (1 + 5 / m) standard errors, where m = 1 / sum w_t^2 is the effective number of steps. In simulation it covers the
-// truth in 95% of runs or more, from half-lives of 0.7 steps up, also where one direction carries 90% of the noise.
+// If G2 is insignificant, the scale lies far above B; a lower bound is still known. gns_lower is Fieller's (1954, "Some
+// problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0. Significant is k =
+// 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the bound covers the
+// truth in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -28,16 +29,16 @@
 GNS_HD static inline double gns_g2(double B, double n, double q) { return (B * q - n) / (B - 1); }
 GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q) * B / (B - 1); }
 
-// Running averages of one group. Plain data, doubles throughout: a checkpoint holds it field by field.
-// Sums are of weights (1 - d) per step, each since decayed by d = 2^(-tokens / half_life); estimates divide by weight.
+// Running averages of one group. Checkpoints store it field by field, as doubles. A step enters the sums with weight 1
+// - d, d = 2^(-tokens / half_life), and each later step multiplies the sums by its d. Estimates divide by `weight`.
 typedef struct {
     double half_life;         // tokens
-    bool diff_sq;             // a difference has the square of its step's weight (see GnsCalibration), not the weight
+    bool diff_sq;             // weight a difference by the square of its step's weight (see GnsCalibration)
     double steps;             // updates so far
     double weight, weight_sq; // sum of the weights, sum of their squares
     double g2, s;             // weighted sums of G2 and S
-    double last_g2, last_s;   // the step before, for the differences
-    double diff_weight;       // sum of the differences' weights: one difference fewer than steps
+    double last_g2, last_s;   // G2 and S of the step before
+    double diff_weight;       // sum of the differences' weights; there is one difference fewer than steps
     double diff_gg, diff_ss;  // weighted sums of squared differences of G2, of S
     double diff_gs;           // weighted sum of their products
 } GnsTracker;
@@ -47,9 +48,9 @@ typedef struct {
     double g2_se, s_se; // their standard errors; NaN before the second update
     double scale;       // s / g2 in examples; NaN where g2 <= 0
     double scale_se;    // by the delta method; valid only if `significant`
-    double lower;       // the scale is above this with 95% confidence or more; 0: nothing known; may be infinite
+    double lower;       // the scale lies above this with at least 95% confidence; 0: nothing known; may be infinite
     bool significant;   // g2 >= 3 g2_se
-    bool valid;         // there has been an update
+    bool valid;         // true after the first update
 } GnsEstimate;
 
 static inline void gns_init(GnsTracker *t, double half_life_tokens) {
@@ -80,10 +81,11 @@ static inline void gns_update(GnsTracker *t, double B, double n, double q, doubl
     t->steps += 1;
 }
 
-#define GNS_LOWER_SES 2.0  // standard errors between the estimate and its bound when there are many steps
-#define GNS_FEW_SES   10.0 // added to these, divided by the effective number of steps
+// The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate, m effective steps.
+#define GNS_LOWER_SES 2.0
+#define GNS_FEW_SES   10.0
 
-// sum w_t^2 = 1 / m.
+// Returns sum w_t^2 = 1 / m.
 static inline double gns_sum_w2(const GnsTracker *t) { return t->weight_sq / (t->weight * t->weight); }
 
 // Variances and covariance of the averages.
@@ -91,16 +93,16 @@ typedef struct {
     double g2, s, g2_s;
 } GnsCovariance;
 
-// The R >= 0 at which S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0.
-// 0 where S itself is not k errors above 0; infinite where G2 is k errors below 0: no finite scale explains that.
+// Solves S - R G2 = k sqrt(var(S) - 2 R cov + R^2 var(G2)), a quadratic a R^2 - 2 b R + c = 0, for R >= 0. Returns 0 if
+// S is less than k errors above 0, and INFINITY if G2 is k errors below 0: no finite scale explains that.
 static inline double gns_lower(double g2, double s, GnsCovariance var, double k) {
     double a = g2 * g2 - k * k * var.g2, b = s * g2 - k * k * var.g2_s, c = s * s - k * k * var.s;
     if (s <= 0 || c <= 0) return 0;
     if (g2 + k * sqrt(var.g2) <= 0) return INFINITY;
-    return c / (b + sqrt(fmax(b * b - a * c, 0))); // the smaller positive root, in the form that does not cancel
+    return c / (b + sqrt(fmax(b * b - a * c, 0))); // smaller positive root, without cancellation
 }
 
-// Covariance of the averages: half the mean product of two differences, times sum w^2. NaN before the second update.
+// Covariances of the averages: half the mean product of differences, times sum w^2. NaN before the second update.
 static inline GnsCovariance gns_covariance(const GnsTracker *t) {
     double per_diff = 0.5 * gns_sum_w2(t) / t->diff_weight;
     return (GnsCovariance){per_diff * t->diff_gg, per_diff * t->diff_ss, per_diff * t->diff_gs};
@@ -124,14 +126,14 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     return e;
 }
 
-// A measured factor c, for c x scale.
+// A measured factor c of the scale.
 typedef struct {
     double value;
     double var;    // square of its relative standard error
-    double sum_w2; // sum w_t^2 of the averages from which it was measured
+    double sum_w2; // sum w_t^2 of the averages that it was measured from
 } GnsFactor;
 
-// The lower bound of c x scale, with ses + few_ses / m standard errors: the scale's bound with c S for S. The error of c S
+// The lower bound of c x scale, ses + few_ses / m standard errors below: gns_lower with c S for S. The error of c S
 // includes the error of c.
 static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few_ses) {
     if (t->steps < 2) return NAN;
@@ -142,29 +144,29 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
     return gns_lower(g2, c.value * s, var, ses + few_ses * fmax(gns_sum_w2(t), c.sum_w2));
 }
 
-// Calibration: the ratio c of the whole model's scale to the LayerNorms', both averaged over the same sampled steps. The
-// half-life is five of the LayerNorms' own, since samples are few and the ratio moves slowly, but at most a tenth of the
+// Calibration: the ratio c of the whole model's scale to the LayerNorms', both averaged over the same sampled steps.
+// Samples are few and c moves slowly, so the half-life is five times the LayerNorms' own. It is at most a tenth of the
 // tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, as averages
-// decay: c rests on as many at a large batch as at a small one.
+// decay, so c rests on the same number of samples at any batch.
 //
 // During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
-// variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A heteroskedasticity-
-// consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on half as many steps: the
-// calibration demands 10 / m errors more where m is small. The LayerNorms' own tracker keeps the mean square of differences,
-// as White's bound would hold in 93% of runs only.
+// variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
+// heteroskedasticity- consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
+// half as many steps: the calibration demands 10 / m more errors. The LayerNorms' own tracker keeps the mean square of
+// differences: White's bound would hold in only 93% of runs.
 //
-// The error of c equals the error of log((S_t / G2_t) (G2_l / S_l)), to first order, with all covariances: a step's two
-// estimates of |G|^2 share most of their noise, which cancels in c.
+// The error of c equals the error of log((S_t / G2_t) (G2_l / S_l)), to first order. It includes all covariances: a
+// step's two estimates of |G|^2 share most of their noise, and that cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
-#define GNS_CALIBRATION_SHARE      0.1  // of the tokens done: the half-life, until it has its full length
-#define GNS_CALIBRATION_SAMPLES    25.0 // in a half-life
-#define GNS_CALIBRATION_SES        5.0  // both G2 this many errors above 0: the ratio is then known to 30% or better
+#define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
+#define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
+#define GNS_CALIBRATION_SES        5.0  // least errors of both G2 above 0: the ratio is then known to 30% or better
 
 typedef struct {
     GnsTracker total, ln;
     double half_life;   // tokens: the full length
-    double cross[2][2]; // weighted sums of products of differences: of G2, S of total with G2, S of ln
-    double ratio;       // the latest one with a small enough error; 1 before the first
+    double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
+    double ratio;       // the latest with a small enough error; 1 before the first
     double var, sum_w2; // of the ratio, see GnsFactor
 } GnsCalibration;
 
@@ -174,7 +176,7 @@ static inline void gns_calibration_init(GnsCalibration *c, double half_life_toke
     gns_init(&c->total, c->half_life);
     gns_init(&c->ln, c->half_life);
     c->total.diff_sq = c->ln.diff_sq = true;
-    c->ratio = 1; // errs on the side of a small batch: the ratio settles above 1 in the runs we know
+    c->ratio = 1; // too small rather than too large: the ratio settles above 1 in the runs we know
 }
 
 // The half-life after `done` tokens.
@@ -191,7 +193,7 @@ static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate 
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }
 
-// Adds a sampled step. tokens: since the sampled step before; done: since the run began. The ratio stays while either
+// Adds a sampled step. tokens: since the last sampled step; done: since the run began. The ratio stays while either
 // scale is insignificant.
 static inline void gns_calibration_update(GnsCalibration *c, double B, double n_total, double q_total, double n_ln,
                                           double q_ln, double tokens, double done) {
@@ -210,7 +212,7 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     c->ratio = total.scale / ln.scale;
     c->sum_w2 = gns_sum_w2(&c->total);
 
-    // Its relative variance: the sum of the two scales' relative variances, less twice their relative covariance.
+    // Relative variance of the ratio: those of the two scales, less twice their relative covariance.
     const double da[2] = {-1 / total.g2, 1 / total.s}, db[2] = {-1 / ln.g2, 1 / ln.s};
     double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
     double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;

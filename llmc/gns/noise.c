@@ -26,7 +26,7 @@ void noise_destroy(Noise *noise) {
     noise->layer = NULL;
 }
 
-// n = mean_b |g_b|^2 and q = |mean_b g_b|^2 of a group of tensors.
+// A group's n = mean_b |g_b|^2 and q = |mean_b g_b|^2.
 typedef struct {
     double n, q;
 } Norms;
@@ -67,8 +67,8 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
     noise->tokens_since_sample = 0;
 }
 
-// With m_r rows in part r and B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
-// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solved for |G|^2 and tr(Sigma), which gns_update takes as n and q.
+// Part r has m_r rows, B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
+// E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solves for |G|^2 and tr(Sigma), and passes them to gns_update as n and q.
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
     double B = 0, rows_sq = 0;
     noise->tokens_since_ranks = 0;

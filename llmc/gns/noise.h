@@ -1,5 +1,5 @@
-// noise: gradient noise scales of a model's groups of tensors, step by step: of all LayerNorm parameters (which costs
-// nothing), and on sampled steps of the whole model, every type and every layer. The mathematics is in gns.h.
+// noise: gradient noise scales of a model's groups of tensors. Every step measures all LayerNorm parameters, at no
+// cost. Sampled steps also measure the whole model, every type and every layer. The mathematics is in gns.h.
 #pragma once
 
 #include "gns/gns.h"
@@ -12,38 +12,42 @@ typedef struct StepResult StepResult; // engine.h
 
 typedef struct Noise {
     GnsTracker ln;                // every step
-    GnsTracker total;             // sampled steps, once a ramp has followed it: the whole model, with ln's half-life
+    GnsTracker total;             // the whole model, with ln's half-life; updated once follows_total was set
     GnsCalibration calibration;   // sampled steps: the whole model and the LayerNorms
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
-    GnsTracker ranks; // the whole model, on some steps, from the ranks' gradients: a cross-check of the others
+    GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
     int layers;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
-    double fixed_ratio;                             // 0: measured
+    double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
 } Noise;
 
-// half_life: tokens. ratio: total / ln, given by --gns-ratio; 0 to measure it.
+// half_life: tokens. ratio: total / ln (--gns-ratio); 0: measure it.
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
 void noise_set_half_life(Noise *noise, double half_life); // from the next step on
 void noise_destroy(Noise *noise);
 
-// True if the next step must measure every tensor, for c. `done`: tokens before it.
+// True if the next step must measure every tensor, for c. done: tokens before that step.
 bool noise_sample_due(const Noise *noise, double done);
 
-// One step of B examples and step_tokens tokens, measured as mode says. done: tokens of the run, this step included.
+// Adds a step of B examples and step_tokens tokens, measured in `mode`. done: tokens of the run, this step included.
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t B, double step_tokens,
                    double done, GnsMode mode);
 
-// The estimate that needs no per-example norms (McCandlish et al. 2018, appendix A.1), with the ranks' shares, or
-// their micro-steps, as the small batches (parts). rows: (parts) examples of each; rank_sq: sum over parts of |s_r|^2, s_r
-// the sum of the part's gradients; batch_sq: |sum_r s_r|^2; tokens: since the last such step. One part gives no estimate.
+// Adds a step to the estimate without per-example norms (McCandlish et al. 2018, appendix A.1). Its small batches
+// (parts) are the ranks' shares, or their micro-steps. One part gives no estimate. s_r is the sum of part r's
+// gradients.
+//   rows      (parts) examples of each part
+//   rank_sq   sum over parts of |s_r|^2
+//   batch_sq  |sum_r s_r|^2
+//   tokens    since the last such step
 void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
 
-// c of the batch ramp: the whole model's noise scale divided by the LayerNorms'.
+// c: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);
 
-// What a batch ramp follows: the whole model's noise scale is c times the tracker's.
+// The signal that a batch ramp follows. The whole model's noise scale is c times the tracker's.
 typedef struct {
     const GnsTracker *tracker;
     GnsFactor c;

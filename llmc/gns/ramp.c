@@ -10,7 +10,7 @@
 
 const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "replay", "gns"};
 
-#define RAMP_AIM_SES         1.0                 // standard errors between the target and the aim
+#define RAMP_AIM_SES         1.0                 // standard errors from the target to the aim
 #define RAMP_REPLAY_BYTES    ((size_t)1 << 30)   // larger than any metrics file
 #define RAMP_REPLAY_MAX_ROWS ((double)(1 << 30)) // larger than any batch
 
@@ -31,7 +31,7 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
 
 // ---- Replay ---------------------------------------------------------------------------------------------------------
 
-// One line: *rows is the batch, or 0 on a line that is no step (validation).
+// Reads one line. *rows: the batch; 0: the line is no step (validation).
 static int ramp_replay_line(const char *line, int64_t expected_step, int64_t *rows, Error *e) {
     *rows = 0;
     cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
@@ -59,7 +59,7 @@ done:
     return code;
 }
 
-// Fills r->replay from the text, which it cuts into lines in place.
+// Fills r->replay from the text. Cuts the text into lines in place.
 static int ramp_replay_parse(Ramp *r, char *text, const char *path, Error *e) {
     double tokens = 0;
     int64_t lines = 0;
@@ -147,7 +147,7 @@ void ramp_destroy(Ramp *r) {
 
 // ---- The step -------------------------------------------------------------------------------------------------------
 
-// To whole rows, within [batch_min, batch_max]; rows may be infinite, and NaN is batch_min.
+// Rounds to whole rows within [batch_min, batch_max]. rows may be infinite; NaN gives batch_min.
 static int64_t ramp_clamp(const RampConfig *c, double rows) {
     if (rows >= (double)c->batch_max) return c->batch_max;
     if (!(rows > (double)c->batch_min)) return c->batch_min;
@@ -194,13 +194,13 @@ int64_t ramp_smallest(const Ramp *r) {
     double tokens = 0;
     for (int64_t i = 0; i < r->replay_steps; i++) {
         tokens += (double)r->replay[i] * (double)c->seq_len;
-        if (tokens >= c->train_tokens) break; // the last step, which a horizon may have cut in the file as well
+        if (tokens >= c->train_tokens) break; // skip the last step: a horizon may have cut it in the file too
         if (r->replay[i] < fewest) fewest = r->replay[i];
     }
     return fewest;
 }
 
-// The run must have done as many tokens as the file by the same step. A complete run is not checked.
+// ERR_INPUT unless the file has `tokens` tokens by `step`. A complete run is not checked.
 static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
     int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
     for (int64_t i = 0; i < known; i++) rows += r->replay[i];
@@ -212,7 +212,7 @@ static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error 
         r->replay_path, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
-// Within today's range; NaN is batch_min.
+// Limits rows to today's range; NaN gives batch_min.
 static double ramp_limit(const RampConfig *c, double rows) {
     return fmin(fmax(rows, (double)c->batch_min), (double)c->batch_max);
 }
@@ -222,7 +222,7 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
 }
 
-// The best batch for a critical batch of so many rows. It rises with it, so a bound of one gives a bound of the other.
+// The best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of one bounds the other.
 static double ramp_best(const Ramp *r, double critical) {
     return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
 }
@@ -240,12 +240,12 @@ RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c) {
 }
 
 double ramp_step_rows(const int64_t *rows, const double *seconds, int count) {
-    double u2 = 0, uv = 0, v2 = 0, u1 = 0, v1 = 0; // sums over u = 1 / seconds and v = rows / seconds, of a u + b v = 1
+    double u2 = 0, uv = 0, v2 = 0, u1 = 0, v1 = 0; // sums for a u + b v = 1, u = 1 / seconds, v = rows / seconds
     for (int i = 0; i < count; i++) {
         const double u = 1 / seconds[i], v = (double)rows[i] / seconds[i];
         u2 += u * u, uv += u * v, v2 += v * v, u1 += u, v1 += v;
     }
-    const double a = u1 * v2 - v1 * uv, b = v1 * u2 - u1 * uv; // Cramer's rule, both times the same determinant
+    const double a = u1 * v2 - v1 * uv, b = v1 * u2 - u1 * uv; // Cramer's rule, both times its determinant
     const double x = fmin(b > 0 ? a / b : INFINITY, RAMP_MOST_STEP_ROWS);
     char digits[16];
     snprintf(digits, sizeof digits, "%.1e", fmax(x, RAMP_LEAST_STEP_ROWS));

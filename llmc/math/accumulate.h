@@ -1,5 +1,5 @@
-// accumulate: one step of an fp32 sum of products, the same in both engines: a fused multiply-add, which does not round
-// the product. Compilers fuse sum + a * b (-ffp-contract=fast, nvcc's default); fmaf is a library call on CPUs without FMA.
+// accumulate: one step of an fp32 sum of products, the same in both engines: a fused multiply-add does not round the
+// product. Compilers fuse sum + a * b (-ffp-contract=fast, nvcc's default). Not fmaf: without FMA it is a library call.
 #pragma once
 
 #include "base/common.h"

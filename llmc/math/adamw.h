@@ -1,5 +1,5 @@
-// adamw: one parameter's step of AdamW, decoupled decay (Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2;
-// moments and their bias correction: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1).
+// adamw: one parameter's step of AdamW. Decoupled decay: Loshchilov and Hutter 2019, arXiv 1711.05101, algorithm 2.
+// Moments and their bias correction: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
 #pragma once
 
 #include "base/common.h"
@@ -9,11 +9,11 @@
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float bias1, bias2; // 1 - beta^t: the sum of a moment's weights at step t
-    float grad_scale;   // from summed to clipped mean gradient: (1 / B) x clip factor
+    float grad_scale;   // (1 / B) x clip factor: turns the summed gradient into the clipped mean
 } AdamWStep;
 
-// t counts steps from 1. The corrections use the betas rounded to float, since the moments decay by these: 1 - 0.999f is
-// a relative 1.3e-5 below 0.001, and the first steps would show the mismatch.
+// t counts steps from 1. The corrections use the betas rounded to float, as the moments do. In double the first steps
+// would be wrong by the mismatch: 1 - 0.999f is a relative 1.3e-5 below 0.001.
 static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double eps, double weight_decay, int64_t t,
                                    double grad_scale) {
     AdamWStep s = {(float)lr, (float)beta1, (float)beta2, (float)eps, (float)weight_decay, 0, 0, (float)grad_scale};
@@ -27,7 +27,8 @@ GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
-// The factor from a gradient summed over the batch to its clipped mean. sq: the sum's squared norm. NaN if not finite.
+// The factor that turns a gradient summed over the batch into its clipped mean; NaN if the norm is not finite. sq: the
+// sum's squared norm.
 GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
     double norm = sqrt(sq) / batch;
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;

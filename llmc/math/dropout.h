@@ -1,21 +1,21 @@
-// dropout: which elements drop (Srivastava et al. 2014, JMLR 15), as a pure function of seed, example, layer, place, head,
-// row and column. Any rank, thread or pass can compute it again, so no mask is stored.
+// dropout: chooses the elements that drop (Srivastava et al. 2014, JMLR 15). The choice is a pure function of seed,
+// example, layer, place, head, row and column. Any rank, thread or pass can compute it again, so no mask is stored.
 //
-// An element drops where its 15 random bits are below 2^15 p; the others are multiplied by 1 / (1 - p), so p is a
-// multiple of 2^-15. Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block has the
+// An element drops if its 15 random bits are below 2^15 p, so p is a multiple of 2^-15. The others are multiplied by
+// 1 / (1 - p). Philox has 7 rounds here, the fewest that pass BigCrush (Salmon et al. 2011, table 2). A block holds the
 // bits of 8 elements, two in each of its words, the even column in the low half:
 //
-//     stream   2^63 + the example's number: no other draw has such a stream
+//     stream   2^63 + the example's number; no other draw uses such a stream
 //     block    place 2^52 + layer 2^42 + head 2^32 + r 2^16 + k
-//     (T, C)   r = row, k = c / 8, word c % 8 / 2: a block has 8 neighbouring columns
-//     (T, T)   r = row / 16 * 8 + row % 8, k = c / 16 * 4 + c % 8 / 2, word c / 8 % 2 * 2 + row / 8 % 2: a block has the
-//              elements that one lane of a warp holds of a tensor core's 16 x 16 result
+//     (T, C)   r = row, k = c / 8, word c % 8 / 2. A block serves 8 neighbouring columns
+//     (T, T)   r = row / 16 * 8 + row % 8, k = c / 16 * 4 + c % 8 / 2, word c / 8 % 2 * 2 + row / 8 % 2. A block serves
+//              one lane's elements of a tensor core's 16 x 16 result
 #pragma once
 
 #include "math/rng.h"
 
-// Where GPT-2 drops: the sum of the embeddings (T, C), attention's probabilities (NH, T, T), and the outputs of attention
-// and MLP (T, C), before they are added to the residual stream.
+// Where GPT-2 drops: the sum of the embeddings (T, C), attention's probabilities (NH, T, T), and the outputs of
+// attention and MLP (T, C), before they are added to the residual stream.
 typedef enum { DROPOUT_EMBEDDING, DROPOUT_PROBABILITY, DROPOUT_ATTENTION, DROPOUT_MLP } DropoutPlace;
 
 // Dropout of one layer and example.
@@ -25,7 +25,7 @@ typedef struct {
     int layer;
 } Dropout;
 
-// DROPOUT_MOST, the largest `below`, is the bits of fp16's infinity: the GPU compares random bits as fp16 numbers.
+// DROPOUT_MOST is the largest `below`. It is fp16's infinity: the GPU compares the random bits as fp16 numbers.
 enum { DROPOUT_ONE = 1 << 15, DROPOUT_MOST = 0x7c00, DROPOUT_BITS = DROPOUT_ONE - 1, DROPOUT_ROUNDS = 7 };
 
 GNS_HD static inline Dropout dropout_of(double p, uint64_t seed) {
@@ -42,7 +42,7 @@ GNS_HD static inline Dropout dropout_at(Dropout d, uint64_t example, int layer) 
 
 GNS_HD static inline float dropout_scale(Dropout d) { return (float)DROPOUT_ONE / (float)(DROPOUT_ONE - d.below); }
 
-// Philox's counter of the block with (r, k).
+// Philox's counter for block (r, k).
 GNS_HD static inline RngBlock dropout_counter(Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     RngBlock counter = {{r << 16 | k, (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head, (uint32_t)d.example,
                          (uint32_t)1 << 31 | (uint32_t)(d.example >> 32)}};

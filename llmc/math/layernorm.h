@@ -2,7 +2,7 @@
 //   forward   xhat = (x - mean) rstd, y = xhat gamma + beta
 //   backward  with g = dy gamma: dx = rstd (g - mean(g) - xhat mean(g xhat)), means over the row;
 //             dgamma and dbeta are the sums of dy xhat and of dy over rows
-// An example's sums over its rows alone are its gradient, so per-example norms |dgamma_b|^2 and |dbeta_b|^2 cost only
+// The sums over one example's rows are its gradient. So the per-example norms |dgamma_b|^2 and |dbeta_b|^2 cost only
 // the squares (Gray et al. 2024, arXiv 2411.00999, section 3).
 #pragma once
 
@@ -26,8 +26,8 @@ GNS_HD static inline float layernorm_xhat(float x, float mean, float rstd) { ret
 
 GNS_HD static inline float layernorm_y(float xhat, float gamma, float beta) { return add_product(beta, xhat, gamma); }
 
-// Adds an element to its row's sum of g xhat, and to its column's dgamma and dbeta. (The kernels differ in whether they
-// round the products of the sum of g.)
+// Adds an element to its row's sum of g xhat, and to its column's dgamma and dbeta. Kernels add up g themselves: some
+// round its products, some do not.
 GNS_HD static inline void layernorm_add(float *sum_g_xhat, float *dgamma, float *dbeta, float dy, float gamma,
                                         float xhat) {
     *sum_g_xhat = add_product(*sum_g_xhat, dy * gamma, xhat);

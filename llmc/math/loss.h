@@ -1,7 +1,7 @@
 // loss: cross-entropy of one row of logits, in nats, from the row's maximum and sum = sum of exp(logit - max).
 //   loss = logsumexp - logit[target]      dlogit = softmax - onehot(target), softmax = exp(logit - logsumexp)
-// Label smoothing s (Szegedy et al. 2016, arXiv 1512.00567, section 7) gives a share s of the target's probability to all V
-// tokens alike, the target included:
+// Label smoothing s (Szegedy et al. 2016, arXiv 1512.00567, section 7) spreads a share s of the target's probability
+// evenly over all V tokens, the target included:
 //   loss = logsumexp - (1 - s) logit[target] - s mean(logit)      dlogit = softmax - (1 - s) onehot(target) - s / V
 #pragma once
 
@@ -13,13 +13,13 @@ GNS_HD static inline float loss_logsumexp(float max, float sum) { return max + l
 
 GNS_HD static inline float loss_at(float logsumexp, float target_logit) { return logsumexp - target_logit; }
 
-// loss: without smoothing.
+// loss: the loss without smoothing.
 GNS_HD static inline float loss_smoothed(float loss, float target_logit, float mean_logit, float smoothing) {
     return loss + smoothing * (target_logit - mean_logit);
 }
 
-// scale x dlogit of the target. p = scale x softmax, which is also the gradient of every other logit. With smoothing s,
-// pass (1 - s) scale, and subtract loss_gradient_everywhere from the gradients of all logits.
+// scale x dlogit of the target. p = scale x softmax; every other logit's gradient is its p. With smoothing s pass
+// (1 - s) scale, and subtract loss_gradient_everywhere from all gradients.
 GNS_HD static inline float loss_gradient_at_target(float p, float scale) { return p - scale; }
 
 GNS_HD static inline float loss_gradient_everywhere(float scale, float smoothing, int V) {

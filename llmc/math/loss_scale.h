@@ -1,7 +1,7 @@
-// loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv 1710.03740,
-// section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient overflows (its norm
-// is infinite or NaN) is skipped, and the scale is halved. First scale, interval and factors: PyTorch's GradScaler; the
-// smallest scale: Megatron-LM.
+// loss_scale: the factor of the loss that keeps gradients within fp16's range (Micikevicius et al. 2018, arXiv
+// 1710.03740, section 3.2). It doubles after LOSS_SCALE_INTERVAL steps without an overflow. A step whose gradient
+// overflows (its norm is infinite or NaN) is skipped, and the scale is halved. First scale, interval and factors are
+// those of PyTorch's GradScaler; the smallest scale is Megatron-LM's.
 #pragma once
 
 #include "base/common.h"
@@ -10,9 +10,9 @@
 enum { LOSS_SCALE_START = 1 << 16, LOSS_SCALE_MIN = 1, LOSS_SCALE_INTERVAL = 2000 };
 static const double LOSS_SCALE_MAX = 0x1p32;
 
-// A checkpoint holds it.
+// Stored in checkpoints.
 typedef struct {
-    double scale;      // of the next step; 0: the engine needs none
+    double scale;      // for the next step; 0: the engine needs none
     int64_t clean;     // steps since the scale changed
     int64_t overflows; // steps skipped so far
 } LossScale;
@@ -22,7 +22,7 @@ static inline bool loss_scale_valid(double scale) {
     return scale >= LOSS_SCALE_MIN && scale <= LOSS_SCALE_MAX && (double)(1ull << ilogb(scale)) == scale;
 }
 
-// Updates the scale after a step. False, and the scale stays, where it would fall below LOSS_SCALE_MIN.
+// Updates the scale after a step. Returns false if it would fall below LOSS_SCALE_MIN; then it stays.
 static inline bool loss_scale_step(LossScale *s, bool overflowed) {
     s->clean = overflowed ? 0 : s->clean + 1;
     s->overflows += overflowed;

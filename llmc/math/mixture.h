@@ -1,14 +1,14 @@
-// mixture: which of several sources of training data an example comes from.
+// mixture: chooses the source of each training example among several.
 //
-// Sources 0, 1, ... have shares p_0, p_1, ... above 0, which sum to 1. Let u(e) in [0, 1) be number e of a pseudorandom
-// sequence that the run's seed determines (splitmix64, see base/hash.h). Example e comes from
+// Sources 0, 1, ... have shares p_0, p_1, ... above 0; the shares sum to 1. u(e) in [0, 1) is number e of a
+// pseudorandom sequence from the run's seed (splitmix64, see base/hash.h). Example e comes from source
 //
 //     s(e) = the first s with u(e) < p_0 + ... + p_s,
 //
-// and is that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its epochs separately: with N
-// windows in the source, the example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
+// as that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its own epochs: if it has N
+// windows, the example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
 //
-// So the order depends on the seed and e alone, not on batches, micro-batches, ranks or restarts. The draws are
+// The order depends on the seed and e alone, not on batches, micro-batches, ranks or restarts. The draws are
 // independent, so a batch is a random sample of the mixture, as the estimator of the noise scale assumes.
 #pragma once
 

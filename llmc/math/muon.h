@@ -1,29 +1,29 @@
 // muon: Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
-// kellerjordan.github.io/posts/muon) for the matrices of the blocks; everything else takes AdamW's step.
+// kellerjordan.github.io/posts/muon) for the matrices of the blocks. AdamW updates everything else.
 //
 //     m = mu m + (1 - mu) g      x = (1 - mu) g + mu m (Nesterov)      O = NewtonSchulz(x)      p -= lr (scale O + decay p)
 //
 // With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). scale = 0.2
-// sqrt(longer side) makes that 0.2, the value of AdamW's steps, so that AdamW's lr and weight decay fit (Liu et al. 2025,
-// "Muon is scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times 0.2 sqrt(longer side)
+// sqrt(longer side) makes that 0.2, as in AdamW's steps, so AdamW's lr and weight decay fit (Liu et al. 2025, "Muon is
+// scalable for LLM training", arXiv 2502.16982, section 2.2). Jordan's lr is this lr times 0.2 sqrt(longer side)
 // / sqrt(max(1, out / in)).
 //
-// The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises: they are three
-// maps of one input, and one orthogonal matrix of all three would tie the sizes of their steps to each other.
+// The weights of queries, keys and values are three matrices (tensor_muon_matrices), as Jordan advises. Orthogonalized
+// together, they would tie the sizes of each other's steps.
 #pragma once
 
 #include "base/common.h"
 #include <math.h>
 
-// Newton-Schulz: x = x / (|x| + eps), then MUON_STEPS times x = a x + b (x x^T) x + c (x x^T)^2 x, which takes singular
-// values in (0, 1] to about 0.7 to 1.2.
+// Newton-Schulz: x = x / (|x| + eps), then MUON_STEPS times x = a x + b (x x^T) x + c (x x^T)^2 x. It moves singular
+// values from (0, 1] to about 0.7 to 1.2.
 enum { MUON_STEPS = 5 };
 #define MUON_A   3.4445f
 #define MUON_B   (-4.7750f)
 #define MUON_C   2.0315f
 #define MUON_EPS 1e-7
 
-// x, from the new moment m of a clipped mean gradient g.
+// Returns x. g: the clipped mean gradient; m: its new moment.
 GNS_HD static inline float muon_nesterov(float g, float m, float mu) { return (1.0f - mu) * g + mu * m; }
 
 // Updates the moment and returns x.

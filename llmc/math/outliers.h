@@ -1,21 +1,21 @@
-// outliers: is this step's loss or gradient norm far from its recent values? Such a step can be skipped (--skip-loss-z,
-// --skip-grad-z). The last step, which the horizon cuts short, is not judged.
+// outliers: measures how far a step's loss or gradient norm lies from recent values, to skip outliers (--skip-loss-z,
+// --skip-grad-z). A last step cut short by the horizon is not judged.
 #pragma once
 
 #include "base/common.h"
 #include <math.h>
 
-enum { OUTLIERS_WINDOW = 128 }; // steps compared with; nothing is judged before the window is full
+enum { OUTLIERS_WINDOW = 128 }; // steps; nothing is judged before the window is full
 
-// The last OUTLIERS_WINDOW values of a quantity, in a ring. A checkpoint holds it.
+// The last OUTLIERS_WINDOW values of a quantity, in a ring. Stored in checkpoints.
 typedef struct {
     double value[OUTLIERS_WINDOW];
     int64_t count; // values seen so far
 } Outliers;
 
-// Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then x joins the
-// window, outlier or not, so a lasting shift is accepted after 128 steps. Mean and deviation are computed from the whole
-// window each time, so a resumed run computes the same bits.
+// Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then adds x to
+// the window, outlier or not, so a lasting shift is accepted after 128 steps. Computes mean and deviation from the
+// whole window each time, so a resumed run has the same bits.
 static inline double outliers_z(Outliers *o, double x) {
     double z = NAN;
     if (o->count >= OUTLIERS_WINDOW) {

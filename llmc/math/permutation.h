@@ -1,9 +1,9 @@
-// permutation: the order of the data. A keyed bijection on [0, n), evaluated at one point in constant memory: the loader's
-// whole state is one counter.
+// permutation: the order of the data, as a keyed bijection on [0, n). Any one point is computed in constant memory, so
+// the loader's whole state is one counter.
 //
-// A Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and Rogaway,
-// "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The two halves may
-// differ by one bit; each round XORs a keyed hash of one half into the other, which is its own inverse.
+// It is a Feistel network on the smallest power of two that holds n, with cycle walking back into [0, n) (Black and
+// Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, section 3): under two evaluations on average. The two
+// halves may differ by one bit. Each round XORs a keyed hash of one half into the other; a round is its own inverse.
 #pragma once
 
 #include "base/hash.h"
@@ -17,7 +17,7 @@ GNS_HD static inline uint64_t permutation_key(uint64_t seed, uint64_t epoch) {
     return hash_finish(hash_finish(seed + HASH_GOLDEN) + epoch * HASH_GOLDEN);
 }
 
-// The shift of an epoch's windows, in [0, n), from a hash that no round of its permutation uses.
+// The shift of an epoch's windows, in [0, n). No round of its permutation uses this hash.
 GNS_HD static inline uint64_t permutation_shift(uint64_t n, uint64_t key) {
     return hash_finish(key + (PERMUTATION_ROUNDS + 1) * HASH_GOLDEN) % n;
 }
@@ -34,7 +34,7 @@ GNS_HD static inline uint64_t permutation_feistel(uint64_t x, int low_bits, int 
     return high << low_bits | low;
 }
 
-// The image of k in [0, n), 1 <= n <= 2^48: for each (n, key) a bijection, a pure function.
+// The image of k in [0, n), 1 <= n <= 2^48: a pure function, and a bijection for each (n, key).
 GNS_HD static inline uint64_t permutation_at(uint64_t n, uint64_t key, uint64_t k) {
     int bits = 0;
     while (((uint64_t)1 << bits) < n) bits++;

@@ -2,7 +2,7 @@
 //
 // Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 3.3.
 // The 64-bit seed is the key; the 128-bit counter is (block, stream). One block gives four 32-bit words.
-// A stream serves one kind of draw: rng_u32 and rng_uniform number its blocks differently and would share words.
+// Use a stream for one kind of draw: rng_u32 and rng_uniform number its blocks differently and would share words.
 #pragma once
 
 #include "base/common.h"
@@ -12,7 +12,7 @@ typedef struct {
     uint32_t word[4];
 } RngBlock;
 
-// One round of the network: two 32x32 -> 64 bit products, halves swapped across, key mixed in.
+// One round: computes two 32x32 -> 64 bit products, swaps their halves across, and mixes in the key.
 GNS_HD static inline RngBlock rng_round(RngBlock c, uint32_t key0, uint32_t key1) {
     uint64_t p0 = (uint64_t)0xD2511F53u * c.word[0]; // the paper's multipliers M0 and M1
     uint64_t p1 = (uint64_t)0xCD9E8D57u * c.word[2];
@@ -54,8 +54,8 @@ GNS_HD static inline double rng_uniform(uint64_t seed, uint64_t stream, uint64_t
     return (double)(rng_u64(seed, stream, index) >> 11) * 0x1p-53;
 }
 
-// Standard normal (Box and Muller 1958, in double), one block a draw; the first uniform lies in (0, 1], for the log.
-// Machines may round log and cos differently: draws agree bit for bit only on the same kind of machine.
+// Standard normal (Box and Muller 1958, in double), one block a draw. u1 lies in (0, 1], so its log is finite. Machines
+// may round log and cos differently: draws agree bit for bit only on the same kind of machine.
 GNS_HD static inline double rng_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     RngBlock b = rng_block(seed, stream, index);
     double u1 = ((double)(((uint64_t)b.word[1] << 32 | b.word[0]) >> 11) + 1.0) * 0x1p-53;

@@ -1,15 +1,14 @@
-// schedule: the learning rate as a function of the tokens done, never of steps: a batch that changes size does not bend
-// it.
+// schedule: the learning rate as a function of the tokens done. Not of steps: a changing batch must not bend it.
 //
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
-//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3); without a warm-up: lr over
-//                 the first 1% of the horizon, which then takes the place of warmup in the root
-//   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then to final_frac x lr over
-//                 the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
-//                 2405.18392, their "1-sqrt"; llm.c's wsd is the same)
+//   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: warmup in
+//                 the root is 1% of the horizon, and the rate is lr until then
+//   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then down to final_frac x lr
+//                 over the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
+//                 2405.18392, "1-sqrt"; as in llm.c)
 // Beyond train_tokens linear, cosine and wsd stay at final_frac x lr. constant and inverse-sqrt ignore final_frac.
 #pragma once
 
@@ -33,10 +32,10 @@ typedef struct {
     double warmup_tokens, train_tokens, final_frac;
 } Schedule;
 
-#define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon that lr is held
+#define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon at lr
 #define SCHEDULE_WSD_DECAY_FRAC 0.2  // wsd: share of the horizon that decays
 
-// The share of [from, to] that `tokens` has passed: 0 to 1, also where both are equal.
+// The share of [from, to] that `tokens` has passed, 0 to 1. from may equal to.
 GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
     if (tokens >= to) return 1.0;
     return tokens <= from ? 0.0 : (tokens - from) / (to - from);
@@ -45,7 +44,7 @@ GNS_HD static inline double schedule_progress(double tokens, double from, double
 GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
     if (tokens < s->warmup_tokens) return s->lr * tokens / s->warmup_tokens;
     const double pi = 3.141592653589793238;
-    double left = 1.0; // of the way down from lr to final_frac x lr: 1 at the top, 0 at the end
+    double left = 1.0; // share of lr - final_frac x lr that is left: 1 at the peak, 0 at the end
     switch (s->kind) {
     case SCHEDULE_LINEAR: left = 1.0 - schedule_progress(tokens, s->warmup_tokens, s->train_tokens); break;
     case SCHEDULE_COSINE:
