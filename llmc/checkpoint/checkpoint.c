@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    CHUNK = 1 << 20,   // values that pass between file and engine at a time
+    CHUNK = 1 << 20,   // values that pass between file and engine in one call
     GPT2_VOCAB = 50257 // the last one is <|endoftext|>
 };
 
@@ -38,8 +38,8 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields, and the only value of each that describes the model computed here: one of several words, or a number. All may
-// be missing. remedy: what is served.
+// Fields of config.json with one supported value: a word of must_be, or else `number`. A missing field passes. remedy:
+// the error's hint.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -56,7 +56,7 @@ static const struct {
     {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
 
-// True if a field is missing, or has its only value. transformers' default is that value.
+// True if a field is missing or has its supported value: transformers' default is that value.
 static bool config_field_fits(const cJSON *item, const char *words, double number) {
     if (!item || cJSON_IsNull(item)) return true;
     if (words) {
@@ -147,7 +147,7 @@ int checkpoint_save_config(const char *directory, const ModelConfig *c, TextToke
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
 
-// The weights' one file, or several with an index.
+// The one file of the weights, or several files with an index.
 typedef struct {
     SafetensorsReader *reader;
     int count;
@@ -162,7 +162,7 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
     return 0;
 }
 
-// {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
+// Opens the files of an index: {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
 static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
     const size_t most_bytes = 1 << 26;
     JsonText index;
@@ -213,14 +213,15 @@ static void files_close(ModelFiles *files) {
     memory_free(files->reader);
 }
 
-// Prefixes of tensor names, from torch.compile, DistributedDataParallel and GPT2LMHeadModel.
+// Prefixes of tensor names: _orig_mod. (torch.compile), module. (DistributedDataParallel), transformer.
+// (GPT2LMHeadModel).
 static const char *const prefixes[] = {
     "transformer.",        "",        "_orig_mod.transformer.",        "_orig_mod.",
     "module.transformer.", "module.", "module._orig_mod.transformer.", "module._orig_mod.",
 };
 enum { PREFIXES = sizeof prefixes / sizeof *prefixes };
 
-// NULL where none of the files has the tensor.
+// Returns NULL if none of the files has the tensor.
 static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *name) {
     char long_name[96];
     const SafetensorsEntry *entry = NULL;
@@ -231,7 +232,7 @@ static const SafetensorsEntry *find_tensor(const ModelFiles *files, const char *
     return entry;
 }
 
-// True for a tensor of the model, and for what GPT-2's files hold besides: masks, and the tied head.
+// True for the model's tensors, and for others that GPT-2's files may hold: masks and the tied head.
 static bool is_known(const Model *model, const char *name) {
     for (int p = 0; p < PREFIXES; p++) {
         size_t n = strlen(prefixes[p]);
@@ -258,7 +259,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
-// Some files also hold the output layer. GPT-2 ties it to wte: the two must be equal.
+// Checks that an output layer in the files equals wte: GPT-2 ties the two.
 static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
     const char *const name = "lm_head.weight", *const hint = "only GPT-2 as published is trained here: it ties the two";
     const SafetensorsEntry *head = find_tensor(files, name), *tied = find_tensor(files, wte->name);
@@ -284,7 +285,7 @@ done:
     return code;
 }
 
-// Checks that the files have all tensors of config.json's shape, and no further layer.
+// Checks that the files have all tensors in config.json's shape, and no further layer.
 static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
     char more[40];
     for (int i = 0; i < model->tensor_count; i++) TRY(check_tensor(files, directory, &model->tensors[i], e));
@@ -297,7 +298,7 @@ static int check_tensors(const ModelFiles *files, const char *directory, const M
     return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
-// Hands a range of the flat array to `load`. The tensor's first value is element `base` of the array.
+// Hands a range of the flat array to `load`. The tensor begins at element `base` of the array.
 static int load_range(const SafetensorsEntry *entry, size_t base, Range range, float *buffer, RangeWriter load,
                       void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {

@@ -15,8 +15,8 @@ typedef struct {
     uint64_t bytes; // the file's size
     ModelConfig config;
     int vocab_padded;
-    size_t value_bytes; // of one value: 4 or 2
-    uint64_t at;        // of the next value, in bytes
+    size_t value_bytes; // bytes of one value: 4 or 2
+    uint64_t at;        // offset of the next value, in bytes
 } Bin;
 
 static int bin_read(Bin *bin, void *out, size_t bytes, Error *e) {

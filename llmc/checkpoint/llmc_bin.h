@@ -1,8 +1,9 @@
-// llmc_bin: llm.c's model file, read. Version 3 is fp32, version 5 bf16; little-endian:
+// llmc_bin: reads llm.c's model file, little-endian. Version 3 is fp32, version 5 is bf16:
 //
 //     int32 header[256]   [0] magic 20240326, [1] version, [2] context, [3] vocabulary, [4] layers, [5] heads,
 //                         [6] channels, [7] vocabulary as padded in the file, the rest 0
-//     parameters          kind by kind in the order of the tensor table, each for all layers, with the rows of wte padded
+//     parameters          kind by kind in the order of the tensor table, each for all layers; the rows of wte are
+//     padded
 //
 // The weight matrices of blocks are (out, in) in the file and (in, out) here.
 #pragma once
@@ -14,5 +15,5 @@ bool llmc_bin_is(const char *path);
 
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
 
-// Hands every tensor of the model to `load`. The file's size is checked first.
+// Hands every tensor of the model to `load`. Checks the file's size first.
 int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e);

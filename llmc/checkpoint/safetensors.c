@@ -14,7 +14,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-
 #define METADATA_NAME "__metadata__"
 
 enum {
-    PREFIX_BYTES = 8,      // the header's length
+    PREFIX_BYTES = 8,      // hold the header's length
     MAX_HEADER = 100000000 // bytes; the format's own limit
 };
 
@@ -34,7 +34,7 @@ const char *safetensors_type_name(SafetensorsType type) { return types[type].nam
 size_t safetensors_type_bytes(SafetensorsType type) { return types[type].bytes; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The header, from text to entries. entries_parse prefixes errors with the tensor's name, header_read with the file's.
+// Parsing the header. entries_parse prefixes errors with the tensor's name, header_read with the file's.
 
 static bool json_integer(const cJSON *item, uint64_t *out) {
     bool whole = json_whole(item, 0, INFINITY);
@@ -42,7 +42,7 @@ static bool json_integer(const cJSON *item, uint64_t *out) {
     return whole;
 }
 
-// Reads entry->shape and entry->count; the count's size in bytes fits in 64 bits.
+// Reads entry->shape and entry->count. Refuses a tensor of 2^64 bytes or more.
 static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, Error *e) {
     const uint64_t most = UINT64_MAX / types[entry->type].bytes;
     bool good = cJSON_IsArray(shape) && cJSON_GetArraySize(shape) <= SAFETENSORS_MAX_DIMENSIONS;
@@ -57,7 +57,7 @@ static int shape_parse(SafetensorsEntry *entry, const cJSON *shape, Error *e) {
                 SAFETENSORS_MAX_DIMENSIONS);
 }
 
-// Reads entry->begin and entry->end, which must be as far apart as shape and type say.
+// Reads entry->begin and entry->end. They must be as far apart as shape and type require.
 static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, Error *e) {
     uint64_t bytes = entry->count * types[entry->type].bytes;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !json_integer(offsets->child, &entry->begin) ||
@@ -96,7 +96,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp((*(const SafetensorsEntry *const *)a)->name, (*(const SafetensorsEntry *const *)b)->name);
 }
 
-// Fills reader->by_name. Two tensors of one name are an error.
+// Fills reader->by_name. Refuses two tensors of one name.
 static int names_sort(SafetensorsReader *reader, Error *e) {
     const SafetensorsEntry **names;
     TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
@@ -110,7 +110,7 @@ static int names_sort(SafetensorsReader *reader, Error *e) {
     return 0;
 }
 
-// Checks that the entries, sorted by their offsets, cover the data exactly: no hole, no overlap, nothing after its end.
+// Checks that the entries, sorted by offset, cover the data exactly: no hole, no overlap, nothing after the last.
 static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     uint64_t at = 0;
     for (int i = 0; i < reader->count; at = reader->entries[i++].end) {

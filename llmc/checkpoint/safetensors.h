@@ -1,4 +1,4 @@
-// safetensors: Hugging Face's tensor file, read a range at a time, and its header to write.
+// safetensors: reads ranges of Hugging Face's tensor file, and makes the header of one to write.
 //
 // The format (github.com/huggingface/safetensors, "Format"):
 //
@@ -54,36 +54,37 @@ struct SafetensorsReader { // must not move: its entries point to it
     JsonText header;                  // owns the names and the metadata
 };
 
-// Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and what is wrong with it. Only an
-// opened reader needs safetensors_close.
+// Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and the fault. After a failure
+// safetensors_close is not needed.
 int safetensors_open(SafetensorsReader *reader, const char *path, Error *e);
 void safetensors_close(SafetensorsReader *reader);
 
-// The tensor of this name; NULL where there is none.
+// Returns the tensor of this name; NULL: none.
 const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name);
 
-// Elements [first, first + n) of a tensor as they are in the file. Several threads may read from one reader.
+// Reads elements [first, first + n) of a tensor in the file's type. Several threads may read from one reader.
 int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, void *out, Error *e);
 
-// The same of an F32, BF16 or F16 tensor, as floats (exact); ERR_INPUT for another type.
+// Reads elements of an F32, BF16 or F16 tensor as floats (exact). ERR_INPUT for another type.
 int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// The header of a file: begin; add metadata, then tensors; end. It depends on what was added and in which order, and on
-// nothing else.
+// A file's header. Call begin, add metadata, add tensors, call end. The same calls in the same order give the same
+// bytes.
 typedef struct {
     Text text;             // after safetensors_end: the file's first bytes
-    int metadata, tensors; // how many it has
+    int metadata, tensors; // their numbers so far
     uint64_t data;         // bytes of the data
 } SafetensorsHeader;
 
 int safetensors_begin(SafetensorsHeader *header, Error *e);
 void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value);
 
-// Declares the next tensor of the file; the data has no gaps. Each name once.
+// Adds the next tensor of the file; the data has no gaps. Add each name once.
 void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
                      const uint64_t *shape);
 
-// Ends the header with spaces, so that the data begins at a multiple of `align` bytes. text_free(&header->text).
+// Pads the header with spaces, so that the data begins at a multiple of `align` bytes. Release:
+// text_free(&header->text).
 int safetensors_end(SafetensorsHeader *header, size_t align, Error *e);
