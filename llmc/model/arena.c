@@ -8,7 +8,7 @@ void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int f
     arena->buffer[arena->count++] = (ArenaBuffer){what, where, round_up(bytes, ARENA_ALIGNMENT), from, to, 0};
 }
 
-// The lowest offset at which `b` overlaps none of the `placed` buffers that live while it does: 0 or the end of one.
+// The lowest offset at which `b` overlaps no placed buffer that is live at the same time: 0 or the end of one.
 static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, int count) {
     size_t offset = 0;
     for (int i = 0; i < count; i++) {
@@ -16,7 +16,7 @@ static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, in
         bool live_together = b->from <= p->to && p->from <= b->to;
         if (!live_together || offset >= p->offset + p->bytes || p->offset >= offset + b->bytes) continue;
         offset = p->offset + p->bytes;
-        i = -1; // moved up: look at all of them again
+        i = -1; // moved up: check all again
     }
     return offset;
 }

@@ -1,5 +1,5 @@
-// arena: one allocation for all buffers of a step. Each buffer states the phases of the step in which it is live; buffers
-// that are never live together share memory. The same code plans the bytes and places the buffers, so the plan is exact.
+// arena: one allocation for all buffers of a step. Each buffer is live in some phases of the step; buffers that are
+// never live together share memory. One function plans the bytes and the offsets, so the plan is exact.
 #pragma once
 
 #include "base/common.h"
@@ -10,7 +10,7 @@ typedef struct {
     const char *what; // category, for the memory report
     void **where;     // receives the buffer's address
     size_t bytes;     // rounded up to ARENA_ALIGNMENT
-    int from, to;     // first and last phase in which it is live
+    int from, to;     // first and last live phase
     size_t offset;
 } ArenaBuffer;
 
@@ -19,15 +19,15 @@ enum { ARENA_BUFFERS_MAX = 64, ARENA_ALIGNMENT = 1024 };
 typedef struct {
     int count;
     ArenaBuffer buffer[ARENA_BUFFERS_MAX];
-} Arena; // all zero: an empty one
+} Arena; // empty if all zero
 
 // Adds a buffer. 0 bytes: *where becomes NULL.
 void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int from, int to);
 
-// Chooses every buffer's offset; returns the bytes needed in all.
+// Chooses every buffer's offset. Returns the bytes of the whole arena.
 size_t arena_plan(Arena *arena);
 
-// Gives the buffers their addresses in memory of that many bytes at base.
+// Writes every buffer's address. base: memory of arena_plan's bytes.
 void arena_place(const Arena *arena, void *base);
 
 GNS_C_END

@@ -1,16 +1,17 @@
-// engine: what the program asks of an engine: a struct of functions (EngineApi), which main hands to program_main. There
-// are two, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
+// engine: the interface between the program and an engine, a struct of functions (EngineApi). main passes it to
+// program_main. There are two engines, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
 //
 // The host queues work on the device and runs ahead of it. Within a step only engine_result waits for the device (and
-// engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait: create, tune, load,
-// store, hash, eval and logits. With several engines on one device, call one only after the other's last engine_result,
-// engine_eval or engine_logits has returned.
+// engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait: create, tune,
+// load, store, hash, eval and logits. With several engines on one device, call one only after the other's last
+// engine_result, engine_eval or engine_logits has returned.
 //
-// Convention for gradients: the gradient buffer holds the SUM over examples of g_b, the gradient of L_b = mean over the T
-// tokens of example b's cross-entropy, with label smoothing where that is on. The update divides by B. So per-example norms
-// need no correction, and micro-batches of any size accumulate to the same sum. With a loss scale S (`scale_loss`), a power
-// of two, the buffer holds S times the gradients, and `norms` and `rank_norms` write S^2 times the squared norms; `update`
-// and `result` undo this, exactly.
+// Convention for gradients: the gradient buffer holds the SUM over examples of g_b. g_b is the gradient of L_b, the
+// mean over the T tokens of example b's cross-entropy (with label smoothing if that is on). The update divides by B. So
+// per-example norms need no correction, and micro-batches of any size accumulate to the same sum.
+//
+// A loss scale S (`scale_loss`) is a power of two. With it the buffer holds S times the gradients, and `norms` and
+// `rank_norms` write S^2 times the squared norms. `update` and `result` undo this, exactly.
 #pragma once
 
 #include "math/dropout.h"
@@ -27,21 +28,21 @@ typedef struct {
     int micro_batch;    // most rows of a micro-step: at most MICRO_BATCH_TOKENS_MAX tokens
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
-    GnsMode gns;        // the most that a step will measure
-    Dtype dtype;        // of weights and activations; the CUDA engine ignores it and has the one of its build
+    GnsMode gns;        // the largest mode that a step will use
+    Dtype dtype;        // of weights and activations; the CUDA engine ignores it: its build fixes the type
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
-    bool document_mask;    // attention stays within a document, and positions restart in each: micro-steps, eval, logits
-    uint16_t separator;    // the token that begins a document
-    Dropout dropout;       // seed and rate, in micro-steps only; `examples` gives the example's number
-    Optimizer optimizer;   // with Muon an owned range holds whole matrices of a block
-    float label_smoothing; // in training's loss (math/loss.h); eval and logits are without it
-    const Range *owned;    // the ranges that this rank updates, ascending. Moments, and other arrays that only the update
-    int owned_count;       // reads, exist for these alone. 0: for everything
+    bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
+    uint16_t separator;  // the token that begins a document
+    Dropout dropout;     // seed and rate, for micro-steps only; `examples` sets the example's number
+    Optimizer optimizer; // with Muon an owned range must hold whole matrices of a block
+    float label_smoothing; // in training's loss only (math/loss.h), not in eval
+    const Range *owned;    // the ranges that this rank updates, ascending. Moments and other arrays of the update cover
+    int owned_count;       // only these. 0: the whole model
     bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
     bool shard_weights;    // weights too, see `own_weights`; needs owned ranges, each within one of the model's buckets
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
-    bool plan_fused;       // plan_memory: for a device with exact_is_fused, which this machine need not have
+    bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is allocated (--dry-run).
@@ -63,41 +64,43 @@ typedef struct {
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
     double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
-    // GNS_EXACT costs a step of this configuration at most a few percent: per-example norms come with the products,
-    // and no example's gradient is written. Depends on GPU, precision and channels.
+    // True if the products also compute per-example norms, and no example's gradient is written: GNS_EXACT then costs a
+    // few percent of a step at most. Depends on GPU, precision and channels.
     bool exact_is_fused;
 } EngineDevice;
 
-enum { TUNING_BYTES = 1 << 14 }; // largest text of a tuning, with its NUL
+enum { TUNING_BYTES = 1 << 14 }; // longest text of a tuning, NUL included
 
 // The four arrays of an engine, all in the model's flat layout; load and store convert from and to fp32.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 
-// The engine's own memory, for transfers between ranks: on the device where there is one.
+// The engine's own memory, on the device if there is one, for transfers between ranks.
 typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
-    BUFFER_WEIGHT, // what forward and backward read, the flat layout: fp32, or the rounded copy; with shard_weights see
-                   // shard_weight_place
-    BUFFER_NORMS,  // double, one a tensor: what `norms` writes, `update` and `result` read; S^2 times the norms
-    BUFFER_TRUST   // double, two a tensor: what `trust` writes, `update` reads
+    BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
+                   // shard_weights see shard_weight_place
+    BUFFER_NORMS,  // double, one a tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
+    BUFFER_TRUST   // double, two a tensor: `trust` writes it, `update` reads it
 } EngineBuffer;
 
-// With several ranks the engine reports the progress of a micro-step's gradients, by the model's buckets, from the last to
-// the first. Bucket 0, which includes the head's gradient, begins first and finishes last. Both functions may queue work
-// on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer overlaps well.
+// With several ranks the engine reports the progress of a micro-step's gradients, bucket by bucket, from the model's
+// last to its first. Bucket 0 includes the head's gradient, so it begins first and finishes last. Both functions may
+// queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer
+// overlaps well.
 typedef struct {
-    int (*begins)(void *context, Range range, Error *e); // its first gradient comes next; may be NULL
+    int (*begins)(void *context, Range range, Error *e); // comes before its first gradient; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
     void *context;
 } GradientWatch;
 
 // With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
-// before it reads any weight of a range; its stream then waits for their arrival. Where it can, it calls `soon` earlier: a
-// transfer that begins now overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may cover
-// all at once. `store` and `hash` call `await` for their range, too.
+// before it reads any weight of a range; its stream then waits for their arrival. It may call `soon` earlier: a
+// transfer that begins then overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may
+// cover all at once. `store` and `hash` call `await` for their range, too.
 //
-// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon` names
-// the next block's bucket only, once the last read of that bucket's slot is queued, and `store` does not call `await`.
+// With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon`
+// names the next block's bucket only. It comes after the last read of that bucket's slot is queued. `store` does not
+// call `await` then.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -108,11 +111,11 @@ typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double momentum;  // Muon's
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
-    int64_t step;     // 1 for the first: bias correction
+    int64_t step;     // counts from 1, for bias correction
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
-// The numbers of a step. Arrays have one entry a tensor of the model's table.
+// The numbers of a step. Arrays have one entry per tensor of the model's table.
 typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats a token
     double *grad_sq;    // |sum_b g_b|^2
@@ -125,19 +128,19 @@ typedef struct EngineApi EngineApi;
 struct EngineApi {
     // ---- Before there is an engine ----------------------------------------------------------------------------------
 
-    bool needs_loss_scale; // its gradients are fp16
+    bool needs_loss_scale; // true if its gradients are fp16
 
-    Dtype (*dtype)(void); // the default
+    Dtype (*dtype)(void); // the default --dtype
 
-    // ERR_USAGE where this build has no such type, ERR_UNAVAILABLE where this machine has no instructions for it.
+    // ERR_USAGE if this build has no such type, ERR_UNAVAILABLE if this machine has no instructions for it.
     int (*check_dtype)(Dtype dtype, Error *e);
 
     void (*plan_memory)(const EngineConfig *config, MemoryPlan *plan);
 
-    // measure: also measure the speeds that no table has (CPUs), which takes a moment.
+    // measure: also measures the speeds that no table has (CPUs); that takes a moment.
     void (*device)(const EngineConfig *config, bool measure, EngineDevice *device);
 
-    // ERR_USAGE where the engine cannot compute this shape. NULL: it computes all.
+    // ERR_USAGE if the engine cannot compute this shape. NULL: it computes all shapes.
     int (*check)(const EngineConfig *config, Error *e);
 
     int (*create)(Engine **out, const EngineConfig *config, Error *e);
@@ -146,7 +149,7 @@ struct EngineApi {
     // One line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
-    // Bytes in use: of the device's memory, by all programs; without a device the process's resident set. 0: unknown.
+    // Bytes of the device's memory in use, by all programs; without a device, the process's resident set. 0: unknown.
     size_t (*memory_in_use)(const Engine *engine);
 
     // The share of the present micro-step or evaluation that is done, 0 to 1. From any thread. NULL: unknown.
@@ -156,35 +159,35 @@ struct EngineApi {
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
     // another order: the last bits differ.
 
-    // Times all algorithms for every product of a micro-step that has no choice yet, and keeps the fastest. Destroys
-    // gradients and the step's numbers: not within a step. ERR_USAGE where there is nothing to choose (CPU).
+    // Times all algorithms for every product of a micro-step without a choice yet, and keeps the fastest. Destroys
+    // gradients and the step's numbers, so do not call it within a step. ERR_USAGE if there is nothing to choose (CPU).
     int (*tune)(Engine *engine, Error *e);
 
-    // tuning: the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them before the
-    // first step: ERR_INPUT if they were made with another GPU or library version; the engine then has none.
+    // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them
+    // before the first step. ERR_INPUT if they were made with another GPU or library version; the engine then has no
+    // choices.
     const char *(*tuning)(const Engine *engine);
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
     // ---- State ------------------------------------------------------------------------------------------------------
-    // Where an array exists for the owned ranges alone, store leaves the values of other ranges unchanged, and load skips
-    // them. (The weights that forward and backward read are whole; a load of STATE_PARAM sets them all, with shard_weights
-    // only the embeddings.)
+    // If an array covers the owned ranges alone, store leaves `values` of other ranges unchanged, and load skips them. A
+    // load of STATE_PARAM also sets the weights that forward and backward read: all, or with shard_weights the embeddings.
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
     // Stores the values of the last update; does not wait for work queued since. May run in another thread during
-    // micro-steps, eval and logits, while no call changes what it stores (update, load) and no weights are in transfer
-    // (watch_weights). Once store or load has returned, also with an error, the engine no longer uses `values`.
+    // micro-steps, eval and logits, but not during update or load, nor while weights are in transfer (watch_weights).
+    // The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 
-    // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages. A
-    // hint, from any thread: store also fills memory that could not be pinned, more slowly. NULL: no need to.
+    // Pins (page-locks) host memory that store will fill, until unpin: a device copies directly only to pinned pages.
+    // Only a hint: store also fills other memory, more slowly. From any thread. NULL: no need to pin.
     void (*pin)(Engine *engine, void *memory, size_t bytes);
     void (*unpin)(Engine *engine, void *memory);
 
-    // Hashes (base/hash.h) the bits of the range's weights that are equal on every rank: those that forward and backward
-    // read, and the master weights where they are not sharded. Waits for the device; with shard_weights it awaits one block
-    // after the other.
+    // Hashes (base/hash.h) the range's weights that are equal on every rank: those that forward and backward read, and
+    // the master weights unless they are sharded. Waits for the device. With shard_weights it awaits one block after
+    // the other.
     int (*hash)(Engine *engine, Range range, uint64_t *hash, Error *e);
 
     // ---- One optimizer step: begin_step, micro-steps, norms, update, result -----------------------------------------
@@ -192,36 +195,37 @@ struct EngineApi {
 
     int (*begin_step)(Engine *engine, Error *e);
 
-    // The rows of the following micro-steps are examples first, first + 1, ... of the run. Dropout depends on these
-    // numbers. NULL: the engine does not need them.
+    // Numbers the rows of the following micro-steps: examples first, first + 1, ... of the run. Dropout depends on
+    // these numbers. NULL: the engine does not need them.
     void (*examples)(Engine *engine, uint64_t first);
 
     // Sets the loss scale of the following steps; 1 until then. NULL: the engine has none.
     void (*scale_loss)(Engine *engine, double scale);
 
-    // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to predict
-    // tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients, which a step's first
-    // micro-step overwrites (with shard_grads every one does). tokens may be reused on return.
+    // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
+    // predict tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients. A step's
+    // first micro-step overwrites the gradients; with shard_grads every micro-step does. tokens may be reused on
+    // return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-    // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm; begin_step
-    // clears them all.
+    // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm;
+    // begin_step clears them all.
     int (*norms)(Engine *engine, Range range, Error *e);
 
-    // LAMB, before the first `update` of a step: squared norms, by tensor, of weights and of the step's direction in the
-    // owned part of the range. A tensor without elements there keeps its norms; begin_step clears them all.
+    // Squared norms, by tensor, of weights and of the step's direction in the owned part of the range. For LAMB, before
+    // the first `update` of a step. A tensor without elements there keeps its norms; begin_step clears them all.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
-    // The optimizer's step over the owned part of the range, with the gradient divided by B, and clipped by the norm that
-    // `norms` wrote. Changes nothing where that norm is not finite.
+    // The optimizer's step over the owned part of the range. Divides the gradient by B, and clips it by the norm that
+    // `norms` wrote. Changes nothing if that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     int (*result)(Engine *engine, StepResult *result, Error *e); // waits for the device
 
     // ---- Without training -------------------------------------------------------------------------------------------
 
-    // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss: (n, T), in nats, of predicting
-    // tokens[b][t + 1].
+    // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss (n, T), in nats: loss[b][t] is
+    // that of tokens[b][t + 1].
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
     // Logits of the token that follows n <= seq_len tokens. logits: (V).
@@ -230,31 +234,32 @@ struct EngineApi {
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
 
     void (*watch)(Engine *engine, const GradientWatch *watch);        // for the next micro-step only
-    void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: all weights are there
+    void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: no weights are in transfer
 
-    // With shard_grads there is no gradient of a whole step. The gradients of a micro-step's blocks share two slots in
+    // With shard_grads no array holds the whole gradient. The gradients of a micro-step's blocks share two slots in
     // memory, one for even and one for odd buckets:
     //
     //     bucket               is in memory from its `begins` until
     //     0 (the embeddings)   its `begins` in the next micro-step
     //     1 + l (block l)      the next `begins` of a block in its slot
     //
-    // When the ranks have summed a bucket's gradients, and while these are in memory, collect copies (first) or adds those
-    // of a range within one owned range to the step's sums. Norms and update read these sums.
+    // collect adds a range of gradients to the step's sums; first: copies them. The range must lie within one owned
+    // range. Call it after the ranks have summed the bucket, while it is in memory. `norms` and `update` read the sums.
     int (*collect)(Engine *engine, Range range, bool first, Error *e);
 
-    // With shard_weights the weights of the embeddings are in memory, and of one block in each slot of shard_weight_place:
+    // With shard_weights memory holds the weights of the embeddings, and of one block in each slot
+    // (shard_weight_place):
     //
     //     bucket               is in memory from its `await` until
     //     0 (the embeddings)   the next update
     //     1 + l (block l)      `soon` or `await` of another block in its slot
     //
-    // The master weights of the owned ranges are stored separately. own_weights returns the address from which the ranks
-    // gather the weights of a range within one owned range, as forward and backward read them (rounded, or not): their
-    // place in the bucket's memory, or another place, where they stay until the next update.
+    // The master weights of the owned ranges are stored separately. own_weights returns the address from which the
+    // ranks gather the weights of a range within one owned range, in the type that forward and backward read. They lie
+    // in the bucket's memory, or elsewhere; there they stay until the next update.
     const void *(*own_weights)(Engine *engine, Range range);
 
-    // Sets the gradients in memory to 0 (with shard_grads: a bucket's), for a rank without rows.
+    // Sets the range's gradients in memory to 0, for a rank without rows.
     int (*clear)(Engine *engine, Range range, Error *e);
 
     // Adds the squared norms of this rank's own gradients, before the sum over ranks, to StepResult's rank_sq.
@@ -341,7 +346,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Call the watch's functions, if it has any, for bucket i of the model.
+// Call a function of the watch, if it has it, for bucket i of the model.
 static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
     return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
 }

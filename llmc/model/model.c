@@ -147,7 +147,7 @@ Range model_bucket(const Model *model, int i) {
 }
 
 int model_bucket_at(const Model *model, size_t element) {
-    Range first = model_bucket(model, 1); // a block: all begin at equal distances, and the last includes ln_f
+    Range first = model_bucket(model, 1); // blocks begin at equal distances; the last includes ln_f
     if (element < first.begin) return 0;
     size_t block = (element - first.begin) / range_length(first);
     return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
@@ -163,7 +163,8 @@ void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, 
     double scale = 0.02;
     if (tensor->init == INIT_RESIDUAL) scale /= sqrt(2.0 * model->config.layers);
     uint64_t stream = (uint64_t)(tensor - model->tensors);
-    // Each value depends on its place alone. The 1.5 billion values of the largest preset take one thread a minute or two.
+    // Parallel: the 1.5 billion values of the largest preset take one thread a minute or two. Each depends on its place
+    // alone.
 #pragma omp parallel for schedule(static) if (n > 4096)
     for (size_t i = 0; i < n; i++) {
         if (tensor->init == INIT_ZERO) out[i] = 0.0f;

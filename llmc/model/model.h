@@ -1,6 +1,6 @@
-// model: GPT-2's shape, its presets, and THE TENSOR TABLE, which says all there is to say about a parameter tensor:
-// name, shape, initialisation, weight decay, layer and group. Allocation, initialisation, the update, checkpoints, GNS
-// groups and tests walk this table; nothing else in the program lists the tensors.
+// model: GPT-2's shape, its presets, and THE TENSOR TABLE. The table holds every property of a parameter tensor: name,
+// shape, initialisation, weight decay, layer and group. Allocation, initialisation, the update, checkpoints, GNS groups
+// and tests walk this table; nothing else in the program lists the tensors.
 #pragma once
 
 #include "base/common.h"
@@ -15,7 +15,7 @@ typedef struct {
     int context;  // rows of wpe: the longest sequence the model can see (Hugging Face: n_positions)
 } ModelConfig;
 
-// What a tensor belongs to when gradient noise is reported by type.
+// A tensor's group, for gradient noise by type.
 typedef enum { GROUP_EMBEDDING, GROUP_ATTENTION, GROUP_MLP, GROUP_LN, GROUP_COUNT } TensorGroup;
 extern const char *const group_names[GROUP_COUNT];
 
@@ -26,8 +26,8 @@ typedef enum {
     INIT_RESIDUAL // N(0, 0.02^2 / 2L): projections that add to the residual stream (Radford et al. 2019, section 2.3)
 } TensorInit;
 
-// The table itself: X(kind, name, rows, columns, init, group). rows 0: a vector. Names are Hugging Face's, "%d" the
-// layer. A tensor with two dimensions decays, a vector does not. Weights lie as (in, out), as in Hugging Face's Conv1D.
+// The table: X(kind, name, rows, columns, init, group). rows 0: a vector. Names are Hugging Face's; "%d" is the layer.
+// Tensors with two dimensions decay; vectors do not. Weights are (in, out), as in Hugging Face's Conv1D.
 // clang-format off
 #define MODEL_TENSORS(X)                                                                                               \
     X(WTE,         "wte.weight",                V, C,     INIT_NORMAL,   GROUP_EMBEDDING)                              \
@@ -70,8 +70,8 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
-// The number of matrices, side by side, that Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other matrices.
-// 0: AdamW updates the tensor.
+// The number of matrices, side by side, that Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other
+// matrices. 0: AdamW updates the tensor.
 static inline size_t tensor_muon_matrices(const Tensor *t) {
     if (t->dimensions < 2 || t->layer < 0) return 0;
     return t->kind == QKV_W ? 3 : 1;
@@ -81,7 +81,7 @@ static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t-
 static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 
-// What two ranges share; empty where they do not meet.
+// The part that two ranges share; may be empty.
 static inline Range range_overlap(Range a, Range b) {
     size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
     return begin < end ? (Range){begin, end} : (Range){begin, begin};
@@ -93,19 +93,19 @@ typedef int (*RangeWriter)(void *context, Range range, const float *values, Erro
 
 typedef struct {
     ModelConfig config;
-    int vocab_padded; // rows of wte in memory: V rounded up to 128; the rows after V stay 0 and are never saved
+    int vocab_padded; // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved
     int tensor_count;
     Tensor *tensors;   // in flat order: wte, wpe, the blocks from first to last, ln_f
     size_t flat_count; // elements of the flat array, padding included
     size_t parameters; // without padding
 } Model;
 
-// Fills *config, but for vocab and context, from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False if no
+// Fills *config, except vocab and context, from a preset's name: gpt2-124M, -350M, -774M, -1558M, or dN. False if no
 // preset has that name.
 bool model_preset(ModelConfig *config, const char *name);
 #define MODEL_PRESET_HELP "gpt2-124M, gpt2-350M, gpt2-774M, gpt2-1558M, or dN (N layers)" // for messages
 
-// The largest model. The option table says the same; test_options compares.
+// The largest model. The option table has the same limits; test_options compares them.
 enum {
     MODEL_LAYERS_MAX = 1000,
     MODEL_HEADS_MAX = 1000,
@@ -114,14 +114,14 @@ enum {
     MODEL_CONTEXT_MAX = 1 << 16
 };
 
-// Most rows B and most tokens N = B x T of a micro-batch. Keeps N and attention's work items within int: at most
-// MODEL_HEADS_MAX (N / 32 + B) heads of tiles of 32 tokens, as an example's last tile may be short.
+// Most rows B and most tokens N = B x T of a micro-batch. They keep N and attention's work items within int: at most
+// MODEL_HEADS_MAX (N / 32 + B), one per head and tile of 32 tokens. (An example's last tile may be short.)
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
-// ERR_INPUT if the shape, read from bytes [begin, end) of a file, makes no model.
+// ERR_INPUT if the shape is no model's. It was read from bytes [begin, end) of a file.
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
 
-// Builds the table. ERR_USAGE where the shape makes no model.
+// Builds the table. ERR_USAGE if the shape is no model's.
 int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
@@ -130,8 +130,8 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 size_t model_tensor_largest(const Model *model); // elements in memory
 
-// Buckets: the pieces of the flat array that the forward pass needs, and the backward pass completes, one after the other.
-// Bucket 0 is the embeddings, 1 + l is block l; the last includes ln_f.
+// Buckets: pieces of the flat array. The forward pass reads them, and the backward pass completes their gradients, one
+// after the other. Bucket 0 is the embeddings, 1 + l is block l; the last includes ln_f.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the bucket of an element
@@ -140,9 +140,9 @@ size_t model_bucket_largest(const Model *model);         // elements
 // Initial values of elements [first, first + n) of a tensor: a function of (seed, tensor, element) alone.
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out);
 
-// Floating-point operations of training on one token at sequence length T: 6 N + 12 L C T (6 for each parameter that
-// multiplies, forward and backward; the attention term as in Chowdhery et al. 2022, appendix B, halved: causal -> 6).
-// N counts wte once (it is the head) and leaves wpe out, so 6 N + 6 L C T is llm.c's formula but for wpe.
+// Floating-point operations of training on one token at sequence length T: 6 N + 6 L C T, forward and backward. N is
+// the number of parameters without wpe; wte counts once, as the head. The attention term is Chowdhery et al.'s 12 L C T
+// (2022, appendix B), halved because attention is causal. llm.c's formula also counts wpe.
 #define MODEL_FLOPS_FORMULA "6 N + 6 L C T, N without position embeddings"
 double model_flops_per_token(const Model *model, int seq_len);
 

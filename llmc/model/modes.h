@@ -1,5 +1,5 @@
-// modes: choices that engines, ranks and command line share. options/table.def lists an option's names in the order of
-// its enum.
+// modes: choices that engines, ranks and the command line share. options/table.def lists their names in the enums'
+// order.
 #pragma once
 
 // Which per-example gradient norms a step measures (--gns).
@@ -9,7 +9,7 @@ typedef enum {
     GNS_EXACT // every tensor
 } GnsMode;
 
-// What the backward pass recomputes, so that it need not be kept (--recompute): less memory, more time, the same bits.
+// The activations that the backward pass recomputes (--recompute): less memory, more time, the same bits.
 typedef enum {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU, // GELU's output
@@ -18,22 +18,22 @@ typedef enum {
 
 static const char *const recompute_names[] = {"none", "gelu", "block"};
 
-// How weights follow from gradients (--optimizer): math/adamw.h, lamb.h, muon.h.
+// The optimizer (--optimizer): math/adamw.h, lamb.h, muon.h.
 typedef enum { OPTIMIZER_ADAMW, OPTIMIZER_LAMB, OPTIMIZER_MUON, OPTIMIZERS } Optimizer;
 
 static const char *const optimizer_names[] = {"AdamW", "LAMB", "Muon"};
 
-// Which rank keeps what (--zero): see ranks/parallel.h.
+// The state that ranks shard (--zero): see ranks/parallel.h.
 typedef enum { ZERO_0, ZERO_1, ZERO_2, ZERO_3 } ZeroStage;
 
-// When gradients are summed over the ranks (--reduce): once a step, or after every micro-step (from ZERO_2 on).
+// When ranks sum their gradients (--reduce): once a step, or after every micro-step (from ZERO_2 on).
 typedef enum { REDUCE_STEP, REDUCE_MICRO_STEP } ReduceCadence;
 
 // The type of gradients in transfer between ranks (--comm-dtype).
 typedef enum { WIRE_FP32, WIRE_BF16 } WireType;
 
-// The type of stored weights and activations and of the factors of matrix products (--dtype). Master weights, gradients,
-// moments and statistics are fp32.
+// The type of stored weights and activations and of the factors of matrix products (--dtype). Master weights,
+// gradients, moments and statistics are fp32.
 typedef enum { DTYPE_FP32, DTYPE_BF16, DTYPE_FP16 } Dtype;
 
 static const char *const dtype_names[] = {"fp32", "bf16", "fp16"};

@@ -36,7 +36,7 @@ size_t shard_place(const EngineConfig *config, Range range) {
 // The last block is the longest: ln_f comes with it.
 static size_t block_elements(const Model *model) { return range_length(model_bucket(model, model->config.layers)); }
 
-// Elements of an array of the embeddings and `slots` blocks; 0 slots: of the whole model.
+// Elements of the embeddings and `slots` blocks; 0 slots: of the whole model.
 static size_t slotted_elements(const Model *model, int slots) {
     if (!slots) return model->flat_count;
     return range_length(model_bucket(model, 0)) + (size_t)slots * block_elements(model);

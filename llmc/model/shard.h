@@ -1,11 +1,11 @@
-// shard: which parts of the flat arrays a rank keeps, and where; the same for both engines.
+// shard: finds the parts of the flat arrays that a rank keeps, and their places in memory, for both engines.
 #pragma once
 
 #include "model/engine.h"
 
 GNS_C_BEGIN
 
-// Elements of an array for the owned ranges alone (EngineConfig.owned). It holds them one after the other.
+// Elements of an owned array: it holds the owned ranges (EngineConfig.owned) one after the other.
 size_t shard_elements(const EngineConfig *config);
 
 // A piece of a range that this rank stores, and its offset in the stored array.
@@ -19,19 +19,20 @@ typedef struct {
 //     for (int next = 0; shard_next(config, whole, range, &next, &piece);)
 bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, Piece *piece);
 
-// Offset, in such an array, of a range that lies within one owned range; without owned ranges, of any range.
+// Offset of a range in an owned array. The range must lie within one owned range; without owned ranges it may be any.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// A micro-step's gradients in memory, and the offset of one of them. With shard_grads: the embeddings' and two slots,
-// which the blocks share. Otherwise: all.
+// Elements of a micro-step's gradients in memory, and the offset of one. With shard_grads memory holds the embeddings'
+// and two slots that the blocks share; otherwise all.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
-// Offset of a range in the step's summed gradients; with shard_grads these are of owned ranges alone.
+// Offset of a range in the step's summed gradients; with shard_grads that is an owned array.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// The weights that forward and backward read. With shard_weights: the embeddings', and one block's in each slot, bucket i
-// in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise: all. With two slots a block is gathered while the one before computes.
+// Elements of the weights that forward and backward read, and the offset of one. With shard_weights memory holds the
+// embeddings', and one block's in each slot: bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise all. Two slots:
+// one block is gathered while the one before computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);
