@@ -40,7 +40,7 @@ int run_dry(Run *r, Error *e) {
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",
                     "--tune is for GPUs, and the plan is for %s", here.name);
     TRY(plan_on_device(&device, setup, &here, e));
-    // The share of rank 0 among the planned ranks, none of which is started; with Muon that of the rank that keeps most.
+    // Shards for rank 0 of the planned ranks; with Muon, for the rank that keeps most. No rank is started.
     Comm comm = {.ranks = ranks, .local_ranks = 1};
     if (o->optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(&setup->model, ranks);
     TRY(setup_shards(setup, &r->position, &comm, e));

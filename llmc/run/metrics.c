@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Lines that wait to be written. A line is written in one call, so that a killed run leaves no half line.
+// Lines that wait to be written. One call writes a line, so a killed run leaves no half line.
 typedef struct {
     Text lines;
     size_t sent; // bytes of them that are in the file
@@ -30,10 +30,6 @@ struct Metrics {
 
 static int cannot_write(const char *path, Error *e) {
     return FAIL(e, ERR_WRITE, "free some space, or check --out", "%s: cannot write: %s", path, strerror(errno));
-}
-
-static int cannot_read(const char *path, int error, Error *e) {
-    return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
 // ---- Lines that wait ------------------------------------------------------------------------------------------------
@@ -53,22 +49,17 @@ static int log_send(Log *log, int fd, Error *e) {
     return 0;
 }
 
-// Syncs at once: samples are few, and checkpoints do not have them.
-static int send_samples(Metrics *m, Error *e) {
-    int fd;
-    if (log_waits(&m->samples) == 0) return 0;
-    TRY(file_open_output(m->dir, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
-    int code = log_send(&m->samples, fd, e);
-    if (!code) code = descriptor_sync(fd, m->samples.path, e);
-    close(fd);
-    return code;
-}
-
 size_t metrics_waiting(const Metrics *m) { return m ? log_waits(&m->steps) + log_waits(&m->samples) : 0; }
 
 int metrics_flush(Metrics *m, Error *e) {
+    int fd;
     TRY(log_send(&m->steps, m->fd, e));
-    return send_samples(m, e);
+    if (log_waits(&m->samples) == 0) return 0;
+    TRY(file_open_output(m->dir, m->samples.path, O_RDWR | O_CREAT | O_APPEND, &fd, e));
+    int code = log_send(&m->samples, fd, e);
+    if (!code) code = descriptor_sync(fd, m->samples.path, e); // at once: checkpoints do not sync samples
+    close(fd);
+    return code;
 }
 
 // ---- Opening and closing --------------------------------------------------------------------------------------------
@@ -117,33 +108,31 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// *keep: the bytes of a log before the first line of a step after `step`, the first incomplete line, or the line at byte
-// `end`; 0: no file. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long line.
+// *keep: the bytes of a log before the first line of a step after `step`, the first incomplete line, or the line at
+// byte `end`; 0: no file. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long
+// line.
 static int bytes_until(const Metrics *m, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
     uint64_t bytes;
     long long at;
-    int fd, c;
+    int fd, c, error;
     *keep = 0;
     if (!file_exists_in(m->dir, path)) return 0;
     TRY(file_open_input_in(m->dir, path, &fd, &bytes, e)); // not a FIFO
     FILE *f = fdopen(fd, "r");
-    if (!f) {
-        cannot_read(path, errno, e);
-        close(fd);
-        return e->code;
-    }
-    while (*keep != end && (c = getc(f)) == '{') {
+    while (f && *keep != end && (c = getc(f)) == '{') {
         ungetc(c, f);
         ssize_t n = getline(&line, &room, f);
         if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
         *keep += n;
     }
-    int error = ferror(f) ? errno : 0;
+    error = !f || ferror(f) ? errno : 0;
     free(line);
-    fclose(f);
-    return error ? cannot_read(path, error, e) : 0;
+    if (f) fclose(f);
+    else close(fd);
+    if (!error) return 0;
+    return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
 
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {

@@ -28,7 +28,7 @@ static void print_complete(const Run *r) {
                  "--patience %lld ended it: the lowest validation loss, %.4f, is that of %s/step_%08lld",
                  (long long)o->patience, at->best.loss, o->out, (long long)at->best.step);
         longer = "larger --patience";
-    } else if (o->steps) { // counted in the batch of this command, which the steps done may not have had
+    } else if (o->steps) { // counted in this command's batch; the steps done may have had another
         snprintf(why, sizeof why, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
                  (long long)(o->run.batch_ref_rows * o->seq_len), horizon);
         longer = "longer --steps";
@@ -43,7 +43,7 @@ static void print_complete(const Run *r) {
                  (long long)at->step, (long long)at->tokens, why, r->saving.saved, longer);
 }
 
-// Every rank must have rows in every step, except in the last one, which the horizon cuts.
+// Every rank must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
     const char *replayed = setup->options.run.ramp_replay;
     int64_t rows = ramp_smallest(&position->ramp);
@@ -79,8 +79,8 @@ static int run_training(Run *r, Error *e) {
     return train_run(r, e);
 }
 
-// Shows the progress of training on rank 0's standard output, in plain lines under mpirun, whose pseudo-terminal is often
-// logged. Other work shows its progress on standard error: a program may read the result from standard output.
+// Shows the progress of training on rank 0's standard output, in plain lines under mpirun, whose pseudo-terminal is
+// often logged. Other work shows its progress on standard error: a program may read the result from standard output.
 static int start_progress(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     if (!is_rank0(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;

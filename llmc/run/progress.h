@@ -33,7 +33,7 @@ typedef struct {
     bool drawn;            // there is a line to redraw
     const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
     double started;        // seconds of the clock: the run
-    double shown, stepped; // likewise: the last line, the last one of a step (0: none)
+    double shown, stepped; // seconds of the clock: the last line, the last line of a step (0: none)
     double ends;           // seconds of the clock, while the horizon is not decided; 0: it is
     int64_t horizon;       // tokens of the whole run; 0: there is none
     int64_t step, tokens;  // done
@@ -48,7 +48,7 @@ typedef struct {
         double begun;        // seconds of the clock
         double reached;      // fraction of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
-        int64_t flight;      // those of the current piece
+        int64_t flight;      // units of the current piece
         int64_t piece, pieces;
         bool quiet, shown; // by invariant 1; in a line
     } now;

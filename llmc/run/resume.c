@@ -1,4 +1,4 @@
-// Which checkpoint a run starts from: its own newest one (a resume), or that of the run that --model names.
+// Finds the checkpoint that a run starts from: its own newest one (a resume), or one of the run that --model names.
 //
 // What makes a run resumable:
 //  1. A run directory has one writer. Its lock (lock.h) is taken before anything in it is read, and held to the end.
@@ -36,7 +36,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// From rank 0 to all. All ranks must call this. code: the result of rank 0's search.
+// (all) Sends rank 0's find to all ranks. code: the result of its search.
 static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) {
     Error waiting = {0};
     int failed = comm_wait_first(setup->comm, &waiting);
@@ -45,8 +45,9 @@ static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) 
     return comm_broadcast(setup->comm, newest, sizeof *newest, e);
 }
 
-// Opens and locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s. A dead process
-// on another machine may still hold the lock: waits for its lease to end, except with --fresh, which resumes nothing.
+// Opens and locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s. A dead
+// process on another machine may still hold the lock: waits for its lease to end, except with --fresh, which resumes
+// nothing.
 static int lock_run(const Setup *setup, const Archive *archive, Metrics **metrics, Error *e) {
     const struct timespec moment = {0, 20000000};
     enum { ENDING = 5, LEASE = 120 }; // s; a server of NFSv4 keeps a lock for 90 s
@@ -83,7 +84,7 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// This run's newest checkpoint if it began from this --model. Then the files of that model are no longer needed.
+// Finds this run's newest checkpoint if the run began from this --model, whose files are then no longer needed.
 static int find_own_of_model(Run *r, Newest *newest, Error *e) {
     Newest own = {0};
     RunSummary summary;
@@ -96,7 +97,7 @@ static int find_own_of_model(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// The newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
+// Finds the newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
 static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
     Archive archive;
     int checkpoints = 0;
@@ -110,7 +111,7 @@ static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
                 "--model %s: a run without %s checkpoint", path, checkpoints ? "an undamaged" : "a");
 }
 
-// A run's checkpoint by its step, instead of its newest.
+// Finds a run's checkpoint by its step.
 static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
     char name[40];
     archive_name(name, sizeof name, step);
@@ -122,8 +123,8 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
                 newest->directory);
 }
 
-// RUN:STEP, RUN:best (the lowest validation loss of --keep-best), or RUN: the newest, and without training the best where
-// there is one. Without training a line says which.
+// Finds RUN:STEP, RUN:best (of --keep-best), or for RUN the newest checkpoint; without training the best, if there is
+// one. Without training prints which it is.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     RunSummary s = {0};
@@ -145,7 +146,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     return 0;
 }
 
-// On rank 0: the checkpoint to read where --model names neither a preset nor a model's files.
+// On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
     Options *o = &r->setup.options;
     if (checkpoint_is_model(o->model)) return 0;
@@ -157,7 +158,7 @@ static int find_source(Run *r, Newest *newest, Error *e) {
 }
 
 // A run directory as --model means its newest checkpoint. A run that began from it resumes with the same --model, even
-// if the other run has newer checkpoints by then.
+// after the other run has written newer checkpoints.
 int setup_source(Run *r, Error *e) {
     Options *o = &r->setup.options;
     ModelConfig ignored;

@@ -1,4 +1,4 @@
-// run: one run of the program, in five parts. A function takes the one or two parts that it needs, or the whole run.
+// run: the state of a run, in five structs. A function is handed the one or two that it needs, or the whole run.
 #pragma once
 
 #include "checkpoint/archive.h"
@@ -31,7 +31,7 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// From the command line, the build and the machine: constant during training, except the engine's own state.
+// Set by the command line, the build and the machine. Only the engine's state changes in training.
 typedef struct {
     int argc; // the command line
     char **argv;
@@ -87,7 +87,7 @@ typedef struct {
     double longest_step;        // seconds, with what follows the step
     double step_began;          // seconds of the clock; 0 before the first
     double timed_tokens;        // of steps, for --train-hours
-    double timed_seconds;       // likewise
+    double timed_seconds;       // of the same steps
     double val_seconds;         // of the last validation; 0 before the first
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
@@ -132,8 +132,8 @@ static inline double run_seconds(const Run *r) { return clock_seconds() - r->pos
 static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0; }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Set-up (setup.c, resume.c, output.c), in this order. Each function uses what those before it made; a run that does
-// not train leaves some out. run_destroy undoes all of it, wherever set-up stopped. (all): all ranks must call it.
+// Set-up (setup.c, resume.c, output.c), in this order: each function uses the results of the earlier ones. A run that
+// does not train skips some. run_destroy undoes set-up wherever it stopped. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
@@ -155,7 +155,7 @@ int setup_resume(Run *r, Error *e);
 int setup_rows(const Setup *setup, const RunData *data, Error *e); // buffers of an evaluation
 int setup_buffers(Run *r, Error *e);                               // setup_rows, and the loader and buffers of training
 
-// What rank comm->rank of comm->ranks keeps, given the ramp's largest batch: into setup->parallel and setup->shape.
+// Sets setup->parallel and setup->shape to what rank comm->rank of comm->ranks keeps at the ramp's largest batch.
 int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
@@ -170,15 +170,14 @@ int print_setup(const Run *r, Error *e); // for the user (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 int write_run_json(Run *r, Error *e); // run_json.c; chooses the run's id
 
-// True if the run is long enough for a checkpoint before its end, which is made from the saver's copy.
+// True if the run saves a checkpoint before its end, from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);
 
 // --dry-run (dry_run.c): prints what the run would take.
 int run_dry(Run *r, Error *e);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Evaluation (evaluate.c): all ranks call these together and share the work. Of the run's state only the progress
-// display changes.
+// Evaluation (evaluate.c): all ranks call these together and share the work. They change only the progress display.
 
 typedef struct {
     int64_t rows, tokens;

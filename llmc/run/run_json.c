@@ -1,8 +1,8 @@
 // run.json: the run's set-up with all options resolved, and its parts.
 //
-// Each start of a run begins a part. "parts" has them in order, without those whose steps a later part wrote again. The
-// first part's "options" are those that were given; a later part's are those that changed. The "options" of the file are
-// all options of the last part. "id" is in the manifest of each checkpoint, too: only those with it are removed (--keep).
+// Each start of a run begins a part. "parts" lists the parts in order, except parts whose steps were all written again.
+// The first part's "options" are the given ones; a later part's are the changed ones. The file's "options" are all
+// options of the last part. Each checkpoint's manifest repeats "id": --keep removes only checkpoints with the run's id.
 #include "run/run.h"
 
 #include "base/files.h"
@@ -32,17 +32,6 @@ static void put_data_json(FILE *f, const char *name, const Dataset *data) {
 }
 
 // ---- Parts ----------------------------------------------------------------------------------------------------------
-
-// Writes the parts in the existing run.json whose first step is kept.
-static void put_earlier_parts(FILE *f, const Run *r, const cJSON *old) {
-    const cJSON *part;
-    cJSON_ArrayForEach(part, json_get(old, "parts")) {
-        double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
-        char *text = first_step < (double)r->saving.first_step ? cJSON_PrintUnformatted(part) : NULL;
-        if (text) fprintf(f, "    %s,\n", text);
-        cJSON_free(text);
-    }
-}
 
 static void put_text_field(FILE *f, const char *name, const char *text) {
     fprintf(f, ", \"%s\": ", name);
@@ -79,6 +68,7 @@ static void put_this_part(FILE *f, const Run *r) {
 
 static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     char engine[256];
+    const cJSON *part;
     engine_describe(r->setup.engine, engine, sizeof engine);
     const ModelConfig *c = &r->setup.model.config;
     fprintf(f, "{\n  \"id\": \"%s\",\n  \"program\": \"%s\",\n  \"engine\": \"%s\",\n", r->saving.archive.id,
@@ -94,7 +84,12 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);
     fputs("  \"parts\": [\n", f);
-    put_earlier_parts(f, r, old);
+    cJSON_ArrayForEach(part, json_get(old, "parts")) { // earlier parts, without those whose first step is written again
+        double first_step = cJSON_GetNumberValue(json_get(part, "first_step"));
+        char *text = first_step < (double)r->saving.first_step ? cJSON_PrintUnformatted(part) : NULL;
+        if (text) fprintf(f, "    %s,\n", text);
+        cJSON_free(text);
+    }
     fputs("    ", f);
     put_this_part(f, r);
     fprintf(f, "\n  ],\n  \"tuning\": \"%s\",\n  \"options\": ", r->position.at.tuning); // needs no escapes
@@ -102,8 +97,8 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
     fprintf(f, "\n}\n");
 }
 
-// The id in run.json, else that of the checkpoint that the run resumed from. A new run, and one that an older build
-// began, gets 128 random bits.
+// Chooses the id in run.json, else the id of the resumed checkpoint, else (a new run, or an older build's) 128 random
+// bits.
 static int choose_id(Archive *archive, const char *of_json, const char *of_checkpoint, Error *e) {
     const char *known = of_json && strlen(of_json) < sizeof archive->id ? of_json : of_checkpoint;
     uint64_t random[2];

@@ -53,15 +53,13 @@ struct Saver {
 
 static void count_piece(void *saver) { atomic_fetch_add(&((Saver *)saver)->done, 1); }
 
-static bool is_rank0(const Saver *s) { return s->config.parallel->comm->rank == 0; }
-
 // With --zero 0 rank 0 has all and writes alone.
 static void set_owned(Saver *s) {
     const Parallel *p = s->config.parallel;
     bool alone = parallel_stores_alone(p);
     s->all = (Range){0, s->config.model->flat_count};
     s->owned = alone ? &s->all : p->owned;
-    s->owned_count = !alone ? p->buckets : is_rank0(s) ? 1 : 0;
+    s->owned_count = !alone ? p->buckets : s->config.parallel->comm->rank == 0 ? 1 : 0;
     for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
 }
 
@@ -75,7 +73,8 @@ int saver_create(Saver **out, const SaverConfig *config, Error *e) {
     set_owned(s);
     TRY(layout_create(&s->layout, config->model, e));
     if (!s->owned_count) return 0;
-    return layout_pieces(&s->layout, s->owned, s->owned_count, is_rank0(s), &s->piece, &s->pieces, e);
+    return layout_pieces(&s->layout, s->owned, s->owned_count, s->config.parallel->comm->rank == 0, &s->piece,
+                         &s->pieces, e);
 }
 
 void saver_destroy(Saver *s) {
@@ -243,7 +242,7 @@ static int open_files(Saver *s, Error *e) {
 
 void saver_start(Saver *s, int64_t step) {
     Error *e = &s->report.error;
-    if (!is_rank0(s)) {
+    if (s->config.parallel->comm->rank != 0) {
         s->report = (SaveReport){.step = step};
         s->started = clock_seconds();
         open_files(s, e);
@@ -360,8 +359,8 @@ int saver_advance(Saver *s, const SaverCounts *sums, Error *e) {
     worker_join(&s->worker);
     saver_await_snapshot(s);
     TRY(sums->failed > 0 ? gather_errors(s, e) : gather_pieces(s, e));
-    s->phase = is_rank0(s) ? FINISHING : IDLE;
-    if (!is_rank0(s)) return 0;
+    s->phase = s->config.parallel->comm->rank == 0 ? FINISHING : IDLE;
+    if (s->phase == IDLE) return 0;
     if (sums->failed > 0) {
         with_notes(s, abandon, e);
         atomic_store(&s->ended, true);

@@ -263,7 +263,7 @@ static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
     return 0;
 }
 
-// The weights of --train: for each source its share of the rows and its number of shards. Missing without weights.
+// The weights of --train: each source's fraction of the rows and its number of shards. Left out without weights.
 static int io_mixture(const StateIO *io, const Dataset *data, Error *e) {
     StateIO sources, in;
     DatasetInfo info = dataset_describe(data);
@@ -342,7 +342,7 @@ static void print_rate_jump(FILE *f, const Position *p, const cJSON *was) {
             before, now);
 }
 
-// The options as JSON, to be deleted.
+// *out: the options as JSON, to be deleted.
 static int options_object(const Options *o, cJSON **out, Error *e) {
     Text text;
     *out = NULL;
@@ -398,7 +398,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Without --gns a run keeps its mode, on any machine: another one would change its batches.
+// Keeps the run's mode without --gns, on any machine: another mode would change its batches.
 static int keep_gns(const StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(json_get(get(io, "options"), "gns"));
     if (o->given[OPTION_gns] || !was) return 0;
@@ -407,8 +407,8 @@ static int keep_gns(const StateIO *io, Options *o, Error *e) {
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Without --ramp-step-rows a run keeps what it has measured. A run that was not begun with --ramp gns, or by an older
-// build, has measured nothing.
+// Keeps the measured step cost without --ramp-step-rows. Fails if none was measured: the run began with another --ramp
+// or with an older build.
 static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
     const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "ramp_step_rows"));
@@ -421,8 +421,7 @@ static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
                          "0.65 is what older builds did");
 }
 
-// Without --batch-tokens the batch is one micro-batch (under a ramp --batch-min). A new --micro-batch must not change
-// the batch of a run, so the batch must be named then.
+// Refuses a new --micro-batch without --batch-tokens (with a ramp, --batch-min): it would change the run's batch.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
     const cJSON *then = get(io, "options");
     double rows = cJSON_GetNumberValue(json_get(then, "micro_batch"));
@@ -434,7 +433,7 @@ static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) 
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
-// A decided --train-hours stays as it was decided.
+// Keeps the length that --train-hours has decided.
 static int keep_hours(const StateIO *io, Run *r, Error *e) {
     const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "train_hours"));
     const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;

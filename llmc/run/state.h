@@ -23,7 +23,7 @@ typedef struct {
 int shard_list_create(ShardList *list, const Dataset *data, Error *e);
 void shard_list_destroy(ShardList *list);
 
-// The lowest validation loss of those after which a checkpoint was written (--keep-best).
+// The saved checkpoint with the lowest validation loss (--keep-best).
 typedef struct {
     int64_t step;  // 0: none yet
     double loss;   // INFINITY: none yet
@@ -35,7 +35,7 @@ typedef struct {
     int64_t step, tokens, examples; // done
     int64_t batch;                  // rows of the last step
     int64_t metrics_bytes;          // of metrics.jsonl after this step
-    int64_t moment_steps;           // the moments' before the run's first (--with-optimizer)
+    int64_t moment_steps;           // steps of the moments before the run (--with-optimizer)
     int64_t horizon;                // tokens that --train-hours means; 0: not decided
     double seconds;                 // of the run, up to the save
     double val_loss;                // the latest; NaN before the first
@@ -55,7 +55,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 // it. r->saving.changed: the options among these.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
-// What can be read without knowing the run: for --check, and to find a run's --model.
+// Reads what needs no knowledge of the run: for --check, and to find a run's --model.
 typedef struct {
     RunPoint at;
     char build[256];

@@ -4,15 +4,16 @@
 #include "base/terminal.h"
 #include "math/adamw.h"
 
-// True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of a
-// step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
+// True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of
+// a step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
 // Computes this rank's rows of the step while the loader reads the next ones; the last micro-step reads ahead for the
-// next step, assuming the same batch. A rank without rows left runs the micro-step with n = 0. So does a rank that cannot
-// read its rows: it returns the error in *unread, and all ranks end the step together. what: for the progress; NULL: a step.
+// next step, assuming the same batch. A rank without rows left runs the micro-step with n = 0. So does a rank that
+// cannot read its rows: it returns the error in *unread, and all ranks end the step together. what: for the progress;
+// NULL: a step.
 static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Error *unread, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -59,7 +60,7 @@ static double grad_norm(const Setup *setup, const Position *position, int64_t B)
 }
 
 static int fail_nonfinite(const Setup *setup, const Position *position, int64_t B, Error *e) {
-    comm_settle(setup->comm); // the numbers are those of all ranks
+    comm_settle(setup->comm); // all ranks have the same numbers
     char tensors[256] = "", scale[40] = "";
     if (position->at.loss_scale.scale > 0)
         snprintf(scale, sizeof scale, " at loss scale %.0f", position->at.loss_scale.scale);
@@ -93,8 +94,8 @@ static UpdateConfig update_config(const Setup *setup, const Position *position, 
     };
 }
 
-// Estimates the noise scale from the ranks' own gradients. rank_sq: the sum of the squared norms of the gradients of
-// their rows or, with --reduce micro-step, of their micro-steps.
+// Estimates the noise scale from the ranks' own gradients. rank_sq: their squared norms, summed over ranks or, with
+// --reduce micro-step, over micro-steps.
 static int observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq, Error *e) {
     const int ranks = setup->comm->ranks;
     int64_t *rows, count = 0;
@@ -135,7 +136,8 @@ static bool overflows(const Setup *setup, const Position *position, int64_t B) {
            !isfinite(grad_norm(setup, position, B));
 }
 
-// Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an overflow.
+// Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
+// overflow.
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -203,7 +205,7 @@ static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
 
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
-// *B: the rows of the next step, over all ranks. Rank 0 decides.
+// *B: rank 0's choice of the next step's rows, over all ranks.
 static int agree_batch(Run *r, int64_t *B, Error *e) {
     *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
     TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
@@ -294,8 +296,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
-// The least seconds of COST_STEPS steps of B rows at rate 0, which leave the weights as they are, but not the moments.
-// Infinite if the gradient of each step overflows: such a step has no update.
+// *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. Their rate of 0 keeps the
+// weights, but not the moments.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -331,7 +333,7 @@ done:
     return code;
 }
 
-// All ranks run the same steps; rank 0's clock counts. The run then begins as if it had been given --ramp-step-rows.
+// All ranks run the same steps by rank 0's clock. The run then begins as with --ramp-step-rows.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     RampConfig *ramp = &r->position.ramp.config;

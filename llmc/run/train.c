@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-// The parts of an iteration, in the order in which the loop calls them; save.h has the others.
+// The parts of an iteration, in the loop's order; save.h declares the others.
 static int stop_and_save(Run *r, Error *e); // ERR_STOPPED
 static int decide_length(Run *r, const StepMetrics *m, Error *e);
 static int validate(Run *r, const StepMetrics *m, Error *e);
@@ -169,7 +169,7 @@ static void print_end(const Run *r) {
     print_folded(stdout, 4, "model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
 }
 
-// Samples of the finished model, and its checkpoint. An error in sampling must not prevent the save.
+// Samples from the finished model and saves it. An error in sampling must not prevent the save.
 static int finish_run(Run *r, Error *e) {
     Error sampling;
     progress_break(&r->output.progress);
