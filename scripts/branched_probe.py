@@ -1,9 +1,9 @@
-"""critical_batch.py probe: the critical batch at one checkpoint of a run, measured by training on from it at several.
+"""critical_batch.py probe: measures the critical batch at one checkpoint of a run by training on at several batches.
 
-Merrill, Arora, Groeneveld and Hajishirzi 2025, "Critical Batch Size Revisited" (arXiv 2505.23971), branched training:
-from one checkpoint, optimizer state included, every branch trains the same number of tokens at k times the batch with
+Branched training: Merrill, Arora, Groeneveld and Hajishirzi 2025, "Critical Batch Size Revisited" (arXiv 2505.23971).
+Every branch continues one checkpoint, optimizer state included, for the same number of tokens, at k times the batch and
 sqrt(k) times the learning rate (the rule for Adam: Malladi et al. 2022, arXiv 2205.10287). Up to the critical batch the
-losses at the end are alike; above it they rise. Here every branch sees the same examples in the same order, too.
+final losses are alike; above it they rise. Here every branch also sees the same examples in the same order.
 """
 
 import math
@@ -15,11 +15,11 @@ import subprocess
 
 from run_log import COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Run, finite, read_json, write_whole
 
-EXIT_NONFINITE = 76  # the trainer's: the branch has diverged
-POINTS = 8           # validations of a branch, at tokens that all branches share
+EXIT_NONFINITE = 76  # the trainer's code for a diverged branch
+POINTS = 8           # validations per branch, at the same tokens in all branches
 
 def step_of(name):
-    """The step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
+    """Returns the step of a checkpoint's name (archive_step_of in llmc/checkpoint/archive.c); None for another name."""
     match = re.fullmatch(r"step_([0-9]{8}|[1-9][0-9]{8,17})", name)
     return int(match[1]) if match else None
 
@@ -40,7 +40,7 @@ class Origin:
         self.checkpoint = newest_checkpoint(path) if step_of(os.path.basename(path)) is None else path
         self.run = Run(os.path.dirname(self.checkpoint))
         state = os.path.join(self.checkpoint, "training", "state.json")
-        if not os.path.exists(state):  # an older build's
+        if not os.path.exists(state):  # an older build wrote it here
             state = os.path.join(self.checkpoint, "state.json")
         state = read_json(state, {"step!": COUNT, "tokens!": COUNT})
         self.step, self.tokens = state["step"], state["tokens"]
@@ -50,16 +50,16 @@ class Origin:
         if not rows or rows[-1]["step"] != self.step or not all(row.get("batch") and row.get("lr") for row in rows):
             raise Fault(EXIT_INPUT, f"{self.run.metrics_path}: does not reach step {self.step} of the checkpoint, or has "
                         "a step without its batch and lr")
-        # The horizon may cut a run's last step short: then the batch is that of the step before.
+        # The horizon may cut a run's last step short. Then use the batch of the step before.
         row = rows[-2] if len(rows) > 1 and rows[-1]["batch"] < rows[-2]["batch"] else rows[-1]
         self.batch, self.lr = row["batch"], row["lr"]
-        # The measured noise scale of the whole model, in rows; NaN where the run did not measure it.
+        # The measured noise scale of the whole model, in rows; NaN: not measured.
         ratio = [1, *finite(self.run.column("gns_ratio")[:self.step])][-1]
         self.noise_scale = row.get("gns_total") or (row.get("gns_ln") or math.nan) * ratio
 
 
 class Branch:
-    """One batch: its directory, its options and, once it has run, its loss (infinite: diverged)."""
+    """One batch: its directory, its options and, after training, its loss (infinite: diverged)."""
 
     def __init__(self, origin, batch, tokens, out):
         self.batch, self.factor = batch, batch / origin.batch
@@ -68,7 +68,7 @@ class Branch:
         self.out = os.path.join(out, f"batch_{batch}")
         self.done = os.path.join(self.out, "done")
         self.horizon = origin.tokens + tokens
-        # What differs from the run's own options. An option that has no effect then gets a note of the trainer's.
+        # Options that differ from the run's own. The trainer prints a note for those without effect.
         self.options = {"out": os.path.abspath(self.out), "batch_tokens": batch * origin.seq_len, "train_tokens": self.horizon,
                         "lr": self.lr, "lr_schedule": "constant", "warmup_tokens": 0, "ramp": "fixed", "gns": "ln",
                         "sample_every": 0, "hellaswag_every": 0, "checkpoint_every": 0}
@@ -76,7 +76,7 @@ class Branch:
             self.options["val_every"] = self.steps // POINTS
 
     def is_done(self):
-        """True where an earlier call has trained it. Another branch in its directory is an error."""
+        """True if an earlier call has trained it. Another branch in its directory is an error."""
         there = os.path.join(self.out, "run.json")
         there = read_json(there, {"options!": {}})["options"] if os.path.exists(there) else self.options
         for name, value in self.options.items():
@@ -86,7 +86,7 @@ class Branch:
         return os.path.exists(self.done)
 
     def train(self, origin, program, directory):
-        """From a copy of the checkpoint in the branch's own directory. Afterwards only the numbers stay."""
+        """Trains from a copy of the checkpoint in the branch's own directory. Removes all checkpoints afterwards."""
         place, log = os.path.join(self.out, os.path.basename(origin.checkpoint)), os.path.join(self.out, "log")
         try:
             shutil.rmtree(place, ignore_errors=True)
@@ -115,17 +115,17 @@ class Branch:
         run = Run(self.out, begin=origin.tokens)
         if run.val_rows:
             return run.val_column("val_loss")[-1]
-        # The same examples in every branch: the mean over the last eighth of them.
+        # Return the mean over the last eighth of the examples: they are the same in every branch.
         begin = self.horizon - (self.horizon - origin.tokens) / POINTS
         last = [(loss, batch) for at, loss, batch in zip(*map(run.column, ("tokens", "loss", "batch"))) if at > begin]
         return sum(loss * batch for loss, batch in last) / sum(batch for _, batch in last)
 
 
 def critical_batch(batches, losses, tolerance):
-    """(largest batch that does no harm, smallest that does or None, where the loss crosses the tolerance or None).
+    """Returns (largest batch without harm, next larger one or None, batch where the loss crosses the tolerance or None).
 
-    Batches ascend. Harm: more than `tolerance` above the smallest batch's loss; batches above one that does harm do not
-    count, whatever their loss. The crossing is interpolated linearly in the logarithm of the batch."""
+    Batches ascend. Harm: a loss more than `tolerance` above the smallest batch's. Batches above the first with harm do
+    not count. The crossing is interpolated linearly in the logarithm of the batch."""
     harm = [loss - losses[0] for loss in losses]
     first = next((i for i, x in enumerate(harm) if not x <= tolerance), None)
     if first is None:
@@ -164,11 +164,11 @@ def probe(args):
         raise Fault(EXIT_USAGE, f"--factors: two batches or more are needed, of one row at least; the run's has {origin.batch}")
     if math.lcm(*batches) > 4 * batches[-1]:
         raise Fault(EXIT_USAGE, "--factors: these batches have no small common multiple; use powers of two")
-    # Whole steps of every batch from one validation to the next, so that all are compared at the same tokens.
+    # Every batch makes whole steps between validations, so all are compared at the same tokens.
     grid = POINTS * math.lcm(*batches) * origin.seq_len
     wanted = args.tokens or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
     tokens = -(-wanted // grid) * grid
-    # The run's own program, in the directory that its paths start from.
+    # Use the run's own program, in the directory that its paths are relative to.
     part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
     program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
     directory = part.get("directory", ".")

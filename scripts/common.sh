@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by scripts: the repository's root, errors, help, checkpoints, GPUs.
+# Sourced by scripts. Functions for the repository's root, errors, help, checkpoints and GPUs.
 root=$(CDPATH='' cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd) || exit 70
 [ . -ef "$root" ] && top='' || top=$root/ # the path to it from the caller's directory
 
@@ -17,7 +17,7 @@ print_header() { # FILE
     print "$(sed -n '2,$ { /^#/! q; s/^# \{0,1\}//; p; }' "$1")"
 }
 
-# Prints a run's newest checkpoint, if it has one. Their names: archive_step_of in llmc/checkpoint/archive.c.
+# Prints a run's newest checkpoint, if any. archive_step_of in llmc/checkpoint/archive.c defines their names.
 newest_checkpoint() { # RUN
     local path step newest=-1
     for path in "$1"/step_*; do

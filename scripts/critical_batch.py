@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The critical batch, from existing runs.
+"""Finds the critical batch from existing runs.
 
     critical_batch.py fit RUN RUN...   S_min, E_min and the critical batch from runs at constant batch sizes
     critical_batch.py probe CHECKPOINT the critical batch there, measured: short branches at k times the batch
@@ -7,8 +7,8 @@
 McCandlish, Kaplan, Amodei and the OpenAI Dota Team 2018, "An Empirical Model of Large-Batch Training":
 a batch B reaches a loss in S steps and E = B S examples (rows of context tokens), with
     (S / S_min - 1) (E / E_min - 1) = 1    (eq. 2.11),    B_crit = E_min / S_min    (eq. 2.12).
-The probe is the branched training of Merrill et al. 2025 (arXiv 2505.23971); it trains, on a machine that has the run's
-trainer and data.
+The probe is the branched training of Merrill et al. 2025 (arXiv 2505.23971). It trains, so it needs the run's trainer
+and data.
 """
 
 import math
@@ -22,7 +22,7 @@ from branched_probe import probe
 
 
 def constant_batch(run, step):
-    """The batch in rows up to `step`, without the run's last step, which the horizon may cut short."""
+    """Returns the batch in rows up to `step`. Ignores the run's last step: the horizon may cut it short."""
     batches = {row.get("batch") or 0 for row in run.rows[:-1] or run.rows if row["step"] <= math.ceil(step)}
     if len(batches) != 1 or min(batches) <= 0:
         raise Fault(EXIT_INPUT, f"{run.path}: the batch is not constant; fit needs runs with --ramp fixed")
@@ -30,15 +30,15 @@ def constant_batch(run, step):
 
 
 def fit_minima(batch, steps):
-    """(S_min, E_min), their covariance as logarithms (NaN for two runs) and the residuals of log S."""
+    """Returns (S_min, E_min), the covariance of their logarithms (NaN for two runs) and the residuals of log S."""
     import numpy as np
     from scipy.optimize import least_squares
 
-    # eq. 2.11 is S_min / S + E_min / E = 1, linear in the minima: the start. Then least squares of log S, so that the
-    # relative errors of all runs weigh alike.
+    # Start from eq. 2.11 as S_min / S + E_min / E = 1, which is linear in the minima. Then fit log S by least squares:
+    # the relative errors of all runs weigh alike.
     start = np.linalg.lstsq(np.stack([1 / steps, 1 / (batch * steps)], 1), np.ones(len(steps)), rcond=None)[0]
     start = np.log(np.maximum(start, 1e-3 * np.array([steps.min(), (batch * steps).min()])))
-    # Solved for S with E = B S: S = S_min + E_min / B.
+    # With E = B S, eq. 2.11 is S = S_min + E_min / B.
     fit = least_squares(lambda x: np.log(steps) - np.log(np.exp(x[0]) + np.exp(x[1]) / batch), start, xtol=1e-14, ftol=1e-14)
     variance = (fit.fun @ fit.fun) / (len(steps) - 2) if len(steps) > 2 else math.nan
     return np.exp(fit.x), np.linalg.pinv(fit.jac.T @ fit.jac) * variance, fit.fun

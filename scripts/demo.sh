@@ -2,7 +2,7 @@
 # The demo: trains a GPT-2 of one million parameters in one to four minutes on the C headers under /usr/include, which every
 # machine that can build it has: the first 8 MB in the order of their paths, of which training sees a quarter.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
-# The same command resumes a run that was stopped; a run on another text is moved aside. It writes under build/demo/ only.
+# The same command resumes a stopped run. A run on another text is moved aside. The demo writes only under build/demo/.
 set -euo pipefail
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
@@ -33,7 +33,7 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
     --ramp gns --batch-min 16 --batch-max 64 --ramp-step-rows 1e9 --ramp-waste 0.25 --ramp-lr-power 0.5 --gns-half-life 30000
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
 
-# Checks the text first: one that cannot be trained on replaces no other, and moves no run aside.
+# Check the new text first: a text that cannot be trained on must not replace the old text or move a run aside.
 why=$(cd next && "$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
     code=$?
     echo "error: ${text:+TEXT=$text: }${why#error: }" >&2
@@ -42,7 +42,7 @@ why=$(cd next && "$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) 
 rm -f corpus_{train,val}_*.bin
 mv next/* .
 
-# A run resumes on its own text only, and no run is deleted. An older run may not say what its text was.
+# Move a run on another text aside: a run resumes on its own text only. An older run may lack text.cksum.
 text_sum=$(cksum corpus_*.bin)
 if [ -e run ] && [ "$(cat run/text.cksum 2> /dev/null)" != "$text_sum" ]; then
     [ -e run/text.cksum ] && is="is not" || is="is not known to be"
@@ -57,7 +57,7 @@ echo "$text_sum" > run/text.cksum
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" "${options[@]}"
 
-# The training loss, in characters.
+# Draw the training loss in characters.
 awk '
     /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10); match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
     END {
@@ -75,7 +75,7 @@ awk '
         printf "        +%s\n         0%69.3g million tokens\n", line, x[n] / 1e6
     }' run/metrics.jsonl
 
-# gzip on the same validation text: after the shard's header of 1024 bytes, two bytes per token, the second 0.
+# Compress the validation text with gzip. A shard has a header of 1024 bytes, then two bytes per token, the second 0.
 for shard in corpus_val_*.bin; do tail -c +1025 "$shard" | tr -d '\000'; done > validation.txt
 packed=$(gzip -9 -c validation.txt | wc -c)
 awk -v bytes="$(stat -c %s validation.txt)" -v packed="$packed" '

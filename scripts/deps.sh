@@ -5,7 +5,7 @@
 #   venv      Python packages in build/venv (dev/oracle/requirements.txt); make test installs them while it compiles
 #   arm       for make ARM=1: make, the cross compiler and, unpacked in build/arm64, the libraries for Arm
 #   test-arm  for make test-arm: what demo and arm install, and qemu
-# As root on Debian or Ubuntu it installs them, otherwise it prints the command to run. Silent if nothing is missing.
+# As root on Debian or Ubuntu it installs them. Otherwise it prints the command. It is silent if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-demo}
@@ -44,7 +44,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
 fi
 
-# The Python environment of the tests. Without a network the tests that need it are skipped with a note.
+# Make the Python environment of the tests. Without a network, tests that need it are skipped with a note.
 if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
@@ -58,8 +58,8 @@ if [ "$what" = venv ]; then
     fi
 fi
 
-# Unpacks the packages of another architecture, with separate package lists: neither the system's packages nor its
-# architectures change. Ubuntu has Arm's packages on another server.
+# Unpacks Arm's packages with separate package lists: the system's packages and architectures do not change. Ubuntu has
+# Arm's packages on another server.
 unpack_arm() {
     local apt=$PWD/build/arm64/apt package
     mkdir -p "$apt"/{lists/partial,archives/partial,sources.list.d}

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the launchers, after they set NAME: the recipe is scripts/recipes/NAME.conf, a --config file. An option of the
-# trainer after a launcher's name, or in a --config file there, replaces the recipe's.
+# Sourced by the launchers after they set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
+# options after a launcher's name, or in a --config file there, replace the recipe's.
 # From the environment:
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
@@ -12,10 +12,10 @@
 #
 # Paths are relative to the caller's directory; the defaults are below the root of this repository.
 #
-# The launcher restarts the run until it is done: after a stop that it was not asked for (75), and after a lost rank, as
-# long as each start leaves a newer checkpoint than the last. --fresh holds for the first start only, also where Slurm
-# queues the job again. --max-hours counts from the launcher's start, and ends the launcher too. On Ctrl-C, TERM, USR1 or HUP
-# to the launcher, or its end by KILL, the run finishes its step, saves and exits; the same command resumes it.
+# The launcher restarts the run until it is done: after a stop that nobody asked for (75), and after a lost rank, as
+# long as each start leaves a newer checkpoint. --fresh holds for the first start only, also if Slurm queues the job
+# again. --max-hours counts from the launcher's start, and ends the launcher too. Ctrl-C, TERM, USR1 or HUP to the
+# launcher, or its end by KILL, stops the run: it finishes its step, saves and exits. The same command resumes it.
 set -uo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -23,11 +23,11 @@ PROGRAM=${PROGRAM:-${top:-./}train_gpt2cu}
 [[ $PROGRAM == */* ]] || PROGRAM=./$PROGRAM # not one in PATH
 RECIPE=${RECIPE:-${top}scripts/recipes/$NAME.conf}
 
-# They read `options`: the NAME = VALUE lines that the trainer resolves from the recipe and the user's options.
+# These read `options`: the NAME = VALUE lines that the trainer resolves from the recipe and the user's options.
 value() { sed -nE "s/^$1 = \"?(.*[^\"])\"?\$/\1/p" <<< "$options"; } # NAME
 given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 
-# Adds --NAME VALUE to `command` where neither the user nor a file gives the option.
+# Adds --NAME VALUE to `command` if neither the user nor a file gives the option.
 default() { # NAME VALUE
     given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
 }
@@ -39,7 +39,7 @@ print_help() {
     print $'\n'"All options: $PROGRAM --help"
 }
 
-# Sets TRAIN and VAL: the options', else the environment's, else FineWeb. A plan looks at no data that is not there yet.
+# Sets TRAIN and VAL: the options', else the environment's, else FineWeb. A plan may run before the data exist.
 need_files() {
     local named hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
     given train && TRAIN=$(value train)
@@ -54,8 +54,7 @@ need_files() {
     compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
 }
 
-# Sets RANKS, where it is not given, to the number of GPUs, or of those that CUDA_VISIBLE_DEVICES names before the first
-# invalid one.
+# Sets RANKS, if it is not given, to the number of GPUs. CUDA_VISIBLE_DEVICES limits them; an invalid one ends its list.
 need_ranks() {
     local gpus
     if [[ $PROGRAM == *cu && -z ${RUN:-} ]]; then
@@ -75,11 +74,11 @@ ask_to_stop() { # PID: once it catches the signal
     kill -USR1 "$1" 2> /dev/null
 }
 
-# Runs a command to its end; a request to this script to stop reaches it as SIGUSR1.
+# Runs a command to its end. A request to stop reaches the command as SIGUSR1.
 run_job() {
     local code
     [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to resume"
-    setsid "$@" & # without the terminal, whose Ctrl-C would make mpirun kill its ranks
+    setsid "$@" & # not on the terminal: its Ctrl-C would make mpirun kill its ranks
     job=$!
     forward_requests
     wait_for_job
@@ -88,8 +87,8 @@ run_job() {
     code_of_ranks $code
 }
 
-# Sets the array `command` to a start that resumes: with -y 1 (resume) in place of --fresh and llm.c's -y, which also
-# overrules `fresh` in a --config file.
+# Sets the array `command` to a start that resumes: replaces --fresh and llm.c's -y by -y 1. That also overrules `fresh`
+# in a --config file.
 command_to_resume() { # COMMAND...
     command=()
     while [ $# -gt 0 ]; do
@@ -109,7 +108,7 @@ train_until_done() {
         before=$(newest_checkpoint "$OUT")
         run_job "${command[@]}"
         code=$?
-        # A command that was accepted before is refused while processes of the start before still hold the run.
+        # Retry: processes of the previous start may still hold the run, so the trainer refuses the same command.
         if [ $code = 64 ] && [ -n "$restarted" ] && [ $((SECONDS - restarted)) -lt 120 ]; then
             sleep 10
             continue

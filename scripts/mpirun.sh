@@ -3,15 +3,19 @@
 #
 #   - mpirun binds ranks to cores or sockets, and all threads of a rank share them. Here ranks are not bound unless the
 #     arguments or the environment ask for it.
-#   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here these become USR1 to the ranks,
-#     once they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses it while it starts
-#     them, or kills them.) A signal to mpirun itself stays pending, and is a request to this script.
+#   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here the ranks get USR1
+#   instead,
+#     as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses it while
+#     it starts the ranks, or kills them.) A signal to mpirun itself stays pending, and counts as a request to this
+#     script.
 #   - If a rank was killed, mpirun returns 128 and the signal's number, or 0 with --continuous. Here it becomes 78.
-#   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize. It
-#     is killed 10 s after the end of its ranks: 78.
-#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. What such
-#     an mpirun leaves in /dev/shm and TMPDIR is removed.
-#   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the tee
+#   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
+#     Here mpirun is killed 10 s after the end of its ranks: 78.
+#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. Files
+#   that
+#     a killed mpirun leaves in /dev/shm and TMPDIR are removed.
+#   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
+#   tee
 #     first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
@@ -24,17 +28,17 @@ trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
 announce_launcher mpirun.sh
 timeout=10 # seconds
 
-# mpirun's child processes, without zombies. (Not every kernel has /proc/PID/task/PID/children.)
+# Prints mpirun's child processes, without zombies. (Not every kernel has /proc/PID/task/PID/children.)
 children() {
     grep -lsE "^PPid:[[:space:]]+$job\$" /proc/[0-9]*/status | xargs -r grep -LsE '^State:[[:space:]]+Z' | cut -d / -f 3
 }
 
-# The ranks on this machine, also after mpirun has ended.
+# Prints the ranks on this machine, also after mpirun has ended.
 ranks() {
     grep -lszF " mpirun.sh:$$@" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
-# Signals the ranks here; after 20 s without any, mpirun: the ranks are on other machines, or another program's.
+# Signals the ranks here. After 20 s without any, signals mpirun: the ranks are on other machines or another program's.
 ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
@@ -48,18 +52,18 @@ ask_to_stop() {
     done
 }
 
-# Sends USR2 to this script for a signal that is pending for mpirun: a request to stop, if there was no other.
+# Sends USR2 to this script if a signal is pending for mpirun. USR2 counts as a request to stop if there was no other.
 return_mpirun_signal() {
     local pending
     pending=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$job/status" 2> /dev/null)
     ((16#${pending:-0} & blocked)) && kill -USR2 $$ 2> /dev/null && blocked=0
 }
 
-# Kills mpirun if it has not ended some time after its ranks. Writes a line with the job's name once the ranks have started.
-# (Not a signal: bash 5.2 may lose a request to stop that arrives together with another signal that it traps.)
+# Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
+# started. (No signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
 kill_hung_mpirun() {
     local alone=0 looks=0
-    trap '' HUP INT QUIT TERM # those of the terminal, and of `timeout` and services, which signal every process
+    trap '' HUP INT QUIT TERM # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" 2> /dev/null || return
         return_mpirun_signal
@@ -70,7 +74,7 @@ kill_hung_mpirun() {
     echo # the ranks have started
     while [ $alone -lt $timeout ]; do
         sleep 1 > /dev/null 2>&1
-        kill -0 "$job" 2> /dev/null || return # this script was killed, and mpirun has ended since
+        kill -0 "$job" 2> /dev/null || return # mpirun has ended; this script was killed
         return_mpirun_signal
         if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
@@ -78,13 +82,13 @@ kill_hung_mpirun() {
     kill -KILL "$job"
 }
 
-# Removes what a killed mpirun leaves: the shared memory of its ranks, named by user and job, and its directory.
+# Removes what a killed mpirun leaves: its directory, and its ranks' shared memory (named by user and job).
 remove_leftovers() {
     [[ $name != +([0-9]) ]] || rm -f /dev/shm/vader_segment.*."$UID.$(printf %x "$name")".*
     rm -rf "$temporary"/ompi.*."$UID/pid.$job"
 }
 
-# Copies its input while a process reads the copy, then reads and drops the rest.
+# Copies its input as long as a process reads the copy, then drops the rest.
 copy_output() {
     trap '' INT HUP TERM USR1
     cat 2> /dev/null
@@ -93,13 +97,13 @@ copy_output() {
 
 command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (openmpi-bin libopenmpi-dev) and build again; one process needs none"
 temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
-mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun makes it, too
+mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make it, too
     fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
 free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }') # 12 MiB are enough for four ranks
 [ "${free:-16384}" -ge 16384 ] ||
     fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
-# An option that binds overrides this variable, except those that give a rank several cores.
+# Unbind the ranks. An option that binds overrides this variable, except options that give a rank several cores.
 [[ "$*" =~ [:,][Pp][Ee]=|-cpus-per- ]] ||
     export OMPI_MCA_hwloc_base_binding_policy="${OMPI_MCA_hwloc_base_binding_policy:-none}"
 
@@ -112,9 +116,9 @@ else
     exec {err}> >(copy_output >&2)
     readers+=" $!"
 fi
-# A separate session: the terminal's Ctrl-C does not reach it. mpirun unblocks the signals for its ranks.
+# Start mpirun in a separate session: the terminal's Ctrl-C does not reach it. It unblocks the signals for its ranks.
 block=(env) blocked=0
-if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # coreutils before 8.31 cannot
+if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # not before coreutils 8.31
     block+=("--block-signal=HUP,INT,TERM")
     blocked=$((1 << ($(kill -l HUP) - 1) | 1 << ($(kill -l INT) - 1) | term_bit))
 fi
@@ -127,22 +131,22 @@ guard=$!
 wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
-read -r -t $timeout -u "$news" name && started=1 || started='' # until the guard's end closes it
+read -r -t $timeout -u "$news" name && started=1 || started='' # ends when the guard closes it
 [ $code != 137 ] || [ -z "$(ranks)" ] || {
     echo "error: mpirun was killed: its ranks save and end" >&2
     while [ -n "$(ranks)" ]; do sleep 0.2; done
 }
 [ $code != 137 ] || remove_leftovers
 # shellcheck disable=SC2086
-for ((i = 0; i < 50; i++)); do # for the last lines; a process that outlives mpirun may hold the other end open
+for ((i = 0; i < 50; i++)); do # await the last lines, 1 s at most: a process that outlives mpirun may hold the pipe
     kill -0 $readers 2> /dev/null || break
     sleep 0.02
 done
-# A signal that came before mpirun had blocked it.
+# A signal came before mpirun had blocked it.
 [[ $code != @(129|130|143) ]] || [ -n "$started" ] || [ $asked = 0 ] ||
     fail 75 "asked to stop before the ranks began" "Start the same command again"
-# A rank that a signal ended gives other codes above 128, perhaps before the guard looked for ranks. 1: mpirun cannot read its
-# arguments, or a rank ended with it.
+# Did mpirun fail to start the ranks? Other codes above 128 are from a rank that a signal ended, perhaps before the
+# guard looked for ranks. With 1, mpirun cannot read its arguments, or a rank ended with 1.
 [ -n "$started" ] || { [[ $code != @(1|132|255) ]] || { [ $code = 1 ] && mpirun --do-not-launch "$@" > /dev/null 2>&1; }; } ||
     fail 64 "mpirun did not start the ranks (exit code $code): its message is above" "Use mpirun.sh -np RANKS PROGRAM OPTIONS"
 code_of_ranks "$code"
