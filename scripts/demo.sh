@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The demo: trains a GPT-2 of one million parameters in one to four minutes on the C headers under /usr/include, which every
-# machine that can build it has: the first 8 MB in the order of their paths, of which training sees a quarter.
+# The demo: trains a GPT-2 of one million parameters in one to four minutes. Its text is the first 8 MB of the C headers
+# under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training sees a quarter.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
 # The same command resumes a stopped run. A run on another text is moved aside. The demo writes only under build/demo/.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A nanoGPT checkpoint as a Hugging Face directory that --model reads: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
+"""Converts a nanoGPT checkpoint to a Hugging Face directory: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
 nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
 become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of its
@@ -16,16 +16,16 @@ import sys
 sys.dont_write_bytecode = True
 from run_log import EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, run_main, write_whole
 
-GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT's habit: the next multiple of 64
+GPT2_VOCAB, GPT2_PADDED = 50257, 50304  # nanoGPT pads to the next multiple of 64
 
 
 def convert(state, vocab):
-    """nanoGPT's {name: array}, float32, under GPT-2's names and in its layout, `vocab` rows of wte."""
+    """Returns nanoGPT's {name: array} in float32 with GPT-2's names and layout, and `vocab` rows of wte."""
     import numpy as np
 
     model = {}
     for name, x in state.items():
-        name = name.removeprefix("_orig_mod.").removeprefix("transformer.")  # torch.compile's, and the model's own
+        name = name.removeprefix("_orig_mod.").removeprefix("transformer.")  # prefixes of torch.compile and the model
         if re.fullmatch(r"h\.\d+\.attn\.bias", name):  # the causal mask; c_attn.bias is a parameter
             continue
         model[name] = np.asarray(x, "<f4")
@@ -56,12 +56,12 @@ def config_of(args, vocab):
 
 
 class PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module, name):  # a pickle may name any function to call
+    def find_class(self, module, name):  # a pickle could call any function
         raise pickle.UnpicklingError(f"it holds {module}.{name}, not only numbers and characters")
 
 
 def read_characters(path, vocab):
-    """The characters of tokens 0, 1, ... from nanoGPT's meta.pkl."""
+    """Returns the characters of tokens 0, 1, ... from nanoGPT's meta.pkl."""
     try:
         with open(path, "rb") as file:
             itos = PlainUnpickler(file).load()["itos"]
@@ -76,7 +76,7 @@ def read_characters(path, vocab):
 
 
 def tokenizer_files(characters):
-    """{name: text}: as llmc/text/tokenizer.h says of characters, which is GPT2Tokenizer's form."""
+    """Returns the tokenizer's files as {name: text}, in GPT2Tokenizer's form (llmc/text/tokenizer.h, "characters")."""
     ascii_name = [chr(0x100 + b) if b <= 0x20 else chr(0x121) if b == 0x7F else chr(b) for b in range(0x80)]
     vocab = {ascii_name[ord(c)]: token for token, c in enumerate(characters) if c.isascii()}
     added = {str(token): {"content": c, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
@@ -96,14 +96,14 @@ def write_model(directory, model, config, tokenizer={}):
         save_file(model, os.path.join(directory, "model.safetensors"), {"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise Fault(EXIT_WRITE, f"{directory}: cannot write: {error}") from None
-    # config.json last: without it the directory is no model.
+    # Write config.json last: without it the directory is no model.
     for name, text in (*tokenizer.items(), ("config.json", json.dumps(config, indent=2) + "\n")):
         write_whole(os.path.join(directory, name), text)
 
 
 def read_checkpoint(path):
-    """model_args, the parameters as numpy arrays, and where nanoGPT keeps the meta.pkl of the data ("": not known)."""
-    import numpy, safetensors  # torch may come without them
+    """Returns model_args, the parameters as numpy arrays, and nanoGPT's path of the data's meta.pkl ("": unknown)."""
+    import numpy, safetensors  # not every torch installs them
     import torch
 
     try:
@@ -116,7 +116,7 @@ def read_checkpoint(path):
         return args, {name: x.float().numpy() for name, x in state.items()}, meta
     except OSError as error:
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror or error}") from None
-    except Exception as error:  # torch's errors for other files share no base
+    except Exception as error:  # torch's errors for other files have no common base class
         reason = (str(error).splitlines() or [""])[0].strip(". ")
         raise Fault(EXIT_INPUT, f"{path}: no checkpoint of nanoGPT's train.py ({type(error).__name__}: {reason})") from None
 

@@ -4,8 +4,12 @@
 #   scripts/lm_eval.sh MODEL [options of lm_eval]
 #
 # MODEL is a checkpoint (runs/x/step_00001000), a run directory (its newest checkpoint), or any directory that
-# transformers loads. Options of lm_eval override the defaults: --tasks
-# hellaswag,lambada_openai,piqa,winogrande,arc_easy; --device cuda --batch_size auto on a GPU, else --device cpu --batch_size 8. From the environment:
+# transformers loads. Options of lm_eval override the defaults:
+#
+#   --tasks hellaswag,lambada_openai,piqa,winogrande,arc_easy
+#   --device cuda --batch_size auto on a GPU, else --device cpu --batch_size 8
+#
+# From the environment:
 #
 #   TOKENIZER   a directory with a tokenizer that transformers reads, if MODEL has none
 #   DTYPE       float32, as the checkpoint

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One self-contained HTML page of one run or several: report.py RUN... [-o report.html]
+"""Makes one self-contained HTML page of one or more runs: report.py RUN... [-o report.html]
 
 Loss against tokens, steps and time; what each run saves against the first to the loss that all reach; noise scale with
 error band and batch, by layer and by type; learning rate, gradient norm, throughput; samples, commands and options.
@@ -16,7 +16,7 @@ sys.dont_write_bytecode = True
 from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
                      finite_number, loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
 
-MOST_RUNS = 10  # one colour each
+MOST_RUNS = 10  # each needs a colour
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
@@ -33,7 +33,7 @@ pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em
 
 
 def table(head, rows, marked=()):
-    """The first column is text, the others are numbers; rows whose first cell is in `marked` are highlighted."""
+    """Returns a table: text in the first column, else numbers. Highlights rows whose first cell is in `marked`."""
     def cells(tag, row):
         return "".join(f'<{tag}{" class=n" * (i > 0)}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
     body = "".join(f'<tr{" class=differs" * (row[0] in marked)}>{cells("td", row)}</tr>\n' for row in rows)
@@ -80,7 +80,7 @@ def savings_section(runs, kind, target):
             + table(["run", "tokens", "saved", "steps", "saved", "time", "saved"], rows))
 
 
-MOST_SAMPLES = 8  # of a run
+MOST_SAMPLES = 8  # per run
 
 
 def show_sample(sample):
@@ -88,12 +88,12 @@ def show_sample(sample):
     said = f"<b>{html.escape(prompt)}</b>" if prompt and text.startswith(prompt) else ""
     at = f"step {sample['step']:,}" + (f", {sample['tokens']:,} tokens" if sample.get("tokens") else "")
     if prompt.startswith("@"):
-        at += f", after {html.escape(prompt)}"  # a file, which the text does not repeat
+        at += f", after {html.escape(prompt)}"  # a file: the text does not repeat it
     return f"<p class=note>{at}</p><pre>{said}{html.escape(text[len(prompt):] if said else text)}</pre>\n"
 
 
 def samples_section(runs):
-    """Samples of each run, evenly over its length, with the first and the last."""
+    """Shows samples at even distances over each run, with the first and the last."""
     out = ""
     for run in runs:
         n, last = min(len(run.samples), MOST_SAMPLES), len(run.samples) - 1
@@ -103,8 +103,7 @@ def samples_section(runs):
 
 
 def commands_section(runs):
-    """Where, when, how and with which options every part of a run was started. A later part shows the options that it
-    changed."""
+    """Shows where, when, how and with which options every part of a run started. A later part shows changed options."""
     out = ""
     for run in runs:
         ends = [part.get("first_step", 1) - 1 for part in run.parts[1:]] + [run.rows[-1]["step"]]
@@ -120,7 +119,7 @@ def commands_section(runs):
 
 
 def flatten(info, prefix=""):
-    """{name: text}: the fields of objects in it by name.field."""
+    """Returns {name: text}. A field of an object within has the name OBJECT.FIELD."""
     out = {}
     for name, value in info.items():
         out |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {
@@ -129,7 +128,7 @@ def flatten(info, prefix=""):
 
 
 def options_section(runs):
-    """All of run.json except the commands, options first; above it the rows in which the runs differ."""
+    """Shows the rows in which the runs differ; then all of run.json except the commands, options first."""
     flat = [flatten(run.info.get("options", {}))
             | flatten({name: x for name, x in run.info.items() if name not in ("options", "parts")}, "run: ")
             for run in runs]
@@ -143,7 +142,7 @@ def options_section(runs):
 
 
 def headline(run):
-    """The model, the data and the machine in one line."""
+    """Returns the model, the data and the machine in one line."""
     model, data, options = (run.info.get(name, {}) for name in ("model", "train_data", "options"))
     parts = [f"{model['parameters'] / 1e6:,.2f}M parameters" if "parameters" in model else "",
              f"{model.get('layers')} layers of {model.get('channels')} channels" if "layers" in model else "",

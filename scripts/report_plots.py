@@ -1,4 +1,4 @@
-"""The figures of scripts/report.py and dev/docs/plots.py. Needs matplotlib."""
+"""Draws the figures of scripts/report.py and dev/docs/plots.py. Needs matplotlib."""
 
 import html
 import io
@@ -17,8 +17,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullLocator, StrMethodFo
 
 from run_log import column, finite, smooth_column, time_unit
 
-POINTS = 600  # of a curve at most: keeps the page of a long run small
-# Okabe and Ito's colours for colour-blind readers, without the yellow, which vanishes on white; then others.
+POINTS = 600  # most points of a curve: keeps the page of a long run small
+# Okabe and Ito's colours for colour-blind readers, without yellow (it vanishes on white); then others.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f4f2a", "#666666", "#882255", "#117733")
 INK, FAINT = "#222222", "#8a8a8a"
 DASHED = {"lw": 0.8, "ls": (0, (4, 3))}
@@ -34,7 +34,7 @@ RATES = (("lr", "learning rate"), ("batch", "batch (rows)"), ("grad_norm", "grad
 
 
 def known(runs, fields):
-    """The fields, (name, title), that some run has: no panel is empty."""
+    """Returns the fields (name, title) that some run has, so that no panel is empty."""
     return [(name, title) for name, title in fields if any(finite(run.column(name)) for run in runs)]
 
 
@@ -43,20 +43,20 @@ def colours(runs):
 
 
 def thin(*columns):
-    """Every n-th point, and the last one."""
+    """Returns every n-th point, and the last one."""
     n = len(columns[0])
     stride = max(1, math.ceil(n / POINTS))
     return [np.array(column[(n - 1) % stride::stride], float) for column in columns]
 
 
 def above_0(values):
-    """NaN for a value that is not above 0."""
+    """Replaces values that are not above 0 by NaN."""
     values = np.array(list(values), float)
     return np.where(values > 0, values, math.nan)
 
 
 def svg_of(figure, title):
-    """The figure as an <svg> element, without date and prologue: equal runs make equal pages."""
+    """Returns the figure as an <svg> element, without date and prologue: equal runs make equal pages."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     plt.close(figure)
@@ -65,13 +65,13 @@ def svg_of(figure, title):
 
 
 def token_axis(axes, **labels):
-    """Numbers with k, M and B along the axis of tokens; its title and labels."""
+    """Sets the titles, and numbers with k, M and B along the axis of tokens."""
     axes.set(**{"xlabel": "tokens", **labels})
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def plain_log(axis):
-    """A logarithmic axis with plain numbers, not powers of ten."""
+    """Makes the axis logarithmic, with plain numbers, not powers of ten."""
     axis.axes.set_yscale("log")
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
@@ -81,16 +81,16 @@ def kind_of_line(label, **how):
 
 
 def run_key(figure, runs, *more):
-    """One legend above all panels: the runs by colour, then the kinds of line. Matplotlib hides a label that begins with _:
-    a blank goes before a run's."""
+    """Draws one legend above all panels: the runs by colour, then the kinds of line. A blank precedes a run's label:
+    Matplotlib hides labels that begin with _."""
     handles = [kind_of_line(f" {run.label}", color=colour, lw=2.5) for run, colour in zip(runs, colours(runs)) if len(runs) > 1]
     if handles or more:
         figure.legend(handles=[*handles, *more], loc="outside upper left", ncols=6)
 
 
 def loss_limits(runs):
-    """From the lowest loss to the highest smoothed one after 5% of the tokens: the fall from the random start would
-    flatten the rest."""
+    """Limits the axis to losses from the lowest to the highest smoothed one after 5% of the tokens. The fall from the
+    random start would flatten the rest."""
     losses = []
     for run in runs:
         losses += [x for x, row in zip(smooth_column(run, "loss"), run.rows)
@@ -101,7 +101,7 @@ def loss_limits(runs):
 
 
 def draw_loss(runs, target=None):
-    """Against tokens, steps and time. target: the loss at which the runs are compared."""
+    """Draws losses against tokens, steps and time. target: the loss at which the runs are compared."""
     figure, panels = plt.subplots(1, len(known(runs, AXES)), figsize=(14, 4.7), sharey=True)
     unit, length = time_unit(max(finite(run.rows[-1]["seconds"] for run in runs), default=0))
     for axes, (name, label) in zip(panels, known(runs, AXES)):
@@ -126,7 +126,7 @@ def draw_loss(runs, target=None):
 
 
 def draw_tests(runs):
-    """Accuracy on HellaSwag by the length-normalised likelihood of the endings (solid) and by the plain one (dotted)."""
+    """Draws accuracy on HellaSwag by the endings' length-normalised likelihood (solid) and plain likelihood (dotted)."""
     figure, axes = plt.subplots(figsize=(9, 4))
     for run, colour in zip(runs, colours(runs)):
         for name, how in (("hellaswag_norm", "o-"), ("hellaswag", "o:")):
@@ -146,22 +146,22 @@ def gns_source(run):
 
 
 def batches_of(run):
-    """Tokens and batch of every step but the last, which the horizon may cut short."""
+    """Returns tokens and batch of every step but the last: the horizon may cut it short."""
     return [run.column(name)[:-1] or run.column(name) for name in ("tokens", "batch")]
 
 
 def band(axes, tokens, scale, se, **how):
-    """One standard error either way, but not below a twentieth of the scale: a logarithmic axis has no 0."""
+    """Fills one standard error either way, down to a twentieth of the scale: a logarithmic axis has no 0."""
     axes.fill_between(tokens, np.maximum(scale - se, scale / 20), scale + se, lw=0, **how)
 
 
 def plot_bound(axes, at, lower, **how):
-    """Call once the axis has its limits: a bound above them, or infinite, runs along the top."""
+    """Draws the bound. Call it after the axis has its limits: a larger or infinite bound runs along the top."""
     axes.plot(at, np.minimum(lower, 0.97 * axes.get_ylim()[1]), lw=0.8, ls=":", **how)
 
 
 def limit_gns(axes, scale, batch):
-    """Scales from the 1st to the 99th percentile, and the batch: a few wild estimates would fill the plot."""
+    """Limits the axis to the scales' 1st to 99th percentile, and the batch: a few wild estimates would fill the plot."""
     batch = [x for x in batch if x > 0]
     known = sorted(finite(scale)) or sorted(batch)
     if known:
@@ -169,13 +169,14 @@ def limit_gns(axes, scale, batch):
 
 
 def sampled(run):
-    """The rows of steps that measured every tensor, at most POINTS of them."""
+    """Returns the rows of steps that measured every tensor, at most POINTS of them."""
     rows = [row for row in run.rows if "gns_layer" in row or "gns_total" in row]
     return rows[::max(1, math.ceil(len(rows) / POINTS))]
 
 
 def draw_gns(runs):
-    """A panel per run: the noise scale, thinned, its standard error and 95% lower bound, the whole model's, the batch."""
+    """Draws a panel per run: the noise scale (thinned), its standard error and 95% lower bound, the whole model's scale,
+    the batch."""
     rows, columns = -(-len(runs) // 2), min(2, len(runs))
     figure, panels = plt.subplots(rows, columns, squeeze=False, sharey=True,
                                   figsize=(14 if columns > 1 else 11, 4.4 * rows + 0.4))
@@ -202,11 +203,11 @@ def draw_gns(runs):
     return figure
 
 
-LABELLED_LAYERS = 6  # more than these have a colour bar
+LABELLED_LAYERS = 6  # above this number of layers, draw a colour bar
 
 
 def draw_layers(runs):
-    """Two panels per run with samples, by layer and by type, with the whole model's scale in both."""
+    """Draws two panels per run with samples: by layer and by type. Both show the whole model's scale."""
     runs = [run for run in runs if sampled(run)]
     figure, panels = plt.subplots(len(runs), 2, figsize=(14, 4.2 * len(runs) + 0.3), squeeze=False, sharey="row")
     shade = plt.get_cmap("viridis_r")
@@ -233,8 +234,8 @@ def draw_layers(runs):
 
 
 def draw_rates(runs):
-    """Learning rate and batch as they are; gradient norm and throughput also smoothed, within limits that a few wild steps
-    do not stretch."""
+    """Draws learning rate and batch, and gradient norm and throughput plain and smoothed. A few wild steps do not stretch
+    the limits of these two."""
     figure, panels = plt.subplots(1, len(known(runs, RATES)), figsize=(14, 3.9), squeeze=False)
     for axes, (name, title) in zip(panels.flat, known(runs, RATES)):
         noisy, softened = name in ("grad_norm", "tok_per_s"), []
@@ -259,7 +260,7 @@ def draw_rates(runs):
 
 
 def draw_knee(batch, steps, s_min, e_min):
-    """Examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
+    """Draws examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
     figure, axes = plt.subplots(figsize=(7, 5))
     sizes = np.geomspace(min(batch.min(), e_min / s_min) / 4, 4 * max(batch.max(), e_min / s_min), 201)
     axes.plot(s_min + e_min / sizes, sizes * s_min + e_min, color=FAINT, lw=1.5, label="fit")

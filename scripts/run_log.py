@@ -1,9 +1,10 @@
 """Reads a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for each step,
-validation or test) and samples.jsonl (a line for each sample), each also packed, with .gz after its name.
+validation or test) and samples.jsonl (a line for each sample). Each may also be packed, with .gz after its name.
 
-llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null there and NaN here; an infinite bound is
-1e308 there and inf here. The reader checks every file once: a wrong type, a number out of range or half a line is a
-Fault, one line with the file and exit code 65. Also here: how scripts fail and follow a run, and loss curves.
+llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file and NaN here. An infinite
+bound is 1e308 in the file and inf here. The reader checks every file once. A wrong type, a number out of range or half a
+line raises a Fault with the file's name and exit code 65. This module also holds how scripts fail and follow a run, and
+loss curves.
 """
 
 import argparse
@@ -22,7 +23,7 @@ UNBOUNDED, LARGEST = 1e308, 1e100
 
 
 class Fault(Exception):
-    """Ends a script: one line for the user, and the exit code."""
+    """Ends a script with one line for the user and an exit code."""
 
     def __init__(self, code, message):
         super().__init__(message)
@@ -30,7 +31,7 @@ class Fault(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """The description is the script's docstring as it is."""
+    """An argparse parser that prints the script's docstring as it is."""
 
     def __init__(self, **more):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **more)
@@ -40,7 +41,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def finite_number(text):
-    """The type of an option that argparse reads."""
+    """Reads a finite number, as an argparse type."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError
@@ -49,7 +50,7 @@ def finite_number(text):
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
-    sys.stdout = sys.stdout or open("/dev/full", "w", encoding="utf-8")  # closed: what is written fails
+    sys.stdout = sys.stdout or open("/dev/full", "w", encoding="utf-8")  # if closed, writing fails
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
@@ -61,27 +62,27 @@ def run_main(main, packages=""):
         fault = error if isinstance(error, Fault) else missing_packages(packages, error)
         sys.exit(print(f"error: {fault}", file=sys.stderr) or fault.code)
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):  # its reader has ended
+        if not isinstance(error, BrokenPipeError):  # quiet if the reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest at exit
         sys.exit(EXIT_WRITE)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def missing_packages(packages, error):
-    """The Fault to report. If build/venv has a Python, first runs the whole script with that."""
+    """Runs the whole script again with build/venv's Python, if there is one. Else returns the Fault to report."""
     venv = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "build", "venv")
     python = os.path.join(venv, "bin", "python")
     if os.access(python, os.X_OK) and "GNS_IN_VENV" not in os.environ:
-        os.environ["GNS_IN_VENV"] = "1"  # once
+        os.environ["GNS_IN_VENV"] = "1"  # try once only
         os.execv(python, [python] + sys.argv)
     return Fault(EXIT_INPUT, f"the Python package {packages} does not load ({error}): "
                  f"python3 -m venv {shlex.quote(venv)} && {shlex.quote(python)} -m pip install {packages}")
 
 
 def write_whole(path, text):
-    """Writes the whole file, or none of it. text: a string, or a function, called once the file can be written."""
+    """Writes the whole file, or none of it. text: a string, or a function, called after the file has been opened."""
     partial = f"{path}.{os.getpid()}.tmp"
     if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
@@ -105,7 +106,7 @@ def has_log(path):
 
 
 def read_bytes(path, begin=0):
-    """A file from byte `begin` on; unpacked, where there is only a file with .gz after the name."""
+    """Returns a file from byte `begin` on. Unpacks PATH.gz if only that exists."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
     if os.path.exists(path) and not os.path.isfile(path):  # reading a FIFO would wait for its writer
@@ -121,7 +122,7 @@ def read_bytes(path, begin=0):
 
 
 def parse(where, data):
-    """The JSON in some bytes of a file. where: names them in the error."""
+    """Parses bytes of a file as JSON. where: names them in the error."""
     try:
         return json.loads(data.decode(errors="replace"))
     except (ValueError, RecursionError) as error:
@@ -139,8 +140,8 @@ ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN]}  # every other
 
 
 def check(where, value, shape, name=""):
-    """A Fault where a file's value has not its shape: a type, [the elements'], or {field: its shape}; a field that must be
-    there ends with an exclamation mark. Returns the value."""
+    """Returns the value; raises a Fault if it does not have the shape: a type, [shape of the elements] or {field: shape}.
+    A required field's name ends with an exclamation mark."""
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
     if not isinstance(value, kind) or kind in (NUMBER, COUNT) and (isinstance(value, bool) or not abs(value) <= LARGEST) or (
             kind == COUNT and value < 0):
@@ -159,18 +160,18 @@ def read_json(path, shape=None):
 
 
 class Cut(Exception):
-    """Lines that were read of a log are no longer in it: a resume has cut it back, or another run has begun."""
+    """A log has lost lines that were read: a resume has cut it back, or another run has begun."""
 
 
 class Tail:
     """A log that a run may still be writing."""
 
     def __init__(self, path):
-        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes and lines read, and the last of these
+        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes read, lines read, the last line
 
     def new_lines(self, shape, whole=False):
-        """(where, object) of every line written since the last call. A line without its end is left for the next; if the
-        log is wanted `whole`, such a line (a run writes it, or waits for space on the disk) counts if it is JSON."""
+        """Yields (where, object) of every line written since the last call. Leaves a line without its end to the next call.
+        whole: yields such a line if it is JSON (its run is writing it, or waits for space on the disk)."""
         data = read_bytes(self.path, self.end - len(self.last))
         if not data.startswith(self.last):
             raise Cut
@@ -190,15 +191,15 @@ class Tail:
 # ---- Runs -----------------------------------------------------------------------------------------------------------
 
 def command_text(part, between="\n"):
-    """A part's command as a shell reads it."""
+    """Returns a part's command as a shell reads it."""
     return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
 
 
 class Live:
     """A run that may still be training: new() returns what it has written since the last call.
 
-    Time is training time: each step's tokens over its tok_per_s; validation, samples and checkpoints do not count.
-    begin: tokens done before the first line, where an earlier part has a log of its own."""
+    Time is training time: each step's tokens over its tok_per_s. Validation, samples and checkpoints do not count.
+    begin: tokens done before the first line, if an earlier part has its own log."""
 
     def __init__(self, path, begin=0):
         self.path, self.begin = path, begin
@@ -215,8 +216,8 @@ class Live:
         self.tails = Tail(self.metrics_path), Tail(self.samples_path)
 
     def new(self, whole=False):
-        """(parts, rows, samples). Each row has the `seconds` of training until there. Raises Cut if lines that were
-        returned are gone: after rewind() all of them are new."""
+        """Returns new (parts, rows, samples). A row's `seconds` is the training time up to it. Raises Cut if lines that
+        were returned are gone: after rewind() all lines are new."""
         self.info = read_json(self.info_path, RUN)
         parts, told = self.info.get("parts", []), len(self.parts)
         if parts[:told] != self.parts:
@@ -249,7 +250,7 @@ class Live:
 
 
 def numbers_of(row):
-    """{name: number} of a row for a viewer: a list by element, without the step and unknown numbers."""
+    """Returns a row as {name: number} for a viewer, without the step and unknown numbers. Splits lists into elements."""
     out = {name: x for name, x in row.items() if not isinstance(x, list)}
     out |= {f"{name}/{i:02d}": x for name, values in row.items() if isinstance(values, list) for i, x in enumerate(values)}
     return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
@@ -262,8 +263,8 @@ def add_follow_options(parser):
 
 
 def follow(sinks, args):
-    """Gives each sink what its run (`live`) has written: add(parts, rows, samples); went_back() where a resume has cut the
-    logs back, and all of them come again; finish() at the end. Once, or with --follow until Ctrl-C."""
+    """Gives each sink what its run (`live`) has written: once, or with --follow until Ctrl-C. Calls add(parts, rows,
+    samples); went_back() before all lines come again, as a resume has cut the logs back; finish() at the end."""
     try:
         while True:
             for sink in sinks:
@@ -284,7 +285,7 @@ def follow(sinks, args):
 
 
 def column(rows, name):
-    """A field of every row, NaN where a row has none."""
+    """Returns a field of every row; NaN for a row without it."""
     return [math.nan if row.get(name) is None else float(row[name]) for row in rows]
 
 
@@ -293,7 +294,7 @@ def finite(values):
 
 
 class Run(Live):
-    """A whole run: rows of steps (`rows`), validations (`val_rows`) and tests (`test_rows`), and samples."""
+    """A whole run: rows of steps (`rows`), of validations (`val_rows`) and of tests (`test_rows`); samples."""
 
     def __init__(self, path, begin=0):
         super().__init__(path, begin)
@@ -305,7 +306,7 @@ class Run(Live):
             raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
     def column(self, name):
-        """loss: without label smoothing, as validation is."""
+        """Returns a field of every step. loss is without label smoothing, as in validation."""
         return column(self.rows, "loss_nll" if name == "loss" and "loss_nll" in self.rows[0] else name)
 
     def val_column(self, name):
@@ -315,7 +316,7 @@ class Run(Live):
 # ---- Curves ---------------------------------------------------------------------------------------------------------
 
 def smooth_column(run, name):
-    """A field over the steps: exponential average, bias-corrected, with a half-life of 1% of the run's tokens."""
+    """Returns the exponential average of a field, bias-corrected, with a half-life of 1% of the run's tokens."""
     span = max(1.0, 0.01 * run.rows[-1]["tokens"])
     out, total, weight, before = [], 0.0, 0.0, 0
     for at, value in zip(run.column("tokens"), run.column(name)):
@@ -329,7 +330,7 @@ def smooth_column(run, name):
 
 
 def time_unit(seconds):
-    """(name, seconds in it) of the largest unit of which the time has at least two."""
+    """Returns (name, seconds) of the largest unit that fits into the time at least twice."""
     for name, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return name, length
@@ -337,12 +338,12 @@ def time_unit(seconds):
 
 
 def loss_curve(run, kind):
-    """(rows, losses): the validation losses, or the smoothed training losses, and their lines."""
+    """Returns (rows, losses): the validation losses or the smoothed training losses, and their lines."""
     return (run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
 
 
 def common_target(runs, kind):
-    """The lowest loss that every run has."""
+    """Returns the lowest loss that every run reaches."""
     best = [min(finite(loss_curve(run, kind)[1]), default=math.nan) for run in runs]
     for run, loss in zip(runs, best):
         if math.isnan(loss):
@@ -351,8 +352,7 @@ def common_target(runs, kind):
 
 
 def common_kind(runs):
-    """Validation losses where every run crosses their common target between two of them, else the smoothed training
-    losses."""
+    """Returns "val" if every run's validation losses cross their common target between two of them, else "train"."""
     if all(finite(run.val_column("val_loss")) for run in runs):
         target = common_target(runs, "val")
         if all(reach(loss_curve(run, "val"), target) for run in runs):
@@ -361,8 +361,8 @@ def common_kind(runs):
 
 
 def reach(curve, target):
-    """{step, tokens, seconds} where a loss_curve first falls to `target`, linear between two lines. None where it never
-    does, or is there at its first line: where it crossed the target is then unknown."""
+    """Returns {step, tokens, seconds} where a loss_curve first falls to `target`, interpolated between two lines. None if
+    it never does, or if its first line is already there: the crossing is then unknown."""
     last = None
     for row, loss in zip(*curve):
         if not math.isfinite(loss):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Shows runs in TensorBoard: to_tensorboard.py RUN... [--follow], then tensorboard --logdir RUN
 
-Writes the metrics, samples and commands of a run as an event file into the run's directory, and replaces the one of an
-earlier call. --follow waits for the run and keeps writing what it adds, until Ctrl-C. A resume cuts the run's logs back
-to its checkpoint: everything is then written again, and TensorBoard drops the steps that were taken back.
+Writes a run's metrics, samples and commands as an event file into the run's directory. Replaces the event file of an
+earlier call. --follow waits for the run and writes what it adds, until Ctrl-C. A resume cuts the run's logs back to its
+checkpoint: --follow then writes everything again, and TensorBoard drops the steps that the resume took back.
 A tag is the name in metrics.jsonl, with gns/ and ramp/ as groups. Times are training time, counted from the run's start.
 """
 
@@ -18,7 +18,7 @@ import time
 sys.dont_write_bytecode = True
 from run_log import EXIT_WRITE, Fault, Live, Parser, add_follow_options, command_text, follow, numbers_of, run_main
 
-SUFFIX = ".gns"  # of this script's event files
+SUFFIX = ".gns"  # ends the names of this script's event files
 
 
 def tag_of(name):
@@ -27,19 +27,19 @@ def tag_of(name):
 
 
 def verbatim(text):
-    """TensorBoard renders texts as Markdown, which shows lines after four blanks as they are."""
+    """Indents a text by four blanks: TensorBoard renders texts as Markdown, and shows such lines as they are."""
     return "".join(f"    {line}\n" for line in text.removesuffix("\n").split("\n"))
 
 
 def start_time(parts):
-    """When the run began, in seconds since 1970; 0 where run.json does not say."""
+    """Returns when the run began, in seconds since 1970; 0: unknown."""
     with contextlib.suppress(IndexError, KeyError, ValueError):
         return calendar.timegm(time.strptime(parts[0]["started"], "%Y-%m-%dT%H:%M:%SZ"))
     return 0
 
 
 class EventFile:
-    """The event file of one run, and how much of the run's logs it holds."""
+    """The event file of one run, and its place in the run's logs."""
 
     def __init__(self, path):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -50,10 +50,10 @@ class EventFile:
         self.new_writer, self.text, self.event, self.summary = EventFileWriter, text_pb, event_pb2, summary_pb2.Summary
 
     def begin(self):
-        """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop what it has."""
+        """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop the old points."""
         for old in glob.glob(os.path.join(glob.escape(self.path), f"events.out.tfevents.*{SUFFIX}")):
             if os.path.getsize(old) > 0:
-                os.truncate(old, 0)  # a live TensorBoard that finds its file removed never looks for the next one
+                os.truncate(old, 0)  # a live TensorBoard looks for no other file if this one is removed
             else:
                 os.remove(old)
         self.writer = self.new_writer(self.path, max_queue_size=1000, filename_suffix=SUFFIX)
@@ -92,7 +92,7 @@ def main():
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory (run.json, metrics.jsonl)")
     add_follow_options(parser)
     args = parser.parse_args()
-    threading.excepthook = lambda _: None  # an error of EventFileWriter's thread is raised here as well
+    threading.excepthook = lambda _: None  # quiet: an error of EventFileWriter's thread is raised here too
     files = [EventFile(path) for path in args.runs]
     try:
         follow(files, args)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Shows a run in Weights & Biases: to_wandb.py RUN [--follow] [--project NAME] [--id ID] [--dry-run]
 
-Options and commands become the config, every step with its validation and test a row of the history, samples a table.
---follow waits for the run and keeps sending what it adds, until Ctrl-C. --dry-run prints what would be sent, without the
-package or a network. wandb's own variables hold: WANDB_MODE=offline writes files for `wandb sync`, WANDB_ENTITY, WANDB_DIR.
-The same --id continues a run in W&B. A resumed run may repeat steps that W&B already has: W&B keeps its own, and gets the
-later ones.
+Options and commands become the config. Every step with its validation and test becomes a row of the history. Samples
+become a table. --follow waits for the run and sends what it adds, until Ctrl-C. --dry-run prints what would be sent; it
+needs neither the package nor a network. wandb's own variables hold: WANDB_MODE=offline (writes files for `wandb sync`),
+WANDB_ENTITY, WANDB_DIR. The same --id continues a run in W&B. If a resumed run repeats steps that W&B has, W&B keeps its
+own and gets the later ones.
 """
 
 import math
@@ -19,13 +19,13 @@ SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
 
 def config_of(live):
-    """The options, the other fields of run.json, and the commands as a shell reads them."""
+    """Returns the options, the other fields of run.json, and the commands as a shell reads them."""
     rest = {name: value for name, value in live.info.items() if name not in ("options", "parts")}
     return {**live.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in live.parts]}
 
 
 def history_of(rows):
-    """[(step, {name: finite number})], ascending: one entry for all lines of a step."""
+    """Returns [(step, {name: finite number})], ascending, with one entry for all lines of a step."""
     history = {}
     for row in rows:
         numbers = history.setdefault(row["step"], {})
@@ -34,7 +34,7 @@ def history_of(rows):
 
 
 class Upload:
-    """A run in W&B, and how far it has the run's logs. It takes more of its last step, but nothing of earlier ones."""
+    """A run in W&B, and its place in the run's logs. W&B takes more values for its last step, none for earlier ones."""
 
     def __init__(self, live, args):
         self.live, self.args, self.target, self.samples = live, args, None, []
@@ -68,7 +68,7 @@ class Upload:
                 self.target.log(numbers, step=step)
                 self.last = step
         self.samples += [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
-        if samples:  # a table in W&B does not grow
+        if samples:  # send the whole table: it cannot grow in W&B
             self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=self.samples)}, step=self.last)
 
     def went_back(self):
@@ -94,7 +94,7 @@ def main():
         parser.error("argument --follow: not allowed with argument --dry-run")
     try:
         follow([Upload(Live(args.run), args)], args)
-    except Exception as error:  # no base of wandb's errors is in all its versions
+    except Exception as error:  # wandb's errors have no base class in all versions
         if args.dry_run or isinstance(error, (Fault, ImportError)):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Learns a byte-level BPE vocabulary, as GPT-2's was learnt: train_bpe.py --vocab-size N --out DIR INPUT...
 
-An INPUT is a text file or JSON Lines. Writes vocab.json, merges.txt and tokenizer_config.json, which data/tokenize and
-the trainer (--tokenizer DIR) and transformers read. The last token is <|endoftext|>.
+An INPUT is a text file or JSON Lines. Writes vocab.json, merges.txt and tokenizer_config.json for data/tokenize, the
+trainer (--tokenizer DIR) and transformers. The last token is <|endoftext|>.
 """
 import io
 import json
@@ -23,7 +23,7 @@ KINDS = {b"\x1f\x8b": "is gzip, not text. unpack it with gunzip", b"\x28\xb5\x2f
 
 
 def find(value, field):
-    """The value of a field; "a.b" is also b in the object a."""
+    """Returns the value of a field; "a.b" may also be b in the object a."""
     if field in value:
         return value[field]
     first, _, rest = field.partition(".")
@@ -31,12 +31,12 @@ def find(value, field):
 
 
 def lines_of(path, file, field):
-    """The texts of JSON Lines. A byte order mark before them is ignored, as by data/tokenize."""
+    """Yields the texts of JSON Lines. Ignores a byte order mark, as data/tokenize does."""
     for number, line in enumerate(file, 1):
         line = line.removeprefix("\ufeff") if number == 1 else line
         try:
             text = find(json.loads(line), field) if line.strip() else ""
-            text.encode()  # fails with half a surrogate pair, and what is no string
+            text.encode()  # fails for half a surrogate pair and for other types
             yield text
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise Fault(EXIT_INPUT, f"{path} line {number}: not a JSON object with valid text in '{field}'. "
@@ -44,7 +44,7 @@ def lines_of(path, file, field):
 
 
 def is_jsonl(path, head, form):
-    """As data/tokenize decides: by --format, else the name, else the first line, which a note says."""
+    """True for JSON Lines, as in data/tokenize: by --format, else the name, else the first line (with a note)."""
     name = path.lower()
     if form != "auto" or name.endswith((".jsonl", ".ndjson", ".jl", ".txt", ".md")):
         return form == "jsonl" or (form == "auto" and not name.endswith((".txt", ".md")))
@@ -56,7 +56,7 @@ def is_jsonl(path, head, form):
 
 
 def texts(path, field, form):
-    """The texts of JSON Lines; of a text file, pieces that end with a line."""
+    """Yields the texts of JSON Lines, or pieces of whole lines of a text file."""
     try:
         with open(path, "rb") as raw:
             head = raw.peek(4096)
@@ -90,7 +90,7 @@ def save(trained, out):
     vocab = trained.get_vocab(with_added_tokens=False)
     vocab[EOT] = len(vocab)
     config = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False, "bos_token": EOT, "eos_token": EOT, "unk_token": EOT}
-    pairs = json.loads(trained.to_str())["model"]["merges"]  # ["left", "right"], or in older versions "left right"
+    pairs = json.loads(trained.to_str())["model"]["merges"]  # ["left", "right"]; older versions: "left right"
     merges = "".join(f"{pair if isinstance(pair, str) else ' '.join(pair)}\n" for pair in ["#version: 0.2", *pairs])
     try:
         os.makedirs(out, exist_ok=True)
