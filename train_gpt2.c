@@ -1,5 +1,5 @@
-// train_gpt2: GPT-2 on the CPU, readable from top to bottom: the forward and the backward pass, and the engine's functions
-// that the training loop calls (model/engine.h).
+// train_gpt2: GPT-2 on the CPU. Read from top to bottom: the forward pass, the backward pass, and the functions that
+// the training loop calls (model/engine.h).
 //
 // The engine's state is in cpu/engine_cpu.h, its memory in cpu/engine_memory.c; cpu/engine_state.c loads, stores and
 // updates parameters, gradients and moments.
@@ -26,14 +26,14 @@
 #include <string.h>
 #include <unistd.h>
 
-// What a pass computes.
+// The rows and the mode of a pass.
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T;
-    size_t first; // B = 1: the rows before this one are in memory from an earlier pass
-    int passes;   // 3 in training: input and weight gradients each cost a forward pass; otherwise 1
+    size_t first; // skip tokens before this one: an earlier pass left them in memory (B = 1); else 0
+    int passes;   // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;
-    Dropout dropout; // for the first row; attention_of and drop add the layer
+    Dropout dropout; // for the first row; attention_of and drop set the layer
 } Batch;
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w,
     matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
 }
 
-// to (B, T, C) = dropout of x: the output of a branch or of the embeddings, or its gradient, with the same masks
-// (math/dropout.h). to may be x, and must be x if there is no dropout.
+// to (B, T, C) = dropout of x (math/dropout.h). x is the output of a branch or of the embeddings, or its gradient, with
+// the same masks. to may be x; without dropout it must be.
 static void drop(const Engine *engine, const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T,
@@ -59,7 +59,7 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     return attention;
 }
 
-// The block's activations from row `first` on, but all of lse.
+// The block's activations from row `first` on; lse from row 0.
 static Block block_from(const Engine *engine, const Block *k, size_t first, size_t C) {
     size_t i = first * C;
     return (Block){at(engine, k->x, i),
@@ -77,8 +77,8 @@ static Block block_from(const Engine *engine, const Block *k, size_t first, size
                    at(engine, k->gelu, 4 * i)};
 }
 
-// The LayerNorms add up the residual stream. On entry x lacks `residual`, the previous block's x_mid (NULL: none),
-// which ln_1 adds; `out`, the output of fcproj, lacks x_mid, which the next LayerNorm adds.
+// LayerNorms add the residual stream. ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing). Writes
+// fcproj's output to `out`; the next LayerNorm adds x_mid to it.
 static void block_forward(Engine *engine, const Batch *batch, Block *all, const void *residual, void *out, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T - batch->first;
@@ -100,7 +100,7 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
     drop(engine, batch, out, out, DROPOUT_MLP, l);
 }
 
-// x (B, T, C) from row `first` on. With document_mask the separator opens a document; so does a row.
+// Writes x (B, T, C) from row `first` on. With document_mask a separator opens a document; so does the start of a row.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     size_t C = (size_t)engine->config.model->config.channels, first = batch->first, T = batch->T;
     const uint16_t *position = engine->position ? engine->position + first : NULL;
@@ -114,22 +114,20 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Multiply-adds of the products of `rows` rows, attention's left out, in `blocks` passes over a block and `heads` over the
-// head.
+// Multiply-adds of `rows` rows in `blocks` passes over a block and `heads` passes over the head. Leaves attention out.
 static double multiply_adds(const Engine *engine, size_t rows, double blocks, double heads) {
     double C = engine->config.model->config.channels, V = engine->config.model->vocab_padded;
     return (double)rows * (blocks * 12 * C * C + heads * V * C);
 }
 
-// Adds to the fraction of the pass that is done, which another thread reads.
+// Adds to work_done, the finished fraction of the pass. Another thread reads it.
 static void count_work(Engine *engine, size_t rows, double blocks, double heads) {
     float done = atomic_load_explicit(&engine->work_done, memory_order_relaxed);
     done += (float)(multiply_adds(engine, rows, blocks, heads) / engine->work);
     atomic_store_explicit(&engine->work_done, done, memory_order_relaxed);
 }
 
-// Waits for the weights of block l, the next one. If the weights are sharded, starts to gather those of `after`, the
-// block after it.
+// Waits for the weights of block l. With sharded weights, starts to gather those of block `after`, which comes next.
 static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
@@ -146,7 +144,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     engine->seen_count = 0;
     engine->work = batch->passes * multiply_adds(engine, N, L, 1);
     atomic_store_explicit(&engine->work_done, 0, memory_order_relaxed);
-    // All weights at once: no kernel of the CPU is slowed down by a transfer.
+    // Ask for all weights at once: a transfer slows down no kernel of the CPU.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
@@ -172,8 +170,8 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
-// Loss of rows [first, first + rows) and, unless dwte is NULL, their gradients: dy (rows, C), and dwte (Vp, C), added
-// to if `add`.
+// Writes the loss of rows [first, first + rows). Unless dwte is NULL, also their gradients: dy (rows, C) and dwte (Vp,
+// C); add: adds to dwte.
 static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
@@ -197,7 +195,7 @@ static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, boo
     }
 }
 
-// head_rows of example b alone, for |U_b|^2 and the rows of U_b that the cross term needs (embeddings_backward).
+// head_rows of example b alone. Adds |U_b|^2, and keeps the rows of U_b for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = (size_t)engine->config.model->config.channels, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
@@ -209,7 +207,7 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
         add_and_sum_squares(dwte, engine->example_grad, (size_t)engine->config.model->vocab_padded * C);
 }
 
-// Row b predicts its own tail: inputs are columns [0, T), targets columns [1, T + 1).
+// Sets the targets: columns [1, T + 1) of a row. Its inputs are columns [0, T).
 static void set_targets(Engine *engine, const Batch *batch) {
     for (size_t b = 0; b < batch->B; b++)
         memcpy(engine->targets + b * batch->T, batch->tokens + b * batch->stride + 1, sizeof(uint16_t) * batch->T);
@@ -217,8 +215,8 @@ static void set_targets(Engine *engine, const Batch *batch) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Gradients of y = x W + b: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns. In exact mode also
-// the squared norms of each example's own.
+// Gradients of y = x W + b: dW += x^T dy, db += column sums of dy; the step's first micro-step assigns. Exact mode adds
+// the squared norms of each example's gradients.
 static void linear_dweight(Engine *engine, const Batch *batch, const void *x, const void *dy, TensorKind w,
                            TensorKind b, int l) {
     const Tensor *t = tensor(engine, w, l);
@@ -242,7 +240,7 @@ static void linear_dinput(Engine *engine, void *dx, const void *dy, TensorKind w
     matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), N, t->rows, t->columns);
 }
 
-// Gradients of y = LN(x) from dy: dx += ...; gamma's (w) and beta's (b), and their per-example norms.
+// Gradients of y = LN(x) from dy. Adds to dx, to gamma's (w) and beta's (b), and to their per-example norms.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
@@ -255,21 +253,21 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
     }
 }
 
-// The gradient of a branch's output before dropout: the residual stream's, or its masked copy in `scratch`.
+// The gradient of a branch's output before dropout. It is dx, or with dropout a masked copy of dx in `scratch`.
 static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
     if (!batch->dropout.below) return engine->dx;
     drop(engine, batch, scratch, engine->dx, place, l);
     return scratch;
 }
 
-// dx: gradient of the block's output on entry, of its input on return.
+// Turns engine->dx from the gradient of the block's output into that of its input.
 static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     size_t N = batch->B * batch->T;
     void *dy = engine->dy, *dwide = engine->dwide;
     Dtype type = engine->config.dtype;
     const Attention attention = attention_of(engine, batch, l);
-    // Recompute what the forward pass did not keep; x has its residual already.
+    // Recompute what the forward pass did not keep. x already includes its residual.
     if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, batch, k, NULL, NULL, l);
     if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, N * 4 * C, type);
     // MLP
@@ -290,8 +288,8 @@ static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) 
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
 }
 
-// dx (B, T, C) -> wte and wpe. wte is one tensor in two roles, E (embedding) and U (head). U's gradient is in memory:
-// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
+// Adds dx (B, T, C) to the gradients of wte and wpe. wte has two roles, embedding (gradient E) and head (U). U is in
+// memory already. |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = (size_t)engine->config.model->config.channels, T = batch->T;
     drop(engine, batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
@@ -337,7 +335,7 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     return 0;
 }
 
-// Adds the rows' means of loss (B, T).
+// Adds each row's mean of loss (B, T) to *sum.
 static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
     for (size_t b = 0; b < B; b++) {
         double row = 0;
@@ -399,8 +397,8 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
 
 static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
     size_t count = (size_t)n, seen = 0;
-    // The keys and values of tokens that the last call had, too, are still in memory, unless blocks share it. The last
-    // token is computed anew.
+    // Skip the leading tokens that the last call saw too: unless blocks share qkv, their keys and values are in memory.
+    // Always compute the last token.
     bool shared = engine->config.model->config.layers > 1 && engine->block[1].qkv == engine->block[0].qkv;
     while (!shared && seen + 1 < count && (int)seen < engine->seen_count && tokens[seen] == engine->seen[seen]) seen++;
     const Batch batch = {.tokens = tokens, .stride = count, .B = 1, .T = count, .first = seen, .passes = 1};
@@ -416,7 +414,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
 
 // ---- The engine's life ----------------------------------------------------------------------------------------------
 
-// CPUs are measured, since no table has them: their speed depends on clock, vector width and other programs.
+// Measures the CPU: no table has CPUs, whose speed depends on clock, vector width and other programs.
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){
@@ -456,7 +454,7 @@ static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
              engine->matmul.kernel->name, engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }
 
-// Pages, the second number of /proc/self/statm (proc(5)).
+// Reads the resident pages, the second number of /proc/self/statm (proc(5)).
 static size_t cpu_memory_in_use(const Engine *engine) {
     (void)engine;
     long long pages = 0;

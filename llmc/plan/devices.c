@@ -4,14 +4,14 @@
 #include <ctype.h>
 #include <string.h>
 
-// NVIDIA's data sheets and architecture papers, dense (a data sheet's matrix figures "with sparsity" halved), in the
-// units that they use: TFLOP/s, GB/s of memory, GB of memory (as the cards count them: 2^30 bytes), GB/s each way of
-// NVLink (half of what the sheet sums over both directions) or, where there is none, of PCIe x16 (4.0: 32, 5.0: 64).
+// From NVIDIA's data sheets and architecture papers, in their units. TFLOP/s are dense: figures "with sparsity" are
+// halved. memory: GB/s. GB: of memory, 2^30 bytes each. link: GB/s each way of NVLink (half of a sheet's sum over both
+// directions); without NVLink of PCIe x16 (4.0: 32, 5.0: 64).
 //
-// Network: of the machines that the maker builds of them, each way, a device: DGX A100, 200 Gb/s; DGX H100, H200 and
-// B200 and GB200 NVL72, 400 Gb/s (their data sheets). For the others there is no such machine.
+// net: GB/s each way per device, in the maker's own machines: DGX A100, 200 Gb/s; DGX H100, H200 and B200 and GB200
+// NVL72, 400 Gb/s (their data sheets). The maker builds no machine of the other devices.
 //
-// The first row whose name is part of the device's name counts, so longer names come first.
+// The first row whose name is part of the device's name is used, so longer names come first.
 #define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
     {                                                                                                                  \
         name, 1e12 * (bf16), 1e12 * (fp32), 1e9 * (bandwidth), 1073741824.0 * (memory), 1e9 * (link), 1e9 * (network), \
@@ -21,7 +21,7 @@
 // clang-format off
 static const DeviceSpec rows[] = {
     //                    bf16   fp32  memory   GB  link  net  devices
-    ROW("GB200",          2500,    80,   8000, 186,  900,  50, 72), // GB200 NVL72 data sheet, a GPU
+    ROW("GB200",          2500,    80,   8000, 186,  900,  50, 72), // GB200 NVL72 data sheet, per GPU
     ROW("B200",           2250,    75,   8000, 180,  900,  50,  8), // HGX B200, DGX B200 data sheets
     ROW("H200 NVL",        836,    60,   4800, 141,  450,   0,  4, .hopper = true), // H200 data sheet
     ROW("H200",            989,    67,   4800, 141,  450,  50,  8, .hopper = true), // H200 data sheet: SXM
@@ -51,8 +51,8 @@ static const DeviceSpec rows[] = {
 // clang-format on
 enum { ROWS = sizeof rows / sizeof *rows };
 
-// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". With a suffix ("RTX 4080
-// SUPER") it is another card.
+// True if `text` contains `name` as whole words: no A40 in "RTX A4000", no H200 in "GH200". False for a name with a
+// suffix ("RTX 4080 SUPER"): that is another card.
 static bool names_device(const char *text, const char *name) {
     static const char *const suffix[] = {" Ti", " SUPER", " D", " Laptop", " Max-Q"};
     for (const char *at = text; (at = strcasestr(at, name)); at++) {
@@ -73,7 +73,7 @@ const DeviceSpec *device_spec_find(const char *name) {
     return NULL;
 }
 
-// Letters and digits alone, in lower case.
+// Copies letters and digits alone, in lower case.
 static void squeeze(char *out, size_t bytes, const char *text) {
     size_t used = 0;
     for (; *text && used + 1 < bytes; text++)

@@ -16,8 +16,8 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     memory->total += (size_t)bytes;
 }
 
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3, counts the bytes a parameter of mixed precision, and which of
-// them each stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
+// Counts bytes as Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: per parameter in mixed precision, less what
+// each stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
 PlanState plan_state(const EngineConfig *shape, const PlanDevice *device) {
     double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
     double value = device->value, working = value * (double)shard_weight_elements(shape);
@@ -50,16 +50,16 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
         add_item(memory, "gradients, fp32, estimated", state.gradients);
         add_item(memory, "AdamW moments, fp32, estimated", state.moments);
     }
-    // Activations of the blocks, bytes a token. Korthikanti et al. 2022 (arXiv 2205.05198), section 4, count the same for
-    // a block without recomputing; here attention keeps its row sums only, and dropout keeps nothing.
+    // Activations of the blocks, bytes a token, as in Korthikanti et al. 2022 (arXiv 2205.05198), section 4, without
+    // recomputing. But here attention keeps only its row sums, and dropout keeps nothing.
     double L = shape->inference ? 1 : m->layers; // blocks whose input is kept
     double kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
     double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
     // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
     double blocks = value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
     add_item(memory, "activations, estimated", N * (blocks + value * C));
-    // The head's buffers and the blocks' backward pass share memory. The head holds the logits of as many examples as
-    // head_bytes allows, at least one.
+    // The head and the blocks' backward pass share memory. The head keeps the logits of as many examples as fit into
+    // head_bytes, at least one.
     double one = value * shape->seq_len * shape->model->vocab_padded; // bytes of an example
     double examples = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
     double chunk = examples * shape->model->vocab_padded; // elements, for every position
@@ -71,15 +71,16 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     if (exact) add_item(memory, "exact per-example norms, estimated", sizeof(float) * (example_grad + N * C));
 }
 
-// Memory of a GPU besides the engine's. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28),
-// cudaMemGetInfo and NVML before and after each call:
-//   526 MiB  the context, with this program's kernels or without; 6 MiB cuBLASLt and its kernels. d12 and d24, at any
-//            --recompute, used 531.5 MiB more than the engine's own plan.
-//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine: 382 MiB at
-//            set-up, 376 of them its kernels', which stay after ncclCommAbort; 474 MiB with the first reduce-scatter,
-//            for buffers of the rings (NCCL_BUFFSIZE, 4 MiB, and less for its short protocols, per connection and
-//            channel), which the other collectives share; 4 MiB with the first broadcast.
-// Other cards, drivers and networks are assumed to need as much.
+// Adds a GPU's memory outside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28) with
+// cudaMemGetInfo and NVML, before and after each call:
+//   526 MiB  the context, with or without this program's kernels
+//     6 MiB  cuBLASLt and its kernels. d12 and d24, at any --recompute, used 531.5 MiB more than the engine's own plan
+//   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine:
+//            382 MiB at set-up; 376 of them, its kernels, stay after ncclCommAbort
+//            474 MiB with the first reduce-scatter, for the rings' buffers, which other collectives share: per connection
+//            and channel NCCL_BUFFSIZE, 4 MiB, and less for its short protocols
+//            4 MiB with the first broadcast
+// Assumes that other cards, drivers and networks need as much.
 void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
     EngineConfig shape = plan->shape;
@@ -94,7 +95,7 @@ void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
 }
 
-// Of weights and moments: with --zero 3 of a rank's share, otherwise all of them on rank 0.
+// The copy holds weights and moments: with --zero 3 those of a rank's share, otherwise all, on rank 0.
 double plan_copy_bytes(const EngineConfig *shape) {
     return 3.0 * sizeof(float) * (double)(shape->shard_weights ? shard_elements(shape) : shape->model->flat_count);
 }

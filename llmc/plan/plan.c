@@ -8,40 +8,40 @@
 
 // ---- Devices --------------------------------------------------------------------------------------------------------
 
-// NVIDIA GPUs: measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s. Other cards are assumed to reach
-// the same fraction of their peak.
+// NVIDIA GPUs. Measured on an H200 SXM against its data sheet, 989 TFLOP/s and 4.8 TB/s. Assumes that other cards reach
+// the same fractions.
 static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
-    // Products of N = 65536 rows over 768 channels: 529 to 702 TFLOP/s. Writing much (fc 638, the head's forward 613)
-    // is slower than reading as much (fcproj 682, the head's dinput 691): operands are loaded during a tile's arithmetic,
-    // results are written after it. With all of the writing exposed and a third of the reading, the plan is within 10% of
-    // the ten products of a step.
+    // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Writing much (fc 638, the head's forward
+    // 613) is slower than reading as much (fcproj 682, the head's dinput 691): a tile's operands are loaded during
+    // arithmetic, its results are written after it. If all writing and a third of the reading count, the plan is within
+    // 10% of each of the ten products of a step.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    .of_peak[WORK_MASKS] = 31.0 / 989, // d12's step is 6.3% longer with dropout 0.1, 2.4% for the branches' tensors
+    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3%, of which 2.4% in the branches
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
-    .launch = 4e-6,             // order of a kernel's start and end, not measured; matters to small models only
-    // At 249 MB the same all-reduce reached 343 GB/s: 75 us more than its bytes, over 2 x 7 rounds.
+    .launch = 4e-6,             // order of magnitude, not measured; matters to small models only
+    // At 249 MB that all-reduce reached 343 GB/s: its 2 x 7 rounds cost 75 us more than its bytes.
     .hop = 75e-6 / 14,
     .network_hop = 14e-6, // NCCL's own estimate of a ring over a network (its src/graph/tuning.cc)
 };
 
-// A CPU's peak and bandwidth are measured on the spot: these are the efficiencies of our own kernels there.
+// CPUs: peak and bandwidth are measured on the spot; these are the efficiencies of our kernels.
 static const PlanEfficiency cpu_efficiency = {
     .of_peak = {0.92, 0.35, 0.35, 0.35},
-    .matmul_reads = 0, // operands are packed into the caches during other products
+    .matmul_reads = 0, // operands are packed into the caches meanwhile
     .copy = 1,
     .stream = 1,
     .link = 0.8,
     .launch = 5e-6, // a parallel region and its barrier
-    .hop = 50e-6,   // MPI over TCP, of the order of a switched Ethernet's round trip
+    .hop = 50e-6,   // MPI over TCP: about a round trip on switched Ethernet
     .network_hop = 50e-6,
 };
 
-// The row of --device; own figures suffice for a GPU that is not in the table.
+// Finds the row of --device. A GPU that is not in the table needs the user's own figures.
 static int wanted_spec(const char *wanted, const DeviceSpec *own, DeviceSpec *out, Error *e) {
     char names[400];
     const DeviceSpec *known = device_spec_choose(wanted, names, sizeof names);
@@ -106,7 +106,7 @@ static void add_workload(PlanWork *sum, const Plan *p, const Workload *load, dou
     }
 }
 
-// Adds the mean of micro-steps in steps that measure exact norms, a fraction `exact` of all, and in the others.
+// Adds `times` micro-steps. A fraction `exact` of them measures exact norms.
 static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact, double times) {
     const bool fused = plan_fuses_exact(&p->device, &p->shape.model->config);
     for (int measures = 0; measures < 2 && rows > 0; measures++) {
@@ -122,8 +122,8 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------
 
-// A ring enters and leaves a machine through all of its network cards at once (NCCL's channels: one a card), so their
-// bandwidths add up; the slower of this sum and the link inside limits the ring.
+// A ring uses all network cards of a machine at once (one NCCL channel per card), so their bandwidths add up. The
+// slower of this sum and the link inside limits the ring.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
     if (ranks <= d->spec.devices_a_machine) return d->spec.link;
     double machine = d->spec.network * d->spec.devices_a_machine;
@@ -141,15 +141,15 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// ZeRO-3: the fraction of the blocks that a pass gathers; the last pass left the others in their slots.
+// ZeRO-3: the fraction of the blocks that a pass gathers. The others are still in their slots from the pass before.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 7: plain data parallelism and ZeRO-1 and -2 pass on two values a
-// parameter and step (gradients scattered; gradients or weights gathered). ZeRO-3 passes on three a micro-step (weights
-// gathered twice), but for the blocks in its slots.
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 7. Plain data parallelism, ZeRO-1 and ZeRO-2 pass on two values
+// per parameter and step: they scatter gradients, and gather gradients or weights. ZeRO-3 passes on three per
+// micro-step: it gathers weights twice, except for the blocks still in their slots.
 double plan_step_bytes(const Plan *p) {
     const Model *model = p->shape.model;
     double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
@@ -178,18 +178,17 @@ static Transfer transfer(const Plan *p, double value_bytes) {
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
-// Seconds of a step's transfers that no computation hides.
-// Scattering gradients: the backward pass hides the blocks'. The embeddings' are final last; only with --reduce
-// micro-step does a forward pass of the same step hide them.
-// Gathering: the update hides gradients (ZeRO-0), or the next forward pass hides weights, but not the embeddings',
-// which ZeRO's forward pass needs first. With ZeRO-3 each pass hides the gathering of the blocks.
+// Seconds of a step's transfers that no computation hides. Scattering gradients: the backward pass hides the blocks'.
+// The embeddings' gradients are final last; a forward pass of the same step hides them only with --reduce micro-step.
+// Gathering: the update hides gradients (ZeRO-0), or the next forward pass hides weights. Nothing hides the embeddings:
+// a forward pass needs them first. With ZeRO-3 each pass hides the gathering of the blocks.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->options->zero != ZERO_0, by_pass = p->options->zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
     Transfer none = {0}, scatter = transfer(p, wire_bytes(p)),
              gather = transfer(p, zero ? p->device.value : sizeof(float));
-    Transfer early = p->options->reduce == REDUCE_MICRO_STEP ? scatter : none; // of a micro-step before the last
+    Transfer early = p->options->reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
     exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
@@ -239,7 +238,7 @@ static bool lacks_memory(const Plan *p, int ranks) {
     return !fits;
 }
 
-// From two ranks on, more ranks never need more memory each. One rank has no NCCL, so it is tried first.
+// From two ranks on, more ranks never need more memory per rank. Tries one rank first: it has no NCCL.
 int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
     Options options = *p->options;
     Plan staged = *p;
@@ -253,7 +252,7 @@ int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
 PlanStep plan_step(const Plan *p, int64_t rows) {
     int64_t mine = rows_of_rank(rows, 0, p->ranks).count, whole = mine / p->shape.micro_batch; // micro-steps
     int left = (int)(mine % p->shape.micro_batch);                                             // rows
-    // The fraction of steps of this batch that measure exact norms.
+    // exact: the fraction of steps of this batch that measure exact norms
     const Options *o = p->options;
     double tokens = (double)(rows * p->shape.seq_len), exact = 0;
     double sampled = o->run.gns_half_life_tokens * GNS_CALIBRATION_HALF_LIVES / GNS_CALIBRATION_SAMPLES;
@@ -304,12 +303,12 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     int64_t steps = plan_run(&untimed, 0).steps, written = 1; // at the end
     if (every > 0) written += (steps - 1) / every;
     if (best > 0) written += (steps - 1) / best;
-    int64_t divisor = every, rest = best; // greatest common one: Euclid's
+    int64_t divisor = every, rest = best; // becomes their greatest common divisor (Euclid)
     while (rest > 0) {
         int64_t next = divisor % rest;
         divisor = rest, rest = next;
     }
-    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // a multiple of both is written once
-    int64_t kept = o->keep + 1 + (best > 0); // a new one is written before the oldest is removed
+    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // multiples of both are written once
+    int64_t kept = o->keep + 1 + (best > 0); // the new one is written before the oldest is removed
     return o->keep > 0 && kept < written ? kept : written;
 }

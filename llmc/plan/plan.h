@@ -1,13 +1,13 @@
-// plan: predicts a run's cost: the time of a step, from the machine's figures and the kernels' work; memory; the gain
-// of several ranks; steps and hours of the whole run. --dry-run prints it.
+// plan: predicts a run's cost: memory, the time of a step, the gain of several ranks, and steps and hours of the whole
+// run. --dry-run prints it.
 //
 // Time of a kernel: the roofline (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance
-// model", CACM 52(4)): no less than its FLOPs over the peak and no less than its bytes over the bandwidth, each times
-// the part of the data sheet's figure that code of this kind reaches (PlanEfficiency). A kernel whose intensity (FLOPs
-// a byte) is below the machine's critical one, peak over bandwidth, is bound by memory.
-// Left out: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), or that have fewer
-// tiles than the device has multiprocessors (micro-batches of a row or two), and the bandwidth that collectives take
-// from the kernels that run at the same time.
+// model", CACM 52(4)). It is at least FLOPs over peak and at least bytes over bandwidth. Peak and bandwidth are the
+// data sheet's figures times the fraction that code of this kind reaches (PlanEfficiency). A kernel whose intensity
+// (FLOPs per byte) is below the machine's critical one, peak over bandwidth, is bound by memory. The plan ignores three
+// losses: products that tiles do not divide evenly (the 1600 channels of d48: 4% of its step), products with fewer
+// tiles than the device has multiprocessors (micro-batches of a row or two), and bandwidth that collectives take from
+// concurrent kernels.
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which
 // each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
@@ -19,32 +19,32 @@
 #include "plan/devices.h"
 #include "plan/workload.h"
 
-// How much of a machine's figures a program reaches.
+// The fractions of a machine's figures that a program reaches.
 typedef struct {
-    double of_peak[WORK_STREAM]; // by kind: a large product's inner loop; attention's, five products counted backward
-    double matmul_reads;         // part of the time to read a product's operands that arithmetic does not hide
-    double stream;               // of the bandwidth: kernels that only stream
-    double copy;                 // of the bandwidth: a plain copy, and what products write
-    double link;                 // of the link and of the network: large collectives
-    double launch;               // s: the least of a kernel
-    double hop, network_hop;     // s: latency of a ring's round inside a machine; between two
+    double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
+    double matmul_reads;         // fraction of the time to read a product's operands that arithmetic does not hide
+    double stream;               // fraction of the bandwidth that streaming kernels reach
+    double copy;                 // fraction of the bandwidth that a plain copy, and a product's writing, reach
+    double link;                 // fraction of link and network that large collectives reach
+    double launch;               // s: shortest kernel
+    double hop, network_hop;     // s: latency of a ring's round inside a machine, and between two
 } PlanEfficiency;
 
 typedef struct {
-    char name[256];    // "": there is none
+    char name[256];    // "": no device
     DeviceSpec spec;   // the data sheet's figures; a CPU's are measured (0: unknown)
     bool measured;     // a CPU
-    bool own;          // some of the figures are the user's
+    bool own;          // some figures are the user's
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
-    double head_bytes; // of a chunk of logits, as the engine cuts them
-    bool fuses_exact;  // exact norms, where the model's channels allow (plan_fuses_exact)
+    double head_bytes; // largest chunk of logits
+    bool fuses_exact;  // fuses exact norms, if the model's channels allow (plan_fuses_exact)
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// The device to plan for: `wanted` (--device) from the table of devices, otherwise the engine's device here. own:
-// figures of the user, which replace the table's: bf16_flops, bandwidth, memory_bytes and network; 0: the table's.
-// ERR_USAGE if neither the table nor `own` has the figures of `wanted`.
+// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's bf16_flops,
+// bandwidth, memory_bytes and network, which replace the table's unless 0. ERR_USAGE if neither the table nor `own` has
+// the figures of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
 // True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
@@ -61,18 +61,18 @@ typedef struct {
     const EngineApi *engine;
     EngineConfig shape;
     PlanDevice device;
-    bool estimate_memory; // of a device that this program's engine does not run on
+    bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
-    ParallelConfig sharing; // how the ranks share work and state
-    const Ramp *ramp;       // NULL: the length of the run is unknown
-    int64_t rows;           // of a step: the batch that the page is about
-    int64_t val_rows;       // of a validation; 0: none
-    double train_tokens;    // in --train; 0: not read
-    double epoch_tokens;    // tokens of training in which the most repeated source of --train is read once
-    bool mixture;           // several sources
-    double host_bytes;      // of the copy that checkpoints are written from
-    double checkpoint_bytes, disk_free_bytes; // disk_free: -1: unknown
-    const char *disk;                         // where
+    ParallelConfig sharing;                   // how the ranks share work and state
+    const Ramp *ramp;                         // NULL: the length of the run is unknown
+    int64_t rows;                             // of a step: the page describes this batch
+    int64_t val_rows;                         // of a validation; 0: none
+    double train_tokens;                      // tokens in --train; 0: not read
+    double epoch_tokens;                      // tokens of training that read the most repeated source of --train once
+    bool mixture;                             // several sources
+    double host_bytes;                        // the copy on the host from which checkpoints are written
+    double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
+    const char *disk;                         // the path of the checkpoints' disk
 } Plan;
 
 // Work and time of a rank, by family of kernels and by pass.
@@ -86,21 +86,22 @@ typedef struct {
 // A step of `rows` rows over all ranks, on the rank that has most of them.
 typedef struct {
     PlanWork all;         // micro-steps and update
-    PlanWork first, last; // micro-steps, which hide transfers
+    PlanWork first, last; // first and last micro-step; they hide transfers
     double exposed;       // s of communication that nothing hides
     double seconds;
     int64_t micro_steps;
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// Bytes that a rank passes on in a step, and the tokens a rank needs for its arithmetic to last as long: at the peak,
-// the link's full rate and no overlap lost (Austin et al. 2025, "How to scale your model", part 5).
+// plan_step_bytes: bytes that a rank passes on in a step. plan_tokens_needed: tokens per rank whose arithmetic lasts as
+// long as that, at the peak, the link's full rate and perfect overlap (Austin et al. 2025, "How to scale your model",
+// part 5).
 double plan_step_bytes(const Plan *plan);
 double plan_tokens_needed(const Plan *plan);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
-// The same plan with another --zero, on another number of ranks. It uses `of` until plan_variant_end.
+// Makes the plan with another --zero and number of ranks. *out uses `of` until plan_variant_end.
 typedef struct {
     Options options;
     Parallel parallel;
@@ -109,46 +110,46 @@ typedef struct {
 int plan_variant(Plan *out, PlanVariant *of, const Plan *plan, ZeroStage zero, int ranks, Error *e);
 void plan_variant_end(PlanVariant *of);
 
-// The largest n from `low` and below `over` for which `holds`, which is true up to some n; low if for none.
+// The largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
-// The fewest ranks on which it fits with this --zero and the plan's micro-batch; 0: none up to `most`.
+// The fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
-// Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step: 0
-// stays at the smallest batch, INFINITY grows as fast as the ramp allows.
+// Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step. 0
+// stays at the smallest batch; INFINITY grows as fast as the ramp allows.
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
-    bool cut; // after PLAN_STEPS_MAX steps: the rest repeats the last one
+    bool cut; // simulated PLAN_STEPS_MAX steps only: the rest repeats the last one
 } PlanRun;
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
-// The most checkpoints on the disk at a time, in the longest run that the ramp allows.
+// Most checkpoints on the disk at a time, in the longest run that the ramp allows.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
-// Bytes that a rank keeps from step to step, of its share or of all (--zero).
+// Bytes that a rank keeps from step to step: of its share, or of all (--zero).
 typedef struct {
     double weights, gradients, moments;
 } PlanState;
 PlanState plan_state(const EngineConfig *shape, const PlanDevice *device);
 
 // Memory (memory.c).
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // of a rank, with the libraries'
-double plan_copy_bytes(const EngineConfig *shape);   // of the copy on a host that checkpoints are written from
-double plan_reserved_bytes(const Plan *plan);        // of the device's memory for that copy: on a CPU
-double plan_usable_memory(const PlanDevice *device); // of the device, for all of the run
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // of a rank, libraries included
+double plan_copy_bytes(const EngineConfig *shape);   // of the host's copy from which checkpoints are written
+double plan_reserved_bytes(const Plan *plan);        // of the device's memory for that copy (a CPU)
+double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use
 
 bool plan_fits(const Plan *plan, int micro_batch);
 
 // The largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
-// ERR_MEMORY where not even one row fits into the device's memory, if that is known.
+// ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.
 int plan_check_fits(const Plan *plan, Error *e);
 
-// Memory of the CUDA engine as far as the sizes of tensors give it, for a machine without that engine's code.
+// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code.
 void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);
 
 void plan_print(FILE *f, const Plan *plan); // print.c: a page for a person

@@ -63,7 +63,7 @@ static void print_training(FILE *f, const Plan *p) {
     fprintf(f, "parameters  %s: %d layers, %d heads, %d channels, vocabulary %d, T %d\n",
             grouped((double)p->shape.model->parameters).s, c->layers, c->heads, c->channels, c->vocab,
             p->shape.seq_len);
-    // Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with attention's part causal: model_flops_per_token
+    // model_flops_per_token: Kaplan et al. 2020 (arXiv 2001.08361), section 2.1, with causal attention
     fprintf(f, "FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
     if (p->ramp)
         fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.train_tokens,
@@ -167,7 +167,7 @@ static void print_step(FILE *f, const Plan *p) {
     double flops = 0;
     for (int i = 0; i < FAMILIES; i++) flops += step.all.family[i].flops;
     bool tera = flops >= 1e13;
-    double unit = step.seconds < 100 ? 1e3 : 1; // of the times, a second
+    double unit = step.seconds < 100 ? 1e3 : 1; // printed units per second
     fprintf(f, "  %-24s %9s %9s %11s  %-8s %9s %6s\n", "kernels", tera ? "TFLOPs" : "GFLOPs", "GB", "FLOPs/byte",
             "bound by", unit > 1 ? "ms" : "s", "share");
     for (int i = 0; i < FAMILIES; i++) {
@@ -197,20 +197,20 @@ static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link
 
 static int ranks_over(const Plan *p) { return (int)fmin((double)p->rows, 1 << 20) + 1; }
 
-// True if, by bytes, the arithmetic of a step lasts longer than its transfers: at the peak and the links' full rate.
+// True if the arithmetic of a step, at the peak, lasts longer than its transfers, at the links' full rate.
 static bool is_compute_bound(const Plan *plan, int ranks) {
     Plan p = on_ranks(plan, ranks);
     return is_linked(plan, ranks) && (double)(p.rows * p.shape.seq_len) / ranks >= plan_tokens_needed(&p);
 }
 
-// True if, by time, at most half of a step is exposed communication.
+// True if at most half of a step's time is exposed communication.
 static bool is_computing(const Plan *plan, int ranks) {
     Plan p = on_ranks(plan, ranks);
     PlanStep step = plan_step(&p, p.rows);
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// What fills more than half of a step, by time. Latency: the rings'.
+// Names what fills more than half of a step's time. Latency is the rings'.
 static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
@@ -255,7 +255,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const Plan one = on_ranks(p, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
-    // One rank, a machine, two machines, the plan's number, its halves and doubles, the most.
+    // One rank, one machine, two machines; fractions and multiples of the plan's number; the most.
     const int machine = d->spec.devices_a_machine, all = p->ranks;
     const int numbers[] = {1, machine, 2 * machine, all / 4, all / 2, 2 * all, 4 * all, RANKS_MOST};
     for (int n = 1; n <= RANKS_MOST || n <= all; n++) {

@@ -10,8 +10,8 @@ const char *const work_family_names[FAMILIES] = {
     "embedding",      "dropout",      "exact norms", "update, norms, clearing",
 };
 
-// Arithmetic of the kernels that only stream, FLOPs a value, counted from their formulas; an exp, tanh or root as one.
-// They are far below any machine's critical intensity, so the last digit does not matter.
+// FLOPs per value of streaming kernels, counted from their formulas; an exp, tanh or root counts as one. They are far
+// below any machine's critical intensity, so the last digit does not matter.
 enum {
     LAYERNORM_FLOPS = 8,           // residual sum, mean, variance, (x - mean) rstd gamma + beta
     LAYERNORM_BACKWARD_FLOPS = 14, // two row sums, dx, and the column sums of gamma, beta and the bias before
@@ -19,8 +19,8 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 13, // seven rounds of ten operations for eight elements; shift, mask, comparison, choice, product
-    MUON_FLOPS = 9,     // besides its products: momentum, and the step
+    DROPOUT_FLOPS = 13, // per element: 7 rounds of 10 operations / 8; shift, mask, comparison, choice, product
+    MUON_FLOPS = 9,     // without its products: momentum and the step
 };
 
 static const double accumulator = sizeof(float); // bytes of a gradient
@@ -32,7 +32,7 @@ static void count_kernel(Workload *w, Work work) {
 
 // ---- Matrix products: 2 m n k FLOPs, operands read once, the result written once ------------------------------------
 
-// y (N, out) = x (N, in) W, forward; dx (N, in) = dy (N, out) W^T, backward: in and out swapped.
+// Forward: y (N, out) = x (N, in) W. Backward: dx (N, in) = dy (N, out) W^T, so in and out are swapped.
 static void add_matmul(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
                        double count) {
     count_kernel(w,
@@ -40,8 +40,8 @@ static void add_matmul(Workload *w, WorkFamily family, WorkPass pass, double row
                         .read = w->value * (rows * in + in * out), .written = w->value * rows * out, .count = count});
 }
 
-// dW (in, out) += x^T dy over the rows of `examples`: the sum is read and written. With batched exact norms every
-// example's gradient is written, then read for its norm and for the sum.
+// dW (in, out) += x^T dy over the rows of `examples`. Reads and writes the sum. Batched exact norms write every
+// example's gradient, then read it for its norm and for the sum.
 static void add_gradient(Workload *w, WorkFamily family, double examples, double in, double out, double count) {
     double rows = examples * w->T, gradient = accumulator * in * out;
     bool batched = w->exact == EXACT_BATCHED;
@@ -55,7 +55,7 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
 
 // ---- The parts of the model -----------------------------------------------------------------------------------------
 
-// `count` kernels that stream over n values: FLOPs for each value, values read and written for each.
+// `count` kernels that stream over n values. flops, read, written: FLOPs, and values read and written, for each value.
 static void add_stream(Workload *w, WorkFamily family, WorkPass pass, double n, double flops, double read,
                        double written, double count) {
     count_kernel(w, (Work){family, WORK_STREAM, pass, .flops = flops * n, .read = read * w->value * n,
@@ -66,18 +66,18 @@ static void add_gelu(Workload *w, WorkPass pass, double blocks) {
     add_stream(w, FAMILY_GELU, pass, w->N * 4 * w->C, GELU_FLOPS, 1, 1, blocks);
 }
 
-// x and a branch's output -> their sum and its LayerNorm.
+// Each kernel reads x and a branch's output, and writes their sum and its LayerNorm.
 static void add_layernorms(Workload *w, WorkPass pass, double count) {
     add_stream(w, FAMILY_LAYERNORM, pass, w->N * w->C, LAYERNORM_FLOPS, 2, 2, count);
 }
 
-// From ln1's output to fc's, in `blocks` blocks. GELU and fcproj are not included: recomputing repeats GELU alone.
+// From ln1's output to fc's output, in `blocks` blocks. Leaves out GELU, which can be recomputed alone, and fcproj.
 static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
     double N = w->N, C = w->C;
     add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv
     add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, C, blocks);     // proj
     add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, 4 * C, blocks); // fc
-    // q k^T and p v, causal: each row sees half of the others (Dao et al. 2022, arXiv 2205.14135, section 4)
+    // q k^T and p v. Causal: on average a row sees half of the rows (Dao et al. 2022, arXiv 2205.14135, section 4)
     count_kernel(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, pass, .flops = 2 * N * C * (w->T + 1),
                            .count = blocks, .read = w->value * N * 3 * C, .written = w->value * N * C});
 }
@@ -92,13 +92,13 @@ static void add_dropout(Workload *w, WorkPass pass, double branches, double atte
                  (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * probabilities, .count = attentions});
 }
 
-// Logits, loss and their gradient, a chunk of examples at a time: the logits of a whole micro-batch are never kept.
+// Logits, loss and gradients, a chunk of examples at a time. The logits of a whole micro-batch are never kept.
 static void add_head(Workload *w) {
     double example = w->value * w->T * w->V; // bytes
     double chunks = ceil(w->B / fmax(1, fmin(w->B, floor(w->head_bytes / example))));
     double examples = w->B / chunks, rows = examples * w->T;
     add_matmul(w, FAMILY_HEAD_MATMUL, PASS_FORWARD, rows, w->C, w->V, chunks);
-    double read = w->stores_exponentials ? 3 * w->C : w->V; // values a row: its logits; or lnf twice, and a row of wte
+    double read = w->stores_exponentials ? 3 * w->C : w->V; // values per row: logits; or lnf twice and a row of wte
     double written = w->stores_exponentials ? w->C : w->V;
     count_kernel(w, (Work){FAMILY_CROSSENTROPY, WORK_STREAM, PASS_FORWARD, .flops = LOSS_FLOPS * rows * w->V,
                            .read = w->value * rows * read, .written = w->value * rows * written, .count = chunks});
@@ -107,7 +107,7 @@ static void add_head(Workload *w) {
 }
 
 static void add_recomputing(Workload *w) {
-    double blocks = w->L - 1; // the last block's activations are still there
+    double blocks = w->L - 1; // the last block's activations are still in memory
     if (w->recompute == RECOMPUTE_NONE) return;
     add_gelu(w, PASS_BACKWARD, blocks);
     if (w->recompute == RECOMPUTE_GELU) return;
@@ -127,14 +127,14 @@ static void add_backward(Workload *w) {
     // five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B)
     count_kernel(w, (Work){FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, PASS_BACKWARD, .flops = 5 * N * C * (w->T + 1),
                            .read = w->value * 5 * n, .written = w->value * 3 * n, .count = L});
-    // GELU's slope: its input is read; the product of fcproj's backward writes the result
+    // GELU's slope reads its input; fcproj's backward product writes the result
     add_stream(w, FAMILY_GELU, PASS_BACKWARD, 4 * n, GELU_BACKWARD_FLOPS, 1, 0, L);
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 3 * n, 1, 1, 0, L); // qkv
     add_stream(w, FAMILY_BIAS, PASS_BACKWARD, 4 * n, 1, 1, 0, L); // fc; the LayerNorms include proj's and fcproj's
     add_stream(w, FAMILY_LAYERNORM, PASS_BACKWARD, n, LAYERNORM_BACKWARD_FLOPS, 3, 1, 2 * L + 1);
     add_dropout(w, PASS_BACKWARD, 2 * L + 1, L);
     add_stream(w, FAMILY_EMBEDDING, PASS_BACKWARD, n, 2, 2, accumulator / w->value, 1); // a repeated token writes less
-    if (w->exact == EXACT_FUSED) // rows of the head's gradients, for its product with the embedding's
+    if (w->exact == EXACT_FUSED) // rows of the head's gradients, for the cross term with the embedding's
         count_kernel(w, (Work){FAMILY_EXACT_NORMS, WORK_STREAM, PASS_BACKWARD, .flops = 2 * n, .read = accumulator * n,
                                .written = accumulator * n, .count = 1});
 }
@@ -155,8 +155,8 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     return w;
 }
 
-// Muon's products for the fraction of the blocks' matrices that a rank owns, a matrix of a block at a time (math/muon.h):
-// two with the matrix, x (side, longer), and the square of the small one, MUON_STEPS times. Returns their elements.
+// Adds Muon's products for `share` of the blocks' matrices, MUON_STEPS times each (math/muon.h): two with the matrix
+// x (side, longer), and the square of a (side, side) matrix. Returns the elements of the matrices.
 static double add_muon(Workload *w, const Model *model, double share, double rounded) {
     const double fp32 = sizeof(float);
     double elements = 0;
@@ -165,7 +165,7 @@ static double add_muon(Workload *w, const Model *model, double share, double rou
         double matrices = (double)tensor_muon_matrices(t);
         if (matrices == 0) continue;
         elements += share * (double)t->count;
-        if (t->layer > 0) continue; // all blocks are counted with the first
+        if (t->layer > 0) continue; // block 0 counts for all blocks
         double rows = (double)t->rows, columns = (double)t->columns / matrices, side = fmin(rows, columns);
         double x = rows * columns, small = side * side;
         count_kernel(w, (Work){FAMILY_OPTIMIZER, WORK_MATMUL, PASS_UPDATE, .flops = 4 * side * x + 2 * side * small,
@@ -188,7 +188,7 @@ Workload workload_update(const Model *model, Optimizer optimizer, double owned, 
     if (optimizer == OPTIMIZER_LAMB) // the direction and its norm, before the step
         count_kernel(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = (ADAMW_FLOPS + 4) * owned,
                                 .read = 4 * fp32 * owned, .count = 1});
-    // weight, two moments and gradient in; weight, moments and the rounded copy out (Loshchilov and Hutter 2019)
+    // reads weight, two moments and gradient; writes weight, moments and the rounded copy (Loshchilov and Hutter 2019)
     count_kernel(&w, (Work){FAMILY_OPTIMIZER, WORK_STREAM, PASS_UPDATE, .flops = ADAMW_FLOPS * owned,
                             .read = 4 * fp32 * owned, .written = (3 * fp32 + rounded) * owned, .count = 1});
     return w;

@@ -1,5 +1,5 @@
-// workload: the work of training, kernel by kernel: floating-point operations, and the fewest bytes read and written.
-// plan.h turns them into time.
+// workload: counts the work of training, kernel by kernel: floating-point operations, and the fewest bytes read and
+// written. plan.h turns them into time.
 #pragma once
 
 #include "model/engine.h"
@@ -20,7 +20,7 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
-// Bound by arithmetic, but for WORK_STREAM. WORK_MASKS: drawing dropout's masks.
+// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS draws dropout's masks.
 typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_MASKS, WORK_STREAM } WorkKind;
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
@@ -30,24 +30,24 @@ typedef struct {
     WorkFamily family;
     WorkKind kind;
     WorkPass pass;
-    double flops, read, written; // of one launch; FLOPs, bytes
+    double flops, read, written; // per launch; read, written: bytes
     double count;
 } Work;
 
-// How the per-example norms of a matrix are measured. EXACT_BATCHED: each example's gradient is written to memory, then
-// read. EXACT_FUSED: within the products.
+// How per-example norms of a matrix are measured. EXACT_BATCHED writes each example's gradient to memory, then reads
+// it. EXACT_FUSED measures them within the products.
 typedef enum { EXACT_NONE, EXACT_BATCHED, EXACT_FUSED } ExactNorms;
 
 enum { WORK_MAX = 64 };
 
-// Kernels, and the sizes that they were counted from.
+// Kernels, and the sizes from which they are counted.
 typedef struct {
-    // By the device
+    // set by the caller, from the device
     double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
     double head_bytes; // largest chunk of logits
     ExactNorms exact;
-    bool stores_exponentials; // of the logits: the loss then makes no pass over them
-    // By the shape
+    bool stores_exponentials; // stores exp(logits): the loss makes no pass over them
+    // from the shape
     double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
     Recompute recompute;
     bool drops;
@@ -55,8 +55,8 @@ typedef struct {
     Work work[WORK_MAX];
 } Workload;
 
-// A micro-step: forward, loss and backward. The caller has set w's fields by the device; the others are 0.
+// Counts a micro-step: forward, loss and backward. w: the device's fields set, the others 0.
 Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w);
 
-// What a step does once: clearing and norms of all gradients, and the optimizer's step over `owned` parameters.
+// Counts the work that a step does once: clears all gradients, computes their norms, and updates `owned` parameters.
 Workload workload_update(const Model *model, Optimizer optimizer, double owned, double value);
