@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# FineWeb (Penedo et al. 2024, arXiv 2406.17557), a sample of 10 billion tokens; one document in a hundred is validation.
-# The parquet files are read by data/parquet_to_jsonl.py (pyarrow) and piped into data/tokenize. See --help.
+# Makes shards of FineWeb's sample of 10 billion tokens (Penedo et al. 2024, arXiv 2406.17557). One document in a hundred
+# is validation. data/parquet_to_jsonl.py (pyarrow) pipes the parquet files into data/tokenize. See --help.
 NAME=${NAME:-fineweb}
 DATASET=${DATASET:-HuggingFaceFW/fineweb}
 SAMPLE=10BT FILES=

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# HellaSwag (Zellers et al. 2019, arXiv 1905.07830), its validation part: 10,042 questions in hellaswag_val.jsonl, an
-# evaluation and not text to train on. See --help (--tokenizer does nothing here).
+# Fetches HellaSwag's validation part (Zellers et al. 2019, arXiv 1905.07830): 10,042 questions in hellaswag_val.jsonl.
+# It is an evaluation, not text to train on. See --help (--tokenizer does nothing here).
 NAME=hellaswag
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"

@@ -2,11 +2,11 @@
 # Sourced by the recipes. They set NAME, FLAGS (the names of their own flags) and USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   take the files from DIR; nothing is downloaded or checked
+#   --from DIR                   take the files from DIR; download and check nothing
 #   --out DIR                    where the shards go; data/NAME by default
 #   --force                      make the shards again
-# Downloads go to data/download/NAME; they are resumed, and their SHA-256 is checked. A path that the caller names is
-# relative to the caller's directory, a default one to the root of this repository.
+# Downloads go to data/download/NAME. They are resumed, and their SHA-256 is checked. A path that the caller names is
+# relative to the caller's directory; a default path is relative to the root of this repository.
 set -euo pipefail
 export LC_ALL=C
 . "$(dirname "${BASH_SOURCE[0]}")/../scripts/common.sh"

@@ -79,7 +79,7 @@ bool file_exists_in(int dir, const char *path);  // a file of any kind, or a bro
 bool file_missing_in(int dir, const char *path); // true: nothing has this name; false also if the lookup fails
 static inline bool file_exists(const char *path) { return file_exists_in(IN_PATH, path); }
 static inline bool file_missing(const char *path) { return file_missing_in(IN_PATH, path); }
-bool path_leads_to(int dir, const char *path, int fd); // false: not to the open file or directory `fd`
+bool path_leads_to(int dir, const char *path, int fd); // true if it leads to the open file or directory `fd`
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 

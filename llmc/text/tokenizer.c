@@ -12,7 +12,7 @@
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
-// The code below is by hand: a regular expression engine takes several times as long as the rest of encoding.
+// No regular expressions: an engine takes several times as long as the rest of encoding.
 // test_words compares its words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
 // space.
 
