@@ -1,4 +1,4 @@
-// bench: what the benchmarks of whole engines share: sorted figures and a model's initial values.
+// bench: shared by the benchmarks of whole engines: sorted figures and a model's initial values.
 #pragma once
 
 #include "model/engine.h"
@@ -16,7 +16,7 @@ static inline double bench_median(double *values, int n) {
     return n % 2 ? values[n / 2] : 0.5 * (values[n / 2 - 1] + values[n / 2]);
 }
 
-// Initial values; those of the first block in all blocks, which is quicker.
+// Loads initial values. All blocks get those of the first: that is quicker.
 static inline int bench_load_initial(Engine *engine, const Model *model, Error *e) {
     float *values;
     int code = 0;

@@ -3,12 +3,12 @@
 //     bench_cpu [threads [rounds [name [type]]]]   default: all threads, 5 rounds; cases whose name contains `name`;
 //                                                  fp32 or bf16
 //
-// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds; a
-// round runs everything once, so that a busy moment of the machine does not slow one kernel alone. A kernel's roofline
-// (Williams et al. 2009) is the time of its operations at the peak or of its bytes at a copy's speed, the longer one; the
-// bytes count each operand from memory once. The last table adds up a step of GPT-2 124M, B 4, T 64. With
-// -DHAVE_OPENBLAS (and -lopenblas) each product is also run by OpenBLAS, after a pause:
-// its idle threads and ours spin for a while after their work, and would slow each other down.
+// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds. A
+// round runs everything once, so a busy moment of the machine does not slow one kernel alone. A kernel's roofline
+// (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's speed. Each
+// operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and
+// -lopenblas) OpenBLAS also runs each product, after a pause: its idle threads and ours spin for a while, and would
+// slow each other down.
 #include "base/common.h"
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
@@ -27,7 +27,7 @@ void openblas_set_num_threads(int threads);
 char *openblas_get_corename(void);
 #endif
 
-enum { EXAMPLES = 4, PASS_FLOATS = 50304 * 768 / 4 }; // of LayerNorm; of a pass over parameters
+enum { EXAMPLES = 4, PASS_FLOATS = 50304 * 768 / 4 }; // examples of LayerNorm; floats of a pass over parameters
 enum { ROUNDS = 5, MAX_ROWS = 64, PAUSE_NANOSECONDS = 200 * 1000 * 1000 };
 static const double MIN_SECONDS = 0.02; // a measurement repeats its work for at least this long
 
@@ -36,8 +36,8 @@ typedef struct {
     Matmul matmul;
     Attention attention;
     Dtype type;
-    float *x, *y, *w, *g; // scratch operands, each large enough for every case; values of the type, but for gradients
-    float *rows;          // what layers keep of rows, their weights' gradients and their scratch
+    float *x, *y, *w, *g; // scratch operands, each large enough for every case; of the type, except gradients
+    float *rows;          // the layers' statistics, gradients of weights, and scratch
     uint16_t *targets;
     double sum;
     double peak, copy; // GFLOP/s and GB/s of all threads
@@ -119,9 +119,9 @@ typedef struct {
     void (*run)(Bench *, size_t[3]);
     void (*blas)(Bench *, size_t[3]); // NULL: none
     size_t shape[3];                  // products: {M, N, K} of the forward product
-    double flops, bytes;              // a call
-    double calls;                     // in a step of 124M, which may have more elements than the case; 0: not in it
-    double best, best_blas;           // seconds a call
+    double flops, bytes;              // per call
+    double calls;                     // per step of 124M, scaled by elements; 0: not in a step
+    double best, best_blas;           // seconds per call
 } Case;
 
 static double seconds_a_call(Bench *bench, void (*run)(Bench *, size_t[3]), size_t shape[3]) {
@@ -154,7 +154,7 @@ static int add_product(Case *c, const char *name, size_t M, size_t N, size_t K, 
     return 3;
 }
 
-// Causal products only: two forward, five backward, each 2 * T^2/2 * D a head.
+// Counts causal products only: two forward, five backward, each 2 * T^2/2 * D per head.
 static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t NH, size_t D, double calls,
                          double size) {
     const size_t shape[3] = {B, T, NH * 1000 + D};
@@ -164,7 +164,7 @@ static int add_attention(Case *c, const char *name, size_t B, size_t T, size_t N
     return 2;
 }
 
-// A layer, forward and backward: bytes are values per element (read and written) x elements. No operations are counted.
+// Adds a layer, forward and backward. Bytes: values per element (read and written) x elements. Counts no operations.
 static int add_layer(Case *c, const char *name, void (*forward)(Bench *, size_t[3]), int forward_values,
                      void (*backward)(Bench *, size_t[3]), int backward_values, size_t M, size_t N, double calls,
                      double size) {

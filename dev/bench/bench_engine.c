@@ -1,8 +1,8 @@
-// bench_engine: whole training steps through engine.h: time of a step, tokens a second, share of the device's peak, and
-// the time in which the host queues a step (where that is nearly the whole step, the device waits for the host). Variants
-// take turns of a few steps in one process, and a turn's first step does not count: it still has the clock that the
-// variant before left. The result is the median of the rounds' ratios. The model learns for LEARNING steps and then stays as
-// it is: the further it has learnt, the more power the same step needs. dev/bench/turns.py compares builds and settings.
+// bench_engine: whole training steps through engine.h. Prints the time of a step, tokens a second, the share of the
+// device's peak, and the time in which the host queues a step. (If that is nearly the whole step, the device waits for
+// the host.) Variants take turns of a few steps in one process. A turn's first step does not count: the variant before
+// still sets its clock. The result is the median of the rounds' ratios. The model learns for LEARNING steps and then
+// stays: the further it has learnt, the more power a step needs. dev/bench/turns.py compares builds and settings.
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
@@ -27,18 +27,18 @@ typedef struct {
     const char *name;
     GnsMode mode;
     const char *tuning;  // of the matrix products; "": the heuristic's
-    const char *against; // the name of the one that it is compared with, or NULL
+    const char *against; // name of the variant to compare with; or NULL
     double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
 } Arm;
 
 typedef struct {
     EngineConfig config;
     Engine *engine;
-    int rows, micro_steps; // of a micro-step; of a step
+    int rows, micro_steps; // rows per micro-step; micro-steps per step
     double peak;           // of the device, FLOP/s; 0: unknown
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
-    int rounds, steps; // to do; done
+    int rounds, steps; // rounds to do; steps done
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
     int arms;
@@ -103,7 +103,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     return engine_result(b->engine, &b->result, e);
 }
 
-// Seconds of a step, and of queueing it: the mean of `count` steps after `skipped`, which also set up new algorithms.
+// Mean seconds of a step, and of queueing it, over `count` steps. The `skipped` steps before set up new algorithms.
 static int steps_time(Bench *b, GnsMode mode, int skipped, int count, double *seconds, double *queued, Error *e) {
     double start = 0, one;
     *queued = 0;
@@ -149,8 +149,9 @@ static void tell_arm(const Bench *b, const Arm *arm) {
     printf(", queued in %.3f ms\n", 1e3 * bench_median(queued, b->rounds));
 }
 
-// The standard error of a median is 1.2533 that of the mean of normal values, whose deviation is 1.4826 times the
-// median distance from the median: an outlier, such as a step that other work delayed, counts as one value.
+// For normal values the standard error of the median is 1.2533 times that of the mean, and the deviation is 1.4826
+// times the median distance from the median. So an outlier, such as a step that other work delayed, counts as one
+// value.
 static void tell_ratio(const Bench *b, const Arm *arm, const Arm *other) {
     double ratio[ROUNDS_MAX], distance[ROUNDS_MAX];
     int n = b->rounds;
@@ -223,7 +224,7 @@ static int read_words(Bench *b, int argc, char **argv, Words *words, Error *e) {
     return 0;
 }
 
-// Tunes the engine, and keeps what it chose.
+// Tunes the engine, and keeps its choices.
 static int tuned(Bench *b, Error *e) {
     double start = clock_seconds();
     TRY(engine_tune(b->engine, e));
@@ -232,7 +233,7 @@ static int tuned(Bench *b, Error *e) {
     return 0;
 }
 
-// Steps as stdin asks for them.
+// Runs the steps that stdin asks for.
 static int bench_turns(Bench *b, Words words, Error *e) {
     const char *const names[] = {"off", "ln", "exact"};
     char line[64], mode[16];
@@ -256,7 +257,8 @@ static int bench_turns(Bench *b, Words words, Error *e) {
     return 0;
 }
 
-// Milliseconds of a call at the end of a text of n tokens: a token longer than the last one, or of another text.
+// Milliseconds of a call at the end of a text of n tokens. seen: the last call had the same text less a token; else
+// another text.
 static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     enum { CALLS = 24 };
     double start = 0;
@@ -268,7 +270,7 @@ static double logits_ms(Bench *b, int n, bool seen, float *logits, Error *e) {
     return 1e3 * (clock_seconds() - start) / CALLS;
 }
 
-// By turns.
+// Measures the calls in turns.
 static int bench_sample(Bench *b, Error *e) {
     double ms[2][2][ROUNDS_MAX];
     float *logits;

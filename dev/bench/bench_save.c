@@ -1,16 +1,15 @@
-// bench_save: saves of a whole training state, on the engine it is linked with, against the disk: dd conv=fsync of as many
-// bytes, which is the measure; dd past the page cache (oflag=direct); and the shortest C program, write and fsync of one
-// buffer again and again. They take turns, forwards in one round and backwards in the next, and each round begins with
-// another one, because the cost of the page cache depends on when its memory was last used. Other files are removed at
-// once, a save by the next save. Figures are medians, with quartiles.
+// bench_save: compares saves of a whole training state, on the engine it is linked with, with the disk. The measure is
+// dd conv=fsync of as many bytes. Also measured: dd past the page cache (oflag=direct), and the shortest C program,
+// which writes one buffer again and again, then fsyncs. They take turns, forwards in one round and backwards in the
+// next, and each round begins with another one: the page cache's cost depends on when its memory was last used. The
+// next save removes a save; other files are removed at once. Figures are medians, with quartiles.
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
-// "save" lasts from the snapshot to the rename of the synced directory, with no other work; its parts are measured at the
-// calls it makes (the linker sends them here: --wrap). Then every save is read back and verified, and the previous one
-// removed. "stall" is the time that the host stands still for another save, during a step of one micro-step: before the
-// update, until the snapshot is taken. A device may have work left meanwhile, so the extra length of that step against
-// steps alone is printed too.
+// "save" lasts from the snapshot to the rename of the synced directory, with no other work. Its parts are the calls
+// that it makes (the linker sends them here: --wrap). Then every save is read back and verified, and the previous one
+// removed. "stall" is the time that the host waits before an update until the snapshot is taken, in a step of one
+// micro-step. A device may work meanwhile, so the extra length of that step is printed too.
 #include "bench.h"
 #include "run/saver.h"
 #include "../test/tree.h"
@@ -54,7 +53,7 @@ ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// What is measured, once a round.
+// The figures of a round.
 typedef enum {
     SAVE,
     SAVE_RATIO, // to DD
@@ -179,7 +178,7 @@ static int save_alone(Bench *b, SaveReport *report, Error *e) {
     return end_save(b, report, e);
 }
 
-// *longer: seconds by which a step beside the snapshot is longer than one alone.
+// *longer: extra seconds of a step beside a snapshot.
 static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error *e) {
     enum { ALONE = 3 };
     double alone[ALONE], start, beside;
@@ -280,7 +279,7 @@ static int bench(Bench *b, int rounds, Error *e) {
     char line[256];
     engine_describe(b->engine, line, sizeof line);
     printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
-    // The first saves wait for fresh memory: for the copy, and for the page cache of the files that exist at once.
+    // Warm up: the first saves wait for fresh memory, for the copy and for the page cache of the files.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < count; i++) TRY(contestants[(r + (r % 2 ? count - i : i)) % count](b, r, e));

@@ -1,11 +1,11 @@
-// bench_step: steps of the CPU engine, kernel by kernel. Unlike bench_cpu's, whose operands are hot, these kernels find
-// weights and gradients where a step leaves them. The linker's --wrap times the engine's calls.
+// bench_step: steps of the CPU engine, kernel by kernel. Weights and gradients lie where a step leaves them;
+// bench_cpu's operands are hot. The linker's --wrap times the engine's calls.
 //
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
-// A line for each kernel and shape: its calls in a step, the least time of a step's calls, of products GFLOP/s, and the
-// medians of its shares of the peak and of the roofline. The peak is calibrate_probe's, before and after each call; the
-// higher counts. So shares hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is
+// Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
+// and the medians of the shares of peak and roofline. The peak is the higher of two calibrate_probe's, before and after
+// each call. So shares hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is
 // that of the fastest copy so far. Probes leave the caches nearly as they are, and their time is not the step's.
 #include "cpu/attention.h"
 #include "cpu/calibrate.h"
@@ -25,13 +25,13 @@ typedef struct {
     char name[40];
     int calls;
     double seconds, flops, bytes; // of the present step
-    double possible, roofline;    // flops that its time allowed; seconds that its flops or bytes need
+    double possible, roofline;    // flops possible in its time; least seconds for its flops and bytes
     double best, *of_peak, *of_roofline;
 } Kernel;
 static Kernel kernel[KERNELS_MAX];
 static int kernels;
 static Dtype dtype;
-static double peak, copy, probing; // multiply-adds' flops and bytes a second; seconds of the step's probes
+static double peak, copy, probing; // FLOP/s; B/s; seconds of the step's probes
 
 static double probe(void) {
     double start = clock_seconds(), rate = calibrate_probe(omp_get_max_threads(), dtype);
@@ -64,7 +64,7 @@ static void add_product(const char *name, size_t M, size_t N, size_t K, Dtype ty
     add_call(text, 2 * m * n * k, size * (m * k + k * n) + (c_float ? sizeof(float) : size) * m * n, start);
 }
 
-// A pass over rows x columns. values: how many values it reads and writes for each element.
+// Adds a pass over rows x columns. values: read and written per element.
 static void add_pass(const char *name, double values, double rows, double columns, Dtype type, double start) {
     add_call(name, 0, values * rows * columns * (double)value_bytes(type), start);
 }
@@ -104,7 +104,7 @@ WRAP(void, cross_entropy,
      (nll, loss, logits, target, N, V, stride, smoothing, gradient, type),
      add_pass("cross-entropy", 2, N, V, type, start))
 
-// Causal products only: two forward, five backward.
+// Counts causal products only: two forward, five backward.
 static void add_attention(const char *name, int products, int values, size_t B, size_t T, size_t C, double start) {
     double rows = (double)(B * T), columns = (double)C;
     add_call(name, products * rows * (double)(T + 1) * columns, values * rows * columns * (double)value_bytes(dtype),
@@ -148,7 +148,7 @@ static int step(Engine *engine, const Model *model, const uint16_t *tokens, int 
     return engine_result(engine, result, e);
 }
 
-// Fractions of peak and roofline in step `at`. whole: the step's; work outside of kernels counts for nothing.
+// Stores fractions of peak and roofline in step `at`. whole: receives the step's; work outside kernels counts as 0.
 static void add_shares(int at, double seconds, Kernel *whole) {
     double possible = 0, flops = 0, roofline = 0, timed = 0;
     for (Kernel *k = kernel; k < kernel + kernels; k++) {

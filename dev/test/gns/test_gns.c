@@ -7,7 +7,7 @@
 #include "math/rng.h"
 
 // Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2. Isotropic: all directions alike.
-// Spiked: one direction carries 90% of the noise, which is as far from a smooth sum as noise gets.
+// Spiked: one direction carries 90% of the noise, the farthest from a smooth sum.
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
@@ -20,7 +20,7 @@ typedef struct {
     double n, q;
 } Norms;
 
-// The same stream continues with another |G|^2 and tr(Sigma).
+// Continues the stream with another |G|^2 and tr(Sigma).
 static void source_scale(Source *s, double g2, double trace, bool spiked) {
     for (int d = 0; d < D; d++) {
         s->mean[d] = sqrt(g2 / D);
@@ -73,7 +73,7 @@ static Norms source_norms(Source *s, int B) {
     return norms_of(B, g);
 }
 
-// Averages after some steps of B examples; the half-life is in steps.
+// Averages after `steps` steps of B examples. half_life: in steps.
 static GnsTracker tracked(Source *source, int B, double half_life, double steps) {
     GnsTracker t;
     gns_init(&t, half_life);
@@ -86,8 +86,8 @@ static GnsTracker tracked(Source *source, int B, double half_life, double steps)
 
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
-// What the two estimators are, hence unbiased: S the trace of the sample covariance (with B - 1), G2 the mean product of two different
-// examples. And eight rows one by one, in float as an engine accumulates them, give the same as all at once.
+// S is the trace of the sample covariance (with B - 1), and G2 the mean product of two different examples, so both are
+// unbiased. Eight rows one by one, in float as an engine accumulates them, give the same as all at once.
 static void test_identities(void) {
     enum { B = 8 };
     Source source = source_make(1, 20, true, 101);
@@ -120,8 +120,8 @@ static void test_identities(void) {
 
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
-// Averages, sum of squared weights and errors against sums over the whole history, with steps of changing size, and
-// steps of one example in between that must leave no trace. Differences weigh as the step, or as its square.
+// Compares averages, sum of squared weights and errors with sums over the whole history. Steps change in size; steps of
+// one example in between must leave no trace. diff_sq: a difference has the square of its step's weight.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
@@ -186,9 +186,8 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
-// gns.h says how often the bound holds: in 95% of simulated runs or more. Its equation and its constants (test_scaled_lower)
-// are what that rests on.
-// The bound solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too.
+// gns_lower solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too. The 95% of gns.h rest on this
+// equation and its constants (test_scaled_lower).
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
         double g2 = 0.1 * i;
@@ -218,13 +217,13 @@ static void test_lower_formula(void) {
 
 static const double LATE = 1e9; // tokens done: the half-life has its full length
 
-// Draws a step of both.
+// Draws and adds a step of both sources.
 static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, int B, double done) {
     Norms a = source_norms(total, B), b = source_norms(ln, B);
     gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
 }
 
-// total has 2.5 times the scale of ln: the ratio is found, waits for significance, and survives its loss.
+// total has 2.5 times the scale of ln. The ratio waits for significance, is right, and stays when significance is lost.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
@@ -251,7 +250,7 @@ static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2
     }
 }
 
-// The error that c claims is its spread over many runs, whether the two scales share their noise or not.
+// c's error equals its spread over many runs, whether or not the two scales share their noise.
 static void test_calibration_error(void) {
     enum { RUNS = 300, STEPS = 200, B = 8 };
     static const double common[] = {0, 0.95, 1};
@@ -261,7 +260,7 @@ static void test_calibration_error(void) {
             GnsCalibration c;
             gns_calibration_init(&c, 20 / GNS_CALIBRATION_HALF_LIVES);
             for (uint64_t i = 0; i < STEPS; i++) {
-                double g2[2], s[2]; // and back to n and q
+                double g2[2], s[2]; // converted back to n and q
                 draw_pair(common[k], 520 + run, i, g2, s);
                 gns_calibration_update(&c, B, g2[0] + s[0], g2[0] + s[0] / B, g2[1] + s[1], g2[1] + s[1] / B, 1, LATE);
             }
@@ -274,7 +273,7 @@ static void test_calibration_error(void) {
     }
 }
 
-// The bound of c x scale: the equation of gns_lower with c S, and c's error as one more of S. Each error lowers it.
+// gns_scaled_lower solves gns_lower's equation with c S; c's error adds to that of S. Each error lowers the bound.
 static void test_scaled_lower(void) {
     Source source = source_make(1, 10, false, 521);
     GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);
@@ -290,7 +289,7 @@ static void test_scaled_lower(void) {
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
 }
 
-// A made-up model, of which steps are sampled.
+// A made-up model whose steps are sampled.
 typedef struct {
     Source total, ln;
     GnsCalibration c;
@@ -302,20 +301,19 @@ static Calibrated calibrated(uint64_t stream, double half_life) { // in samples
     return m;
 }
 
-// A sampled step of 16 rows: the scale of the LayerNorms, and `ratio` times that for the whole.
+// Adds a sampled step of 16 rows. ln_scale: the LayerNorms' scale; the whole model's is `ratio` times that.
 static void calibrate(Calibrated *m, double ln_scale, double ratio, double g2, double done) {
     source_scale(&m->total, g2, ratio * ln_scale * g2, false);
     source_scale(&m->ln, g2 / 100, ln_scale * g2 / 100, false);
     calibration_observe(&m->c, &m->total, &m->ln, 16, done);
 }
 
-// Within a factor of 1.5.
+// True within a factor of 1.5.
 static bool about(double ratio, double want) { return fabs(log(ratio / want)) < log(1.5); }
 
-// As a run begins: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then both
-// stay. Soon afterwards what is taken for the ratio must be the new one: not an early one that is held because the
-// error of the average remembers how large |G|^2 was (it does so for another 15 half-lives if all differences count
-// alike).
+// The start of a run: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then
+// both stay. Soon afterwards the measured ratio must be the new one. If all differences counted alike, the error would
+// remember the large |G|^2 for another 15 half-lives, and hold an early ratio.
 static void test_calibration_is_timely(void) {
     enum { RUNS = 40, FALL = 150 };
     int known[2] = {0, 0}; // 4 and 8 half-lives after the fall
@@ -332,8 +330,8 @@ static void test_calibration_is_timely(void) {
           known[1]);
 }
 
-// In the first steps |G|^2 falls as the square of the tokens: at 2.5% of the run c is of the present, not of the first
-// steps, whose ratio was a third. The full half-life is 2.5% of the run itself.
+// In the first steps |G|^2 falls as the square of the tokens, and the ratio is a third. At 2.5% of the run, one full
+// half-life, c must be the present ratio.
 static void test_calibration_forgets_the_start(void) {
     enum { RUNS = 20, STEPS = 400 };
     int good = 0;
@@ -345,7 +343,7 @@ static void test_calibration_forgets_the_start(void) {
     CHECK(good >= 0.9 * RUNS, "%d of %d runs had the ratio", good, RUNS);
 }
 
-// As many samples in a half-life at 8 rows as at 256, and more of them in the first tenth of it.
+// A half-life holds as many samples at 8 rows as at 256, and more in its first tenth.
 static void test_samples_are_spaced_in_tokens(void) {
     const double half_life = 4e5, row = 512;
     Noise noise = {0};
@@ -367,7 +365,7 @@ static void test_samples_are_spaced_in_tokens(void) {
         }
 }
 
-// Nor too early: where G2 is lost in noise, few samples in a half-life must not look like a known ratio by chance.
+// If G2 is lost in noise, a few samples in a half-life must not look like a known ratio by chance.
 static void test_calibration_is_wary(void) {
     enum { RUNS = 400 };
     const double half_lives[] = {1.5, 4};
@@ -387,7 +385,7 @@ static void test_calibration_is_wary(void) {
     }
 }
 
-// A ratio that is given counts, below 1 too; else the measured one.
+// A given ratio is used, even below 1; without one the measured ratio.
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
@@ -411,9 +409,9 @@ static void test_ratio(void) {
 
 enum { MAX_RANKS = 8 };
 
-// Rank r has rows[r] of B examples. E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma), and of all ranks together
-// B^2 |G|^2 + B tr(Sigma): from these expectations come |G|^2 and tr(Sigma), whatever the shares. As the estimates are
-// linear in both norms, they are unbiased. None where one rank has all rows.
+// Rank r has rows[r] of B examples. E sum_r |sum_b g_b|^2 = sum_r rows[r]^2 |G|^2 + B tr(Sigma); for all ranks together
+// it is B^2 |G|^2 + B tr(Sigma). These expectations must give |G|^2 and tr(Sigma) for any shares. The estimates are
+// linear in both norms, so they are unbiased. No estimate if one rank has all rows.
 static void test_ranks_unbiased(void) {
     static const struct {
         int ranks;
@@ -454,7 +452,7 @@ static void average_add(Average *a, double B, Norms norms, double tokens) {
     a->s = keep * a->s + (1 - keep) * (norms.n - norms.q) * B / (B - 1);
 }
 
-// The norms of all tensors that have `part` in their names.
+// Norms of all tensors with `part` in their names.
 static Norms group_norms(const Model *model, const StepResult *result, double B, const char *part) {
     Norms norms = {0, 0};
     for (int i = 0; i < model->tensor_count; i++)
@@ -470,16 +468,16 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Ranks of one row each, whose estimate is that of the examples' norms.
+// Adds a step of ranks with one row each: their estimate equals that from the examples' norms.
 static void observe_single_rows(Noise *noise, int B, Norms norms) {
     int64_t rows[MAX_B];
     for (int b = 0; b < B; b++) rows[b] = 1;
     noise_observe_ranks(noise, rows, B, B * norms.n, B * B * norms.q, noise->tokens_since_ranks);
 }
 
-// LayerNorms learn from every step. The others learn from the steps that measure them, and those count for all of the
-// tokens since the one before, with half-lives five times as long. So does the ranks' estimate from its steps.
-// Those of the calibration are a tenth of the tokens done at first. What a ramp follows has the LayerNorms' half-life, and learns from the first step on at which a ramp follows it.
+// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times the half-life; a step
+// that measures them counts for all tokens since the one before. The calibration's half-life is a tenth of the tokens
+// done at first. `total` has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };

@@ -4,8 +4,8 @@
 #include "math/mixture.h"
 #include "math/permutation.h"
 
-// Checkpoints rely on this order: another would pass the other tests, but a resumed run would read other text. The values
-// are from permutation_example of dev/bench/torch_twin.py, which is written from the definition.
+// Checkpoints rely on this order: another would pass the other tests, but a resumed run would read other text. The
+// values are from permutation_example of dev/bench/torch_twin.py, which is written from the definition.
 static void test_known_order(void) {
     static const struct {
         uint64_t n, seed, epoch, x[3]; // of k = 0, 1 and n - 1
@@ -31,7 +31,7 @@ static void test_known_order(void) {
         }
 }
 
-// So is the choice of a source, from Order.place of the same file.
+// Known choices of a source, from Order.place of the same file.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, example;
@@ -54,7 +54,7 @@ static void test_known_draws(void) {
     }
 }
 
-// Is k -> permutation_at(n, key, k) onto [0, n)? seen: n bytes of scratch.
+// True if k -> permutation_at(n, key, k) is onto [0, n). seen: n bytes of scratch.
 static bool is_bijection(uint64_t n, uint64_t key, unsigned char *seen) {
     memset(seen, 0, n);
     for (uint64_t k = 0; k < n; k++) {

@@ -1,5 +1,4 @@
-// arena: buffers that live at the same time never share memory, and those that do not share all they can. The file is the
-// CUDA engine's, but plain C.
+// arena: buffers that are live at the same time never share memory; others share nearly all they can.
 #include "model/arena.c"
 
 #include "../test.h"
@@ -10,7 +9,7 @@ enum { PHASES = 3 };
 
 static uint64_t seed;
 
-// Bytes alive in the fullest phase: no plan can do with less.
+// Bytes live in the fullest phase: no plan needs less.
 static size_t fullest_phase(const Arena *arena) {
     size_t most = 0;
     for (int phase = 0; phase < PHASES; phase++) {
@@ -58,7 +57,7 @@ static void test_random_lives(void) {
             CHECK((uintptr_t)where[i] == (b->bytes ? (1 << 20) + b->offset : 0), "buffer %d at %p", i, where[i]);
         }
     }
-    // Of one round it may be 1.55: the plan is a heuristic's.
+    // A single round may reach 1.55: the plan is a heuristic.
     CHECK(ratios <= 1.05 * ROUNDS, "%.2f times what is alive at a time, on average", ratios / ROUNDS);
 }
 

@@ -1,11 +1,12 @@
-// What the CPU engine takes of memory: its plan against a count by hand, tensor by tensor; what it then asks the system
-// for against its plan; and that --recompute, --sample-only and --eval-only get the smaller engine. The Makefile wraps
-// posix_memalign, which all memory comes from, and engine_create.
+// The CPU engine's memory: compares its plan with a count by hand, tensor by tensor, and its allocations with the plan.
+// --recompute, --sample-only and --eval-only must get the smaller engine. The Makefile wraps engine_create and
+// posix_memalign, the source of all memory.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
 #include "../trainer.h"
 
-// Shapes odd and even, one of a single block, one of a single row, and one whose head goes in chunks of 256 rows: 64 MiB over 65536 logits.
+// Shapes odd and even, one of a single block, one of a single row, and one whose head goes in chunks of 256 rows: 64
+// MiB over 65536 logits.
 static const struct {
     ModelConfig model; // L, NH, C, V, context
     int rows, seq_len;
@@ -89,10 +90,10 @@ static size_t planned_in_all(const EngineConfig *config) {
               got_, want_);                                                                                            \
     } while (0)
 
-// What is recomputed is kept of one block alone; what every block keeps is its input. Exact norms take the largest gradient
-// and rows of the head's; document masks positions; dropout's masks are not kept; smoothing keeps losses without it too.
-// Without training: the weights, and of all blocks one's memory, whatever would be recomputed or measured; but for one row
-// each block's own qkv.
+// What is recomputed is kept of one block alone; what every block keeps is its input. Exact norms take the largest
+// gradient and rows of the head's; document masks positions; dropout's masks are not kept; smoothing keeps losses
+// without it too. Without training: the weights, and of all blocks one's memory, whatever would be recomputed or
+// measured; but for one row each block's own qkv.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;
