@@ -1,4 +1,4 @@
-// The batch ramp: where it goes for scripted aims and, in a closed loop, for simulated gradient noise; and replay.
+// The batch ramp, for scripted aims and, in a closed loop, for simulated gradient noise; and replay.
 #include "../test.h"
 
 #include "gns/noise.h"
@@ -31,8 +31,8 @@ static Ramp ramp_make(const RampConfig *c) {
 
 // ---- scripted aims --------------------------------------------------------------------------------------------------
 
-// The batch goes to the aim, by at most a factor of 2 in a half-life (1,000 tokens), within 2 to 16 rows; many changes of
-// less than a row add up; where the aim is unknown it stays.
+// The batch moves to the aim, by at most a factor of 2 in a half-life (1,000 tokens), within 2 to 16 rows. Many changes
+// of less than a row add up. With an unknown aim the batch stays.
 static void test_follows(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -61,8 +61,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.state.rows == 0, "a fixed batch listened");
 }
 
-// With steps of so many rows: waste x kappa x c x the scale; one standard error below it; and the bound of 95%. Else the
-// root of x times these.
+// If step_rows is huge, target, aim and lower are waste x kappa x c times the scale, the scale one standard error
+// below, and its 95% bound. Otherwise they are the root of x times kappa x c times these.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -89,7 +89,7 @@ static void test_target(void) {
 
 // ---- the law --------------------------------------------------------------------------------------------------------
 
-// Norms without an error: a scale of 100 rows; infinite if G2 is not above 0.
+// The target for norms without an error: a scale of 100 rows; unknown if g2 <= 0.
 static RampTarget target_at(double x, double kappa, double waste, double rows, double g2) {
     RampConfig c = config_make(RAMP_GNS);
     c.step_rows = x, c.kappa = kappa, c.waste = waste;
@@ -104,8 +104,8 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
 // Seconds for one piece of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// The batch of the fewest seconds, by trying all; the waste that limits it; and what a batch costs against the best:
-// (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 for f times the best batch and y = sqrt(x / critical).
+// The target must be the batch of the fewest seconds, found by trying all, up to the waste's limit. f times the best
+// batch costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -125,13 +125,13 @@ static void test_law(void) {
     CHECK_CLOSE(target_at(90, 2.5, 0.4, 8, 1).target, 100, 1e-12, 0); // not sqrt(90 x 250) = 150
     CHECK_CLOSE(target_at(90, 2.5, 0.7, 8, 1).target, 150, 1e-12, 0);
     CHECK_CLOSE(target_at(1e9, 1, 0.65, 8, 1).target, 65, 1e-12, 0);
-    RampTarget hidden = target_at(6, 2, 0.4, 8, -1); // by noise
+    RampTarget hidden = target_at(6, 2, 0.4, 8, -1); // noise hides the gradient
     CHECK(isnan(hidden.target) && isnan(hidden.waste) && isnan(hidden.extra), "%g, %g, %g", hidden.target, hidden.waste,
           hidden.extra);
     CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
 }
 
-// Lines a + b B give a / b in two digits, within its limits; a batch without a time counts for nothing.
+// Lines a + b B give a / b in two digits, within its limits. A batch without a time is ignored.
 static void test_step_rows(void) {
     static const int64_t rows[] = {4, 16, 64};
     static const struct {
@@ -171,16 +171,17 @@ static void test_why(void) {
 
 // ---- the loop, closed: simulated gradients, the program's averages, its calibration, its ramp ------------------------
 
-// The whole model's noise has more effective directions than the LayerNorms', but as large a share of a step's |G|^2,
-// because its scale is larger; and most of it is common: their estimates of |G|^2 correlate at 0.9. So it was in models
-// of 0.2M parameters at 16 and 64 rows.
+// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective
+// directions than the LayerNorms', but as large a share of a step's |G|^2, because its scale is larger. Most of the
+// noise is common: the two estimates of |G|^2 correlate at 0.9.
 enum { MAX_STEPS = 8000, WHOLE = 36, NORMS = 16, SEQ_LEN = 512 };
 static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
 
-// Truths in tokens: the scale of the whole model in rows, its ratio to the LayerNorms', |G|^2.
+// A world fixes the true values as functions of tokens: the whole model's scale in rows, its ratio to the LayerNorms',
+// |G|^2.
 typedef struct {
     double still;  // rows; 0: as in the study
-    double falls;  // to this many rows at half of the run
+    double falls;  // rows: the scale from half of the run on
     bool total;    // every step is exact, and the ramp follows the whole model
     int64_t first; // rows
 } World;
@@ -203,8 +204,8 @@ static double true_g2(const World *w, double tokens) { // falls by 10^4 in the f
     return w->still ? 1e-3 : 2e-5 + pow(fmax(tokens / million, 0.08) / 0.08, -2);
 }
 
-// One step's norms of a group, from normals of the step, in the exact distribution: the mean gradient's noise, and apart
-// from it the sum of squares around the mean.
+// Draws one step's norms of a group, in their exact distribution, from the step's normals: the mean gradient's noise,
+// and separately the sum of squares around the mean.
 static void group_draw(const double *normal, int directions, double g2, double trace, double B, double around,
                        double *n, double *q) {
     *q = 0;
@@ -323,7 +324,7 @@ static void test_study(void) {
     }
 }
 
-// A target that does not move is not passed: the mean batch stays below, by no more than the noise explains.
+// The batch must not pass a constant target: its mean stays below, by no more than the noise explains.
 static void test_still(void) {
     static const double rows[] = {40, 100, 400};
     for (int i = 0; i < 3; i++)
@@ -335,7 +336,7 @@ static void test_still(void) {
         }
 }
 
-// Downwards too: from 300 to 60 rows at half of the run, followed within five half-lives.
+// The batch follows a fall, from 300 to 60 rows at half of the run, within five half-lives.
 static void test_falls(void) {
     simulate(&(World){.still = 300, .falls = 60, .first = 16}, 5);
     double above = 0, low = 0, after = 0;
@@ -393,7 +394,7 @@ static void test_linear(void) {
     }
 }
 
-// After warm-up rows x schedule is constant up to rounding, and the rate is the root of lr0 x schedule.
+// After the warm-up rows x schedule is constant up to rounding, and the rate is the root of lr0 x schedule.
 static void test_seesaw(void) {
     RampConfig c = config_make(RAMP_SEESAW);
     c.batch_min = 100, c.batch_ref = 100, c.batch_max = 1500;
@@ -422,7 +423,7 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// What schedules must not do to a batch: a rate of 0 or worse, below the smallest batch it stays.
+// A schedule without a rate above 0 is refused; if it comes later, the batch is the smallest.
 static void test_seesaw_without_a_rate(void) {
     RampConfig c = config_make(RAMP_SEESAW);
     Error e = {0};
@@ -440,8 +441,8 @@ static void test_seesaw_without_a_rate(void) {
     CHECK(ramp_batch(&r, 9, 5e5) == c.batch_min, "%lld rows at rate 0", (long long)ramp_batch(&r, 9, 5e5));
 }
 
-// Four times the reference batch, at the peak (0.01) and at 30% of it. A power of up to 0.5 stays; a larger one falls with
-// the schedule: 0.5 + 0.3 x 0.5.
+// Four times the reference batch, at the peak (0.01) and at 30% of it. A power of up to 0.5 stays; a larger one falls
+// with the schedule: 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -510,7 +511,7 @@ static void test_bad_config(void) {
         &e, ERR_USAGE, "replay");
 }
 
-// A checkpoint's batch under today's options; and the most that a step can take by them.
+// A checkpoint's batch is limited by today's options; so are the most rows of a step.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
     Error e = {0};
@@ -565,7 +566,7 @@ static void test_replay(void) {
     int64_t most = 0;
     for (int i = 0; i < sim.steps; i++) most = sim.step[i].rows > most ? sim.step[i].rows : most;
     CHECK(ramp_largest(&r) == most, "at most %lld rows, want %lld", (long long)ramp_largest(&r), (long long)most);
-    r.config.batch_max = 10 * most; // says nothing of a replay
+    r.config.batch_max = 10 * most; // ignored by a replay
     CHECK(ramp_largest(&r) == most, "at most %lld rows, want %lld", (long long)ramp_largest(&r), (long long)most);
     ramp_destroy(&r);
     CHECK(r.replay == NULL, "destroyed");
@@ -620,7 +621,7 @@ static void test_replay_resumed(void) {
     ramp_destroy(&r);
 }
 
-// The fewest rows of a step, but for the last, which may have been cut.
+// The fewest rows of a step; ignores the last step, which may have been cut.
 static void test_replay_smallest(void) {
     static const struct {
         double horizon;
