@@ -118,17 +118,12 @@ TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     return text;
 }
 
-static void token_text(char *out, size_t bytes, int token) {
-    if (token < 0) snprintf(out, bytes, "null");
-    else snprintf(out, bytes, "%d", token);
-}
-
 int checkpoint_save_config(const char *directory, const ModelConfig *c, TextTokens ends, double dropout,
                            Manifest *manifest, Error *e) {
-    char bos[16], eos[16], drop[32], text[1024];
+    char bos[16] = "null", eos[16] = "null", drop[32], text[1024];
     snprintf(drop, sizeof drop, dropout == 0 ? "%.1f" : "%.15g", dropout);
-    token_text(bos, sizeof bos, ends.bos);
-    token_text(eos, sizeof eos, ends.eos);
+    if (ends.bos >= 0) snprintf(bos, sizeof bos, "%d", ends.bos);
+    if (ends.eos >= 0) snprintf(eos, sizeof eos, "%d", ends.eos);
     int bytes = snprintf(
         text, sizeof text,
         "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"

@@ -3,13 +3,6 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Returns the rows of a validation; 0: none.
-static int64_t val_rows(const Options *o, const Dataset *val, int64_t T) {
-    int64_t rows = (o->val_tokens + T - 1) / T;
-    if (!o->val[0]) return 0;
-    return val && (int64_t)dataset_describe(val).windows < rows ? (int64_t)dataset_describe(val).windows : rows;
-}
-
 // Finds the device of the plan, and the default of --gns there.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
@@ -54,6 +47,11 @@ int run_dry(Run *r, Error *e) {
         else slash[slash == disk] = 0;
     }
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
+    int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
+    if (r->data.val && val_rows > 0) {
+        int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
+        val_rows = windows < val_rows ? windows : val_rows;
+    }
     bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
@@ -65,7 +63,7 @@ int run_dry(Run *r, Error *e) {
         .sharing = setup->parallel.config,
         .ramp = ramp,
         .rows = ramp ? ramp_largest(ramp) : o->run.batch_ref_rows,
-        .val_rows = val_rows(o, r->data.val, T),
+        .val_rows = val_rows,
         .train_tokens = data.windows * (double)T,
         .epoch_tokens = data.epoch * T,
         .mixture = data.weighted,

@@ -79,15 +79,6 @@ static int run_training(Run *r, Error *e) {
     return train_run(r, e);
 }
 
-// Shows the progress of training on rank 0's standard output, in plain lines under mpirun, whose pseudo-terminal is
-// often logged. Other work shows its progress on standard error: a program may read the result from standard output.
-static int start_progress(Run *r, Error *e) {
-    const Options *o = &r->setup.options;
-    if (!is_rank0(&r->setup) || o->help || o->version || o->dry_run || *o->check) return 0;
-    progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
-    return progress_watch(&r->output.progress, e);
-}
-
 // All ranks must have the same options and the same program.
 static int check_same_options(const Setup *setup, Error *e) {
     Text text;
@@ -128,7 +119,13 @@ static int run_program(Run *r, Error *e) {
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
     TRY(check_same_options(&r->setup, e));
     if (o->print_options) return is_rank0(&r->setup) ? options_print(stdout, o, e) : 0;
-    TRY(comm_agree(r->setup.comm, start_progress(r, e), e));
+    // Training shows progress on standard output: in plain lines under mpirun, whose pseudo-terminal is often logged.
+    // Other work shows it on standard error: a program may read the result from standard output.
+    if (is_rank0(&r->setup) && !(o->help || o->version || o->dry_run || *o->check)) {
+        progress_create(&r->output.progress, options_train(o) ? stdout : stderr, r->setup.comm->ranks > 1);
+        code = progress_watch(&r->output.progress, e);
+    }
+    TRY(comm_agree(r->setup.comm, code, e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
     if (options_train(o)) return run_training(r, e);
     if (evaluates(o)) return evaluate_model(r, e);

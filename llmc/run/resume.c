@@ -84,19 +84,6 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// Finds this run's newest checkpoint if the run began from this --model, whose files are then no longer needed.
-static int find_own_of_model(Run *r, Newest *newest, Error *e) {
-    Newest own = {0};
-    RunSummary summary;
-    TRY(find_own(r, &own, e));
-    if (!own.found) return 0;
-    TRY(run_state_summary(&summary, own.directory, e));
-    if (strcmp(summary.start, r->setup.model_name) != 0 || !summary.model[0]) return 0;
-    *newest = own;
-    snprintf(r->setup.options.model, sizeof r->setup.options.model, "%s", summary.model);
-    return 0;
-}
-
 // Finds the newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
 static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
     Archive archive;
@@ -149,9 +136,16 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
 // On rank 0: finds the checkpoint to read if --model names neither a preset nor a model's files.
 static int find_source(Run *r, Newest *newest, Error *e) {
     Options *o = &r->setup.options;
+    Newest own = {0};
+    RunSummary summary;
     if (checkpoint_is_model(o->model)) return 0;
-    if (options_train(o)) TRY(find_own_of_model(r, newest, e));
-    if (newest->found) return 0;
+    if (options_train(o)) TRY(find_own(r, &own, e));
+    if (own.found) TRY(run_state_summary(&summary, own.directory, e));
+    if (own.found && strcmp(summary.start, r->setup.model_name) == 0 && summary.model[0]) {
+        *newest = own; // the run began from this --model, whose files it no longer needs
+        snprintf(o->model, sizeof o->model, "%s", summary.model);
+        return 0;
+    }
     TRY(find_named(r, o->model, newest, e));
     if (newest->found) snprintf(o->model, sizeof o->model, "%s", newest->directory);
     return 0;

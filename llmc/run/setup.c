@@ -76,19 +76,6 @@ static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
                       tokens);
 }
 
-// For --document-mask: sets the token that opens a document.
-static int setup_documents(Setup *setup, Error *e) {
-    int vocab = setup->model.config.vocab, separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
-    if (!setup->options.document_mask) return 0;
-    if (!setup->tokenizer) separator = checkpoint_text_tokens(setup->options.model, vocab, -1).eos;
-    if (separator < 0)
-        return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
-                    "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents", vocab);
-    setup->shape.document_mask = true;
-    setup->shape.separator = (uint16_t)separator;
-    return 0;
-}
-
 // ERR_USAGE where the options ask for a shape that the engine, or the GPU of --device, cannot compute; ERR_INPUT where
 // the shape comes from files.
 static int check_shape(const Setup *setup, bool from_file, Error *e) {
@@ -147,7 +134,16 @@ static int setup_shape(Setup *setup, Error *e) {
     thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
-    return setup_documents(setup, e);
+    if (!o->document_mask) return 0;
+    int separator =
+        setup->tokenizer ? tokenizer_eot(setup->tokenizer) : checkpoint_text_tokens(o->model, config.vocab, -1).eos;
+    if (separator < 0)
+        return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
+                    "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents",
+                    config.vocab);
+    setup->shape.document_mask = true;
+    setup->shape.separator = (uint16_t)separator;
+    return 0;
 }
 
 int setup_model(Run *r, Error *e) {
