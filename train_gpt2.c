@@ -175,7 +175,8 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
 static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
-    float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f; // of L_b, the mean over T
+    float seed =
+        dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f; // dL_b of a token: L_b is the mean over T
     head_logits(engine, first, rows);
     float *loss = dwte && engine->loss ? engine->loss + first : NULL;
     cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,

@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     size_t T, D, Tp, Dp;
     size_t qkv_row, out_row;  // 3C and C
-    Dtype type;               // of qkv, out and their gradients; sums, scores and scratch are fp32
+    Dtype type;               // type of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
     size_t index;             // the head's number
     Dropout dropout;          // for this example

@@ -20,7 +20,7 @@ float calibrate_chains(size_t steps) {
     return sum[0];
 }
 
-enum { PAIRS = 256 }; // of k in a panel
+enum { PAIRS = 256 }; // pairs of k in a panel
 
 // Multiplies the same two panels of bf16 `products` times.
 static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {

@@ -35,7 +35,7 @@ struct Engine {
     float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
     float *grad_sum;          // the step's sums; with shard_grads: of the owned ranges; else it aliases grad
-    float *moment1, *moment2; // of the owned ranges
+    float *moment1, *moment2; // cover the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
     void *lnf;                // (B, T, C)
@@ -62,7 +62,7 @@ struct Engine {
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
     float loss_scale;           // set by scale_loss
     uint64_t example;           // number of the next micro-step's first row
-    GradientWatch watch;        // of the next micro-step
+    GradientWatch watch;        // for the next micro-step
     WeightsWatch weights_watch; // await NULL: no weights are in transfer
     Matmul matmul;
     Attention attention;

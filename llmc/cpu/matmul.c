@@ -88,7 +88,7 @@ static void compute_block(const MatmulProduct *p, const MatmulBlock *block, cons
     const MatmulKernel *kernel = p->kernel;
     size_t columns = divide_up(block->columns, kernel->columns), panels = divide_up(block->rows, kernel->rows);
     size_t wanted = threads > 1 ? (size_t)threads * TASKS_PER_THREAD : 1;
-    size_t parts = size_min(panels, divide_up(wanted, columns)); // of the block's rows
+    size_t parts = size_min(panels, divide_up(wanted, columns)); // the block's rows are cut into `parts`
     size_t me = (size_t)omp_get_thread_num(), all = (size_t)omp_get_num_threads();
     size_t first = columns * parts * me / all, end = columns * parts * (me + 1) / all;
 #pragma omp for schedule(static)

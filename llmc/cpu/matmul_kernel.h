@@ -22,10 +22,10 @@ typedef struct {
 } MatmulProduct;
 
 typedef struct {
-    size_t n, columns; // of B and C: [n, n + columns)
-    size_t k, depth;   // of A and B: [k, k + depth)
+    size_t n, columns; // columns [n, n + columns) of B and C
+    size_t k, depth;   // [k, k + depth) in A and B
     size_t padded;     // depth and the zeros that fill the kernel's last step
-    size_t i, rows;    // of A and C: [i, i + rows)
+    size_t i, rows;    // rows [i, i + rows) of A and C
     char *panels;      // the packed rows of A
     float *partial;    // (M, columns) sums over earlier blocks of k, if C cannot hold them
 } MatmulBlock;
@@ -49,7 +49,7 @@ enum { MATMUL_PANEL_BYTES = 48 << 10 }; // largest panel of A or B
 struct MatmulKernel {
     const char *name;
     Dtype type;
-    size_t rows, columns;           // of a tile of C
+    size_t rows, columns;           // size of a tile of C
     size_t step;                    // panels are padded with zeros to a multiple of this, in k
     size_t block_depth, depth_unit; // a block of k: its largest length; its length is a multiple of depth_unit
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,

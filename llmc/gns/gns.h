@@ -167,7 +167,7 @@ typedef struct {
     double half_life;   // tokens: the full length
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
     double ratio;       // the latest with a small enough error; 1 before the first
-    double var, sum_w2; // of the ratio, see GnsFactor
+    double var, sum_w2; // the ratio's GnsFactor
 } GnsCalibration;
 
 static inline void gns_calibration_init(GnsCalibration *c, double half_life_tokens) {

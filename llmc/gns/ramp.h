@@ -48,7 +48,7 @@ typedef struct {
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts
     double step_rows;             // x: what a step costs beyond its rows, in rows; 0: not known yet
     double lr_power;              // p of lr x (B / batch_ref)^p at the schedule's peak
-    double half_life_tokens;      // of the noise scale's average
+    double half_life_tokens;      // half-life of the noise scale's average
     double train_tokens;          // the horizon
     Schedule schedule;
 } RampConfig;

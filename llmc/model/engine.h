@@ -29,7 +29,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the largest mode that a step will use
-    Dtype dtype;        // of weights and activations; the CUDA engine ignores it: its build fixes the type
+    Dtype dtype;        // type of weights and activations; the CUDA engine ignores it: its build fixes the type
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
@@ -59,8 +59,8 @@ typedef struct {
 typedef struct {
     char name[256];      // the maker's or the driver's; "": this machine has no such device
     bool is_cpu;         // its speeds are measured; a GPU's are in a table (plan/devices.h)
-    size_t value_bytes;  // of a weight or an activation in the kernels
-    size_t head_bytes;   // of the largest chunk of logits
+    size_t value_bytes;  // bytes of a weight or activation in the kernels
+    size_t head_bytes;   // bytes of the largest chunk of logits
     double flops;        // FLOP/s of multiply-adds, measured; 0: not measured, or no such kernel here
     double bandwidth;    // B/s of a copy, read and written together, measured; 0: not measured
     double memory_bytes; // 0: unknown
@@ -266,7 +266,7 @@ struct EngineApi {
     int (*rank_norms)(Engine *engine, Range range, Error *e);
 
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
-    size_t (*weight_bytes)(const Engine *engine);                         // of one element of BUFFER_WEIGHT
+    size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
     // The stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
     void *(*stream)(Engine *engine);

@@ -60,7 +60,7 @@ typedef struct {
     int layer;            // -1 outside the blocks
     int dimensions;       // 1 or 2
     size_t rows, columns; // rows = 1 for a vector
-    size_t offset;        // of its first element in the flat array
+    size_t offset;        // place of its first element in the flat array
     size_t count;         // elements: rows * columns
     TensorInit init;
     TensorGroup group;

@@ -9,7 +9,7 @@ typedef struct {
     double bf16_flops;     // FLOP/s of dense matrix products, bf16 with fp32 sums
     double fp32_flops;     // FLOP/s outside the matrix units
     double bandwidth;      // B/s of device memory, read and written together
-    double memory_bytes;   // of the device
+    double memory_bytes;   // bytes of device memory
     double link;           // B/s, each way, from a device to the others of its machine
     double network;        // B/s, each way: a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`

@@ -53,7 +53,7 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 // True if the head stores the exponentials of the logits instead of the logits (train_gpt2.cu).
 bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape);
 
-double plan_kernel_seconds(const PlanDevice *device, const Work *work); // of one launch
+double plan_kernel_seconds(const PlanDevice *device, const Work *work); // seconds per launch
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte
 
 typedef struct {
@@ -65,8 +65,8 @@ typedef struct {
     int ranks;
     ParallelConfig sharing;                   // how the ranks share work and state
     const Ramp *ramp;                         // NULL: the length of the run is unknown
-    int64_t rows;                             // of a step: the page describes this batch
-    int64_t val_rows;                         // of a validation; 0: none
+    int64_t rows;                             // the batch that the page describes
+    int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
     double epoch_tokens;                      // tokens of training that read the most repeated source of --train once
     bool mixture;                             // several sources
@@ -136,9 +136,9 @@ typedef struct {
 PlanState plan_state(const EngineConfig *shape, const PlanDevice *device);
 
 // Memory (memory.c).
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // of a rank, libraries included
-double plan_copy_bytes(const EngineConfig *shape);   // of the host's copy from which checkpoints are written
-double plan_reserved_bytes(const Plan *plan);        // of the device's memory for that copy (a CPU)
+void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // per rank, libraries included
+double plan_copy_bytes(const EngineConfig *shape);   // the host's copy from which checkpoints are written
+double plan_reserved_bytes(const Plan *plan);        // device memory for that copy (a CPU)
 double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use
 
 bool plan_fits(const Plan *plan, int micro_batch);
