@@ -3,6 +3,15 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
+// Cuts a path to its longest existing part, which lies on the disk of the run directory.
+static void existing_part(char *path) {
+    while (!directory_exists(path)) {
+        char *slash = strrchr(path, '/');
+        if (!slash) strcpy(path, ".");
+        else slash[slash == path] = 0;
+    }
+}
+
 // Finds the device of the plan, and the default of --gns there.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
@@ -39,13 +48,8 @@ int run_dry(Run *r, Error *e) {
     TRY(setup_shards(setup, &r->position, &comm, e));
     setup->parallel.comm = NULL; // comm is local
 
-    // The longest existing part of --out lies on the disk of the run directory.
     snprintf(disk, sizeof disk, "%s", o->out);
-    while (!directory_exists(disk)) {
-        char *slash = strrchr(disk, '/');
-        if (!slash) strcpy(disk, ".");
-        else slash[slash == disk] = 0;
-    }
+    existing_part(disk);
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
     if (r->data.val && val_rows > 0) {

@@ -4,6 +4,15 @@
 #include "base/terminal.h"
 #include "math/adamw.h"
 
+// Exact: the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
+static GnsMode step_mode(const Setup *setup, const Position *position) {
+    const int64_t every = setup->options.run.gns_exact_interval;
+    if (setup->options.gns == GNS_OFF) return GNS_OFF;
+    if (setup->options.run.gns_calibrates)
+        return noise_sample_due(&position->noise, (double)position->at.tokens) ? GNS_EXACT : GNS_LN;
+    return every > 0 && position->at.step % every == 0 ? GNS_EXACT : GNS_LN;
+}
+
 // True if this step also measures the norms of the ranks' own gradients. Reading them once more costs half a percent of
 // a step of one micro-step. They are a cross-check: every NOISE_RANKS_EVERY-th step is enough.
 static bool measures_ranks(const Position *position, GnsMode mode) {
@@ -246,11 +255,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(setup, position, B);
-    // Exact: the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
-    const int64_t every = setup->options.run.gns_exact_interval;
-    const bool exact = setup->options.run.gns_calibrates ? noise_sample_due(&position->noise, (double)at->tokens)
-                                                         : every > 0 && at->step % every == 0;
-    const GnsMode mode = setup->options.gns == GNS_OFF ? GNS_OFF : exact ? GNS_EXACT : GNS_LN;
+    const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
     TRY(run_rows(r, B, mode, NULL, e));
