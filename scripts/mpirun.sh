@@ -19,6 +19,7 @@
 #     first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
+# shellcheck disable=SC2006
 set -u
 . "$(dirname "${BASH_SOURCE[0]}")/stop_requests.sh"
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -43,7 +44,7 @@ ask_to_stop() {
     local end=$((SECONDS + 2 * timeout)) rank sent_to
     while kill -0 "$job" 2> /dev/null; do
         sent_to=
-        for rank in $(ranks); do
+        for rank in `ranks`; do
             catches_usr1 "$rank" && kill -USR1 "$rank" 2> /dev/null && sent_to=1
         done
         [ -z "$sent_to" ] || return
@@ -99,7 +100,7 @@ command -v mpirun > /dev/null || fail 64 "no mpirun here" "Install Open MPI (ope
 temporary=${OMPI_MCA_orte_tmpdir_base:-${TMPDIR:-/tmp}}
 mkdir -p "$temporary" 2> /dev/null && [ -w "$temporary" ] || # mpirun would make it, too
     fail 74 "$temporary: cannot write there, where Open MPI keeps its files" "Set TMPDIR to another directory"
-free=$(df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }') # 12 MiB are enough for four ranks
+free=`df -Pk "$temporary" 2> /dev/null | awk 'NR == 2 { print $4 }'` # 12 MiB are enough for four ranks
 [ "${free:-16384}" -ge 16384 ] ||
     fail 74 "$temporary: $free KiB are free, and Open MPI needs 16 MiB" "Free some space, or set TMPDIR to another directory"
 
@@ -120,7 +121,7 @@ fi
 block=(env) blocked=0
 if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # not before coreutils 8.31
     block+=("--block-signal=HUP,INT,TERM")
-    blocked=$((1 << ($(kill -l HUP) - 1) | 1 << ($(kill -l INT) - 1) | term_bit))
+    blocked=$((hup_bit | int_bit | term_bit))
 fi
 (announce_launcher mpirun "$BASHPID" && exec "${block[@]}" setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
 job=$!
@@ -132,9 +133,9 @@ wait_for_job
 code=$?
 kill -KILL $guard 2> /dev/null
 read -r -t $timeout -u "$news" name && started=1 || started='' # ends when the guard closes it
-[ $code != 137 ] || [ -z "$(ranks)" ] || {
+[ $code != 137 ] || [ -z "`ranks`" ] || {
     echo "error: mpirun was killed: its ranks save and end" >&2
-    while [ -n "$(ranks)" ]; do sleep 0.2; done
+    while [ -n "`ranks`" ]; do sleep 0.2; done
 }
 [ $code != 137 ] || remove_leftovers
 # shellcheck disable=SC2086

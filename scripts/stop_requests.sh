@@ -1,6 +1,9 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2006
 # Sourced by mpirun.sh and launch.sh. Functions for signals that request a stop, and for the exit codes of ranks.
+# Once signals are trapped, code that may wait uses `COMMAND`: if a trap is due while bash 5.2 reads a $(COMMAND), as it is
+# for the second one of a command, its action is a syntax error, the request is lost and the script ends with 0.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
+hup_bit=$((1 << ($(kill -l HUP) - 1))) int_bit=$((1 << ($(kill -l INT) - 1)))
 usr1_bit=$((1 << ($(kill -l USR1) - 1))) usr2_bit=$((1 << ($(kill -l USR2) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
 
 # Starts the script again with the default action of signals that its parent (a batch system, a service) ignores or
@@ -56,13 +59,13 @@ wait_for_job() {
 announce_launcher() { # NAME [PID]; this script by default
     local place
     read -r place 2> /dev/null < /proc/sys/kernel/random/boot_id
-    export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:${2:-$$}@$place/$(readlink /proc/self/ns/pid 2> /dev/null)"
+    export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:${2:-$$}@$place/`readlink /proc/self/ns/pid 2> /dev/null`"
 }
 
 # True if a process catches SIGUSR1. Before it has installed its handler, SIGUSR1 kills it.
 catches_usr1() { # PID
     local caught
-    caught=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null)
+    caught=`sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2> /dev/null`
     ((16#${caught:-0} & usr1_bit))
 }
 

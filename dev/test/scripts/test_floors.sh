@@ -45,14 +45,15 @@ for header in llmc/*/*.h; do
 done
 end headers_as_c
 
-# The headers that any .cu or .cuh file includes. -ptx is the device's compiler alone, which also checks what the host calls.
+# The headers that any .cu or .cuh file includes, in both orders: one that lacks an include fails in the order in which it comes
+# before that. -ptx is the device's compiler alone, which also checks what the host calls.
 begin
 if nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null); then
-    headers=$(ls llmc/cuda/*.cuh; grep -ho '#include "[a-z]*/[a-z0-9_]*\.h"' llmc/*/*.cu* train_gpt2.cu | cut -d '"' -f 2 | sort -u | sed 's/^/llmc\//')
-    # shellcheck disable=SC2016
-    xargs -P 2 -I HEADER bash -c 'printf "#include \"%s\"\n" "${2#llmc/}" > "$3/${2//\//_}.cu" && "$1" -std=c++20 -Illmc -arch=sm_90 -ptx -o "$3/${2//\//_}.ptx" "$3/${2//\//_}.cu" > "$3/${2//\//_}.log" 2>&1 || echo "$2: $(head -n 3 "$3/${2//\//_}.log")"' \
-        _ "$nvcc" HEADER "$work" <<< "$headers" > "$work/log" 2>&1
-    check "$(head -n 8 "$work/log")" [ ! -s "$work/log" ]
+    { (cd llmc && ls cuda/*.cuh) && grep -ho '#include "[a-z]*/[a-z0-9_]*\.h"' llmc/*/*.cu* train_gpt2.cu | cut -d '"' -f 2; } | sort -u > "$work/headers"
+    for order in cat tac; do
+        $order "$work/headers" | sed 's/.*/#include "&"/' > "$work/$order.cu"
+        returns 0 "$nvcc" -std=c++20 -Illmc -arch=sm_90 -ptx -o "$work/$order.ptx" "$work/$order.cu"
+    done
     end headers_as_cuda
 else
     skip headers_as_cuda "no nvcc"
