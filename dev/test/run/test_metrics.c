@@ -41,20 +41,26 @@ static void check_estimate(const char *name, const GnsTracker *t) {
     }
 }
 
-static void test_names(void) {
+static void noise_make(Noise *n, Model *model, double fixed_ratio) {
     const ModelConfig config = {3, 1, 8, 16, 8};
+    Error e = {0};
+    CHECK_OK(model_create(model, &config, &e), &e);
+    CHECK_OK(noise_create(n, model, 1e4, fixed_ratio, &e), &e);
+    learn(&n->ln), learn(&n->calibration.total);
+    for (int i = 0; i < GROUP_COUNT; i++) learn(&n->type[i]);
+    for (int i = 0; i < 3; i++) learn(&n->layer[i]);
+    n->calibration.ratio = 1.75;
+}
+
+static void test_names(void) {
     Model model;
     Noise n;
     Metrics *m;
     Error e = {0};
     size_t bytes;
     char layers[200];
-    CHECK_OK(model_create(&model, &config, &e), &e);
-    CHECK_OK(noise_create(&n, &model, 1e4, 0, &e), &e);
-    learn(&n.ln), learn(&n.ranks), learn(&n.calibration.total), learn(&n.calibration.ln);
-    for (int i = 0; i < GROUP_COUNT; i++) learn(&n.type[i]);
-    for (int i = 0; i < 3; i++) learn(&n.layer[i]);
-    n.calibration.ratio = 1.75;
+    noise_make(&n, &model, 0);
+    learn(&n.ranks), learn(&n.calibration.ln);
     const StepMetrics s = {.step = 1,
                            .tokens = 2,
                            .examples = 3,
@@ -113,17 +119,6 @@ static void log_step(const StepMetrics *s, const Noise *noise) {
     CHECK_OK(metrics_step(m, s, noise, &e), &e);
     CHECK_OK(metrics_close(m, &e), &e);
     CHECK_OK(file_read("metrics.jsonl", 1 << 16, &text, &bytes, &e), &e);
-}
-
-static void noise_make(Noise *n, Model *model, double fixed_ratio) {
-    const ModelConfig config = {3, 1, 8, 16, 8};
-    Error e = {0};
-    CHECK_OK(model_create(model, &config, &e), &e);
-    CHECK_OK(noise_create(n, model, 1e4, fixed_ratio, &e), &e);
-    learn(&n->ln), learn(&n->calibration.total);
-    for (int i = 0; i < GROUP_COUNT; i++) learn(&n->type[i]);
-    for (int i = 0; i < 3; i++) learn(&n->layer[i]);
-    n->calibration.ratio = 1.75;
 }
 
 // G2 far below 0: no finite scale explains that. The bound is then known, other than the scale itself.

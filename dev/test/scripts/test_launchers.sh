@@ -301,11 +301,6 @@ mpirun_that_cannot_start() { # a program, an option, no command; but not where a
     mpirun false > "$work/log" 2>&1
     [ $? = 1 ] || { cat "$work/log"; return 1; }
 }
-mpirun_overrides_the_binding() { # Open MPI's own options, with the default above
-    has_mpi && [ "$(nproc)" -gt 1 ] || skip "no Open MPI, or one core" || return
-    cores() { scripts/mpirun.sh -np 1 "$@" grep Cpus_allowed_list /proc/self/status 2> /dev/null; }
-    [ "$(cores)" = "$(grep Cpus_allowed_list /proc/self/status)" ] && [ "$(cores --bind-to core)" != "$(cores)" ] && [ "$(cores --map-by slot:PE=1)" != "$(cores)" ]
-}
 options=(--train "$work/data/y_train_*.bin" --steps 300 --out)
 mpirun_outlives_its_reader() { # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads
     needs_mpi || return
@@ -397,7 +392,7 @@ outlives_its_shell() { # which is no launcher
 }
 
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts starts_over_once slurm slurm_starts_over_once \
-    mpirun_hears mpirun_words asked_before_it_began mpirun_that_cannot_start mpirun_overrides_the_binding mpirun_outlives_its_reader \
+    mpirun_hears mpirun_words asked_before_it_began mpirun_that_cannot_start mpirun_outlives_its_reader \
     stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_that_hangs outlives_its_shell; do
     try $test
 done
