@@ -338,7 +338,7 @@ done:
     return code;
 }
 
-// All ranks run the same steps by rank 0's clock. The run then begins as with --ramp-step-rows.
+// All ranks run the same steps; the seconds of rank 0 count. The run then begins as with --ramp-step-rows.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     RampConfig *ramp = &r->position.ramp.config;
