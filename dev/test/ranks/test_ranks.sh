@@ -154,7 +154,7 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
 fills_its_hours() { # --train-hours: the length, and what a step costs, are decided once, and a resumed run has them
-    local ranks begun took base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 30 --keep 0"
+    local ranks begun took base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
     for ranks in 1 2; do
         begun=$(date +%s%N)
         run $ranks t$ranks $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
