@@ -41,7 +41,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     while (r->have < want && !r->ended) {
         size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
         struct pollfd ready = {r->fd, POLLIN, 0};
-        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // note a wait only while nothing has arrived
+        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // true: data has arrived, no note is due
         while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
             if (reader_stopped(r) || atomic_load(r->refused)) return 0;
             wait_note(&wait, r->fd, input_name(input), 0);
@@ -84,7 +84,7 @@ static void reader_close(Reader *r) {
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-// Returns the bytes of the next block; 0: the buffer needs more to decide.
+// Returns the length of the next block; 0: the buffer must grow to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
     bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
     if (jsonl) {
@@ -99,7 +99,7 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
     if (r->have <= hold) return 0;
     size_t cut = tokenizer_cut(r->tokenizer, r->buffer, r->have - hold);
     if (!hold || !cut) return cut;
-    // Move a cut that falls into a line end or a separator, or between the two, behind both.
+    // If the cut falls inside \r\n or a separator, or right before a separator, move it past them.
     cut += r->buffer[cut - 1] == '\r' && r->buffer[cut] == '\n';
     size_t from = cut > length - 1 ? cut - (length - 1) : 0;
     const char *found = memmem(r->buffer + from, size_min(r->have, cut + length) - from, r->o->separator, length);
@@ -167,7 +167,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         *got = bytes > 0;
         if (*got) return reader_fill_block(r, b, bytes, e);
 
-        // Go to the next input. Bytes that --max-bytes cut off count as taken.
+        // Go to the next input. Bytes in the buffer that no block holds count as taken.
         reader_close(r);
         uint64_t taken = r->place.taken + r->have;
         bool full = taken >= (uint64_t)r->o->max_bytes;

@@ -51,7 +51,8 @@ void settings_print_help(const TokenizeOptions *o) {
     for (int i = 0; i < COUNT; i++) row_print_help(stdout, &rows[i]);
 }
 
-// Reads one input, or after `--` all remaining words as inputs. ERR_USAGE for any other word that begins with -.
+// Handles a word that is no --option: an input, - (standard input), -- (all later words are inputs) or -h. ERR_USAGE
+// for any other word that begins with -.
 static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     int *inputs = t->context;
     const char *word = argv[*i];

@@ -21,7 +21,7 @@
 
 enum {
     BLOCKS_PER_THREAD = 3, // one being encoded, one waiting, one to be written
-    LISTED_MAX = 20        // most left-out files that the summary names
+    LISTED_MAX = 20        // the summary names at most this many left-out files
 };
 
 typedef struct {
@@ -33,12 +33,13 @@ typedef struct {
     TextBlock *blocks;  // (block_count), a ring
     Encoder **encoders; // (thread_count)
     uint64_t thread_count;
-    uint64_t block_count, filled, written; // blocks so far
-    atomic_bool refused;                   // an input is refused: encode and write no more blocks
-    double start, shown;                   // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;                  // of all inputs; 0: unknown
-    int faults, bad_files, last_bad;       // faults so far; files with faults; index of the last such file
-    Error first_bad;                       // the first fault
+    uint64_t block_count;            // size of the ring
+    uint64_t filled, written;        // blocks so far
+    atomic_bool refused;             // an input is refused: encode and write no more blocks
+    double start, shown;             // clock_seconds at the start; seconds from it to the last progress line
+    uint64_t total_bytes;            // of all inputs; 0: unknown
+    int faults, bad_files, last_bad; // faults so far; files with faults; index of the last such file
+    Error first_bad;                 // the first fault
 } Pipeline;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
@@ -74,8 +75,8 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Adds `count` faults of an input; *why is the first of them. Delays printing the run's first fault until there is a
-// second: a single fault is the error itself.
+// Adds `count` faults of an input; *why is the first of them. Prints the run's first fault only when a second
+// arrives. finish_faults returns a lone fault as the run's error.
 static void add_fault(Pipeline *run, int input, const Error *why, int count) {
     run->bad_files += !run->faults || run->last_bad != input;
     run->last_bad = input;
@@ -92,7 +93,8 @@ static void add_block_faults(Pipeline *run, const TextBlock *b) {
         fail_at_bad_line(&e, b->input, &b->bad[i]);
         add_fault(run, b->start.file, &e, i < last ? 1 : b->bad_count - last);
     }
-    if (b->bad_count || *done) return; // the faults of jsonl were added above; later lines are checked too
+    // Lines of jsonl were added above, and later blocks are checked too. Any other fault ends its file.
+    if (b->bad_count || *done) return;
     add_fault(run, b->start.file, &b->error, 1);
     *done = true;
 }
@@ -120,8 +122,8 @@ static int run_write_oldest(Pipeline *run, Error *e) {
     return 0;
 }
 
-// Keeps the ring full and writes the oldest block. Reports the first error of the input after writing all blocks before
-// it. After a refused input, checks the other files, but neither the rest of that input nor pipes. Stops at a signal.
+// Fills the ring; writes the oldest block when it is full. Returns a reader's error after writing all blocks before it.
+// After a refused input, only checks: skips pipes and the rest of a refused text file. Stops at a signal.
 static int run_blocks(Pipeline *run, Error *e) {
     Error reader_error;
     int reader_code = 0;
@@ -215,7 +217,7 @@ static int run_prepare(Pipeline *run, Error *e) {
     if (!known) run->total_bytes = o->max_bytes < INT64_MAX ? (uint64_t)o->max_bytes : 0;
     run->total_bytes = size_min(run->total_bytes, (uint64_t)o->max_bytes);
     TRY(writer_open(&run->writer, o, run->tokenizer, &run->inputs, e));
-    run->thread_count = (uint64_t)o->threads + 1; // and the main thread: it may wait for a pipe
+    run->thread_count = (uint64_t)o->threads + 1; // + 1: the main thread may wait for a pipe
     run->block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
     TRY(memory_alloc_zero((void **)&run->blocks, run->block_count * sizeof *run->blocks, "blocks", e));
     return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
@@ -229,7 +231,8 @@ static int tokenize(int argc, char **argv, Error *e) {
     if (run.options.version) return printf("%s\n", version_text()), 0;
     run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
     TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
-    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e)); // before signals_install: a signal must end a wait for a pipe
+    // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
+    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e));
     signals_install();
     thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare(&run, e));

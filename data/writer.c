@@ -35,8 +35,8 @@ static bool owns_split(const Writer *w, int split) { return w->o->split == SPLIT
 
 static int key_split(const Writer *w) { return w->o->split == VAL ? VAL : TRAIN; }
 
-// Removes the shards with `suffix` of the splits that this run writes, the highest number first and KEY last. If this
-// is interrupted, the rest has no gap, so the next call finds it.
+// Removes this run's shards with `suffix`: the highest number first, KEY (writer.h) last. An interruption leaves no gap
+// in the numbers, so the next call finds the rest.
 static int remove_shards(const Writer *w, const char *suffix, Error *e) {
     for (int split = SPLITS; split-- > 0;) {
         int end = owns_split(w, split);
@@ -62,7 +62,7 @@ static int acquire_lock(Writer *w, Error *e) {
     }
 }
 
-// Refuses an input whose path is that of one of the run's shards, finished or not.
+// Refuses an input whose path begins like a shard of this prefix: PREFIX_train_ or PREFIX_val_.
 static int check_inputs(const Writer *w, const char *directory, const Inputs *inputs, Error *e) {
     char real[PATH_MAX], prefix[PATH_MAX + NAME_MAX + 2];
     if (!realpath(directory, real)) return 0;

@@ -95,7 +95,7 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // holds all of --help: a full disk fails in process_end
+    static char printed[1 << 16]; // larger than --help's text: a full disk first shows in process_end, which reports it
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);

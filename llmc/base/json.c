@@ -7,7 +7,8 @@
 
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e) {
-    const char *end = text; // find the first NUL, raw or as \u0000: cJSON would end a string there
+    // Find the first NUL, raw or as \u0000. cJSON would end a string there.
+    const char *end = text;
     while (end < text + bytes && *end && strncmp(end, "\\u0000", 6) != 0) end += *end == '\\' ? 2 : 1;
     *json = (JsonText){text, bytes, NULL};
     if (end >= text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);

@@ -1,4 +1,4 @@
-// manifest: MANIFEST.json, the list of a directory's files with the XXH3-128 of each piece of them, and a hash of itself:
+// manifest: MANIFEST.json lists a directory's files and the XXH3-128 of each of their pieces, and holds its own hash:
 //
 //     {
 //       "format": 2,
@@ -18,7 +18,7 @@
 #include "base/files.h"
 
 #define MANIFEST_NAME "MANIFEST.json"
-#define TRAINING      "training/" // the folder of what only a resume needs
+#define TRAINING      "training/" // this folder holds what only a resume needs
 
 enum {
     MANIFEST_FILES = 64, // at most
@@ -42,7 +42,7 @@ typedef struct {
     const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
 } Manifest;
 
-void manifest_free(Manifest *manifest); // the files; run, dir and foreign stay. an empty one is fine
+void manifest_free(Manifest *manifest); // frees the list of files; keeps run, dir and foreign. {0} is fine
 
 static inline int manifest_dir(const Manifest *manifest) { return manifest ? manifest->dir : IN_PATH; }
 
@@ -59,8 +59,8 @@ int manifest_save(Manifest *manifest, const char *directory, const char *name, c
 // Writes DIRECTORY/MANIFEST.json, and syncs file and directories.
 int manifest_write(const Manifest *manifest, const char *directory, Error *e);
 
-// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH. ERR_INPUT where it is damaged, or of another
-// format: then `foreign` is set. manifest_free it in any case.
+// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH. ERR_INPUT if it is damaged or has another
+// format; only another format sets `foreign`. Call manifest_free in any case.
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {
@@ -69,6 +69,6 @@ typedef enum {
     VERIFY_DISK,  // all bytes, as the disk holds them
 } Verify;
 
-// Compares all files with the manifest, or the file `name` unless that is NULL. ERR_INPUT names the first one that is
-// missing or differs, or that the manifest does not list.
+// Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or
+// differs, or that the manifest does not list.
 int manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);

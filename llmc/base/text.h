@@ -32,7 +32,7 @@ static inline size_t utf8_character(const void *at, size_t bytes) {
 // Returns the offset of the first byte that is not part of valid UTF-8; `bytes` if all are.
 size_t utf8_invalid_at(const char *text, size_t bytes);
 
-// Returns the length of text[0..bytes) without a character that is cut off at its end.
+// Returns the length of text[0..bytes) without an incomplete character at its end.
 size_t utf8_boundary(const char *text, size_t bytes);
 
 // Returns 3, the length of a byte order mark, if the text begins with one; else 0.

@@ -38,8 +38,8 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     return 0;
 }
 
-// Fields of config.json with one supported value: a word of must_be, or else `number`. A missing field passes. remedy:
-// the error's hint.
+// Fields of config.json that must have a supported value: a word of must_be, or `number` where must_be is NULL. A
+// missing field passes. remedy: the error's hint.
 static const struct {
     const char *name, *must_be;
     double number;
@@ -56,7 +56,7 @@ static const struct {
     {"tie_word_embeddings", NULL, 1, "an output layer of its own (untied) is not served"},
 };
 
-// True if a field is missing or has its supported value: transformers' default is that value.
+// True if a field has a supported value or is missing. Transformers defaults to a supported value.
 static bool config_field_fits(const cJSON *item, const char *words, double number) {
     if (!item || cJSON_IsNull(item)) return true;
     if (words) {

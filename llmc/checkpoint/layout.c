@@ -5,7 +5,7 @@
 #include <assert.h>
 #include <string.h>
 
-enum { BLOCK = 4096 }; // of O_DIRECT (files.h)
+enum { BLOCK = 4096 }; // O_DIRECT writes whole blocks (files.c)
 
 const char *const layout_names[LAYOUT_FILES] = {"model.safetensors", TRAINING "optimizer.safetensors"};
 
@@ -13,7 +13,8 @@ void layout_moment_name(char *out, size_t bytes, int moment, const Model *model)
     snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
 }
 
-// Declares one more tensor, and adds its span; the offset lacks the header's length.
+// Declares a tensor and appends its span. Its offset counts from the end of the header until layout_create adds the
+// header's length.
 static void add_span(Layout *layout, SafetensorsHeader *header, int file, const char *name, int dimensions,
                      const uint64_t *shape, StateKind kind, Range range) {
     layout->span[layout->spans++] = (LayoutSpan){file, header->data, kind, range};
@@ -66,8 +67,8 @@ void layout_destroy(Layout *layout) {
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// Counts the pieces of bytes [begin, end) of a file, and writes them to `out` unless that is NULL. They are cut at
-// multiples of MANIFEST_PIECE; one that continues the piece before is joined to it.
+// Appends the pieces of a file's bytes [begin, end) to the `count` found so far. Returns the new count; out NULL: only
+// counts. Cuts at multiples of MANIFEST_PIECE. Bytes that follow *last within one such unit extend it.
 static int cut(LayoutPiece *out, int count, LayoutPiece *last, int file, uint64_t begin, uint64_t end) {
     while (begin < end) {
         uint64_t next = (begin / MANIFEST_PIECE + 1) * MANIFEST_PIECE, bytes = (next < end ? next : end) - begin;
@@ -132,7 +133,7 @@ int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int
     for (int i = 0; i < pieces && !code; i++) {
         LayoutPiece *p = &piece[i];
         size_t bytes = p->digest.bytes;
-        char *at = block + p->offset % BLOCK; // for O_DIRECT
+        char *at = block + p->offset % BLOCK; // O_DIRECT: address and file offset must be equal modulo BLOCK
         code = fill(layout, p->file, p->offset, p->offset + bytes, read, context, at, e);
         p->digest = digest_of(at, bytes);
         if (!code) code = file_write_range(fd[p->file], layout_names[p->file], p->offset, at, bytes, e);

@@ -70,7 +70,7 @@ static int offsets_parse(SafetensorsEntry *entry, const cJSON *offsets, Error *e
                 entry->begin, entry->end, entry->end - entry->begin, bytes);
 }
 
-// Three fields with all three names: none can be there twice.
+// Requires exactly three fields and all three names, so no name occurs twice.
 static int entry_parse(SafetensorsEntry *entry, const cJSON *json, Error *e) {
     const cJSON *type = json_get(json, "dtype"), *shape = json_get(json, "shape");
     const cJSON *offsets = json_get(json, "data_offsets");

@@ -200,8 +200,8 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
 }
 
 // Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
-// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout the input dP is the gradient of the
-// dropped probabilities, and the output P is these.
+// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout, dP is the gradient of the
+// probabilities after dropout, and the output P holds the probabilities after dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
     VecBits key = {0}; // counts from `first`; keys before it wrap to the largest numbers
@@ -238,8 +238,8 @@ static Seen keys_seen(const Head *head, size_t i, size_t rows, size_t j, size_t 
     return (Seen){size_min(end, first > j ? first - j : 0), end};
 }
 
-// Writes P and dS of queries [i, i + rows), at most TILE_ROWS, and keys [j, j + keys), from row r of the score blocks
-// on.
+// Writes P and dS of queries [i, i + rows) and keys [j, j + keys) to rows [r, r + rows) of s->scores and s->dscores.
+// rows <= TILE_ROWS.
 static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t rows, size_t r, size_t j,
                             size_t keys) {
     size_t D = head->D, Dp = head->Dp;
@@ -269,7 +269,8 @@ static void backward_block(const Head *head, const Scratch *s, size_t i, size_t 
     for (size_t c = 0; c < keys && j + c < i_end; c += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, keys - c), first = size_max(i, j + c), last = i_end;
         while (last > first && first_key(head, last - 1) >= j + c + rows) last--;
-        size_t offset = (first - i) * SCORE_ROW + c, K = last - first; // no other query sees keys [c, c + rows)
+        // Only queries [first, last) of the block see keys [j + c, j + c + rows).
+        size_t offset = (first - i) * SCORE_ROW + c, K = last - first;
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
             float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
             add_tile_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);

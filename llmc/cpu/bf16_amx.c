@@ -15,8 +15,8 @@ bool bf16_amx_available(void) {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
-// Configures this thread's tiles, on its first call. 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7: columns
-// of b.
+// Configures this thread's tiles, on its first call. Tiles 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7:
+// columns of b.
 __attribute__((target("amx-tile"))) static void configure(void) {
     static _Thread_local bool configured;
     struct {
@@ -30,7 +30,7 @@ __attribute__((target("amx-tile"))) static void configure(void) {
     configured = true;
 }
 
-// Calls `between` after each step of k: AMX leaves the core's other units idle.
+// A Bf16Tile that calls `between` after each step of k. That work runs on units that AMX leaves idle.
 __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c, const uint16_t *a, const uint16_t *b,
                                                                         size_t pairs, size_t count, Ahead *ahead,
                                                                         void (*between)(void *, size_t, size_t),

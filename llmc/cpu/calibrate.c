@@ -12,7 +12,7 @@ static const size_t copy_bytes = (size_t)64 << 20; // more than the caches hold
 float calibrate_chains(size_t steps) {
     Vec v[CALIBRATE_CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
     for (int i = 0; i < CALIBRATE_CHAINS; i++)
-        v[i] = vec_set((float)i * 0.1f); // off the fixed point, or the compiler folds the loop
+        v[i] = vec_set((float)i * 0.1f); // not 2, the fixed point: the compiler could fold the loop there
     for (size_t s = 0; s < steps; s++)
 #pragma GCC unroll 12
         for (int i = 0; i < CALIBRATE_CHAINS; i++) v[i] = v[i] * scale + shift;

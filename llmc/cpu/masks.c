@@ -43,14 +43,14 @@ VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
 
 enum { LANES = 16 };
 
-// Writes the words of LANES blocks: (r, k), (r, k + 1), ...
+// Writes Philox's four words for each of LANES blocks (math/dropout.h): (r, k), (r, k + 1), ...
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
     const uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
     for (uint32_t lane = 0; lane < LANES; lane += VEC) {
-        Wide first = {0}, of[2][4]; // of: even lanes, odd lanes
+        Wide first = {0}, parity[2][4]; // [0]: even lanes, [1]: odd lanes
         for (uint32_t i = 0; i < VEC / 2; i++) first[i] = (r << 16 | k) + lane + 2 * i;
         for (uint32_t odd = 0; odd < 2; odd++) {
-            Wide *w = of[odd];
+            Wide *w = parity[odd];
             w[0] = first + odd;
             w[1] = (Wide){0} + where;
             w[2] = (Wide){0} + d.example;
@@ -58,7 +58,7 @@ static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, u
             philox(w, d.seed);
         }
         for (int w = 0; w < 4; w++) {
-            Wide both = (of[0][w] & 0xffffffff) | of[1][w] << 32;
+            Wide both = (parity[0][w] & 0xffffffff) | parity[1][w] << 32;
             memcpy(words[w] + lane, &both, sizeof both);
         }
     }
@@ -68,7 +68,7 @@ void dropout_factors(float *factor, Dropout d, DropoutPlace place, size_t head, 
     const float scale = dropout_scale(d);
     uint32_t words[4][LANES], pairs[DROPOUT_SPAN / 2]; // a pair: the bits of two columns
     if (place == DROPOUT_PROBABILITY) {
-        for (size_t part = 0; part < 2; part++) { // 64 columns: 4 tiles of 2 x 8
+        for (size_t part = 0; part < 2; part++) { // 64 columns: 4 tiles; i / 2 is the tile, i % 2 its half of 8 columns
             blocks_of(words, d, place, (uint32_t)head, (uint32_t)(row / 16 * 8 + row % 8),
                       (uint32_t)(first / 4 + part * LANES));
             for (size_t i = 0; i < 8; i++)

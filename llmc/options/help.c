@@ -31,7 +31,7 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-// Writes `"name": value` of every option id with which[id] (NULL: all), except options of planning.
+// Writes `"name": value` for each option selected in which[] (NULL: all), without options of planning.
 static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
     const char *before = "";
     for (int id = 0; id < OPTION_COUNT; id++) {
