@@ -246,9 +246,10 @@ int save_for_log(Run *r, Error *e) {
 
 int save_at_error(Run *r, Error *e) {
     char directory[ARCHIVE_PATH], name[40], remedy[sizeof e->hint];
-    Error why = {0};
-    int unsaved = 1, code = parallel_send_weights(&r->setup.parallel, &why);
-    if (!code) code = save(r, true, &unsaved, &why, &why);
+    Error why = {0}, failed = {0};
+    int unsaved = 1, code = parallel_send_weights(&r->setup.parallel, &failed);
+    if (!code) code = save(r, true, &unsaved, &why, &failed);
+    if (code) why = failed;
     if ((code || unsaved) && is_rank0(&r->setup)) report_failure(r, r->position.at.step, &why, true);
     if (code || unsaved) return 0;
     archive_name(name, sizeof name, r->position.at.step);

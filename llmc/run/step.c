@@ -302,7 +302,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
 // *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. Their rate of 0 keeps the
-// weights, but not the moments.
+// weights, but not the moments. The first step does not count: a GPU's update is timed with the next step.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -318,7 +318,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         TRY(parallel_update(&r->setup.parallel, &update, e));
         TRY(step_result(r, B, &sums, e));
         const bool overflowed = overflows(setup, position, B);
-        if (!overflowed) *seconds = fmin(*seconds, clock_seconds() - start);
+        if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&position->at.loss_scale, overflowed);
     }
     return 0;
