@@ -184,7 +184,7 @@ END
     check "shards of half the text are left" [ -z "$(ls "$work/g")" ]
     mkdir "$work/hidden" && echo 'raise ImportError("hidden")' > "$work/hidden/pyarrow.py"
     PYTHONPATH=$work/hidden returns 65 "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet"
-    check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* build/venv/bin/pip install pyarrow$' "$work/log"
+    check "without pyarrow: $(cat "$work/log")" grep -q '^error: .*pyarrow.* .*build/venv/bin/python -m pip install pyarrow$' "$work/log"
     check "not one line" one_line "$work/log"
     "$python" data/parquet_to_jsonl.py "$work/in/000_00000.parquet" > /dev/full 2> "$work/log"
     code=$?
