@@ -6,7 +6,7 @@
 //
 //     bench_engine [model (d12) [micro-batch (64) [seq-len (1024) [rounds (20) [word...]]]]]
 //
-//     model   a preset; `demo`: that of make demo; `study`: that of dev/bench/ramp_study.sh
+//     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
 //             300 tokens on average): with it;
