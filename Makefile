@@ -168,4 +168,4 @@ clean: ## removes what was compiled; keeps runs and build/venv
 .PHONY: FORCE all install uninstall demo help clean train_gpt2 train_gpt2cu data/tokenize
 
 include dev/make/tests.mk dev/make/cuda.mk
--include $(shell find build -name '*.d' 2>/dev/null)
+-include $(shell find build -type f -name '*.d' 2>/dev/null)
