@@ -4,19 +4,16 @@
 #   - mpirun binds ranks to cores or sockets, and all threads of a rank share them. Here ranks are not bound unless the
 #     arguments or the environment ask for it.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here the ranks get USR1
-#   instead,
-#     as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses it while
-#     it starts the ranks, or kills them.) A signal to mpirun itself stays pending, and counts as a request to this
-#     script.
+#     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses
+#     it while it starts the ranks, or kills them.) A signal to mpirun itself stays pending, and counts as a request to
+#     this script.
 #   - If a rank was killed, mpirun returns 128 and the signal's number, or 0 with --continuous. Here it becomes 78.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
-#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. Files
-#   that
+#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. Files that
 #     a killed mpirun leaves in /dev/shm and TMPDIR are removed.
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
-#   tee
-#     first. Here mpirun writes to a process that outlives the reader.
+#     tee first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
 #   - If the disk of TMPDIR is full or not writable, mpirun prints pages, and may hang. Here it is not started: 74.
 # shellcheck disable=SC2006
@@ -63,23 +60,24 @@ return_mpirun_signal() {
 # Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
 # started. (No signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
 kill_hung_mpirun() {
-    local alone=0 looks=0
-    trap '' HUP INT QUIT TERM # the terminal, `timeout` and services send these to every process
+    local alone=0 looks=0 messages
+    exec {messages}>&2 2> /dev/null # commands that outlive this function complain about its closed pipes
+    trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
-        kill -0 "$job" 2> /dev/null || return
+        kill -0 "$job" || return
         return_mpirun_signal
         looks=$((looks + 1))
-        sleep $([ $looks -lt 100 ] && echo 0.1 || echo 1) > /dev/null 2>&1
+        if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
     done
-    sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/$(ranks | head -n 1)/environ" 2> /dev/null | tr -d '\0'
+    sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/$(ranks | head -n 1)/environ" | tr -d '\0'
     echo # the ranks have started
     while [ $alone -lt $timeout ]; do
-        sleep 1 > /dev/null 2>&1
-        kill -0 "$job" 2> /dev/null || return # mpirun has ended; this script was killed
+        sleep 1 > /dev/null {messages}>&-
+        kill -0 "$job" || return # mpirun has ended; this script was killed
         return_mpirun_signal
         if [ -n "$(children)" ]; then alone=0; else alone=$((alone + 1)); fi
     done
-    echo "mpirun has not ended $timeout s after its ranks: it is killed" >&2
+    echo "mpirun has not ended $timeout s after its ranks: it is killed" >&"$messages"
     kill -KILL "$job"
 }
 
