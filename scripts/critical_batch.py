@@ -83,7 +83,7 @@ def fit(args):
     print("Each run should use the learning rate that suits its batch.")
     if args.plot:
         import report_plots
-        write_whole(args.plot, lambda: report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
+        write_whole(args.plot, report_plots.svg_of(report_plots.draw_knee(batch, steps, s_min, e_min), "E against S"))
 
 
 def factors(text):

@@ -204,12 +204,10 @@ def main():
             raise Fault(EXIT_INPUT, f"{run.metrics_path}: no loss in it")
         run.label = run.name if names.count(run.name) == 1 else os.fsencode(run.path).decode(errors="replace")
 
-    def draw():
-        import report_plots
-        return page(runs, args.target, report_plots)
+    import report_plots
 
     out = args.out or (os.path.join(runs[0].path, "report.html") if len(runs) == 1 else "report.html")
-    write_whole(out, draw)
+    write_whole(out, page(runs, args.target, report_plots))
     print(out)
 
 

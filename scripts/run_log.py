@@ -1,10 +1,10 @@
 """Reads a run's directory: run.json (options, and the commands of the run's parts), metrics.jsonl (a line for each step,
 validation or test) and samples.jsonl (a line for each sample). Each may also be packed, with .gz after its name.
 
-llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file and NaN here. An infinite
-bound is 1e308 in the file and inf here. The reader checks every file once. A wrong type, a number out of range or half a
-line raises a Fault with the file's name and exit code 65. This module also holds how scripts fail and follow a run, and
-loss curves.
+llmc/run/metrics.c writes the fields of metrics.jsonl. An unknown number is null in the file, None in a line and NaN in a
+column. An infinite bound is 1e308 in the file and inf here. `parse` checks every value: a wrong type, a number out of range
+or half a line raises a Fault with the file's name and exit code 65. This module also holds how scripts fail and follow a
+run, and loss curves.
 """
 
 import argparse
@@ -50,17 +50,14 @@ def finite_number(text):
 
 def run_main(main, packages=""):
     """Runs a script's main; a Fault becomes one line on stderr and its exit code. packages: what main imports."""
-    sys.stdout = sys.stdout or open("/dev/full", "w", encoding="utf-8")  # if closed, writing fails
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
     sys.stdout.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
-        try:
-            main()
-        finally:
-            sys.stdout.flush()
+        main()
+        sys.stdout.flush()
     except (Fault, ImportError) as error:
         fault = error if isinstance(error, Fault) else missing_packages(packages, error)
-        sys.exit(print(f"error: {fault}", file=sys.stderr) or fault.code)
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(fault.code)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # quiet if the reader has ended
             print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
@@ -82,38 +79,28 @@ def missing_packages(packages, error):
 
 
 def write_whole(path, text):
-    """Writes the whole file, or none of it. text: a string, or a function, called after the file has been opened."""
+    """Writes the whole file, or none of it."""
     partial = f"{path}.{os.getpid()}.tmp"
-    if os.path.lexists(path) and (os.path.islink(path) or not os.path.isfile(path)):
+    if os.path.islink(path) or os.path.exists(path) and not os.path.isfile(path):
         raise Fault(EXIT_WRITE, f"{path}: not written: not a regular file; move it away, or choose another place")
     try:
         with open(partial, "x", encoding="utf-8", errors="replace") as file:
-            try:
-                file.write(text() if callable(text) else text)
-                file.flush()
-                os.replace(partial, path)
-            except BaseException:
-                os.remove(partial)
-                raise
+            file.write(text)
+        os.replace(partial, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
         raise Fault(EXIT_WRITE, f"{path}: cannot write: {error.strerror}") from None
 
 
 # ---- Reading and checking -------------------------------------------------------------------------------------------
 
-def has_log(path):
-    return os.path.exists(path) or os.path.exists(path + ".gz")
-
-
-def read_bytes(path, begin=0):
-    """Returns a file from byte `begin` on. Unpacks PATH.gz if only that exists."""
+def read_bytes(path):
+    """Returns a file. Unpacks PATH.gz if only that exists."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
     path += ".gz" if packed else ""
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a FIFO would wait for its writer
-        raise Fault(EXIT_INPUT, f"{path}: not a regular file; name another")
     try:
         with (gzip.open if packed else open)(path, "rb") as file:
-            file.seek(begin)
             return file.read()
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise Fault(EXIT_INPUT, f"{path}: damaged, or cut short; copy it again") from None
@@ -121,71 +108,71 @@ def read_bytes(path, begin=0):
         raise Fault(EXIT_INPUT, f"{path}: {error.strerror}; name a run's directory") from None
 
 
-def parse(where, data):
-    """Parses bytes of a file as JSON. where: names them in the error."""
-    try:
-        return json.loads(data.decode(errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
-
-
 NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
+# A shape is a type, [shape of the elements] or {field: shape}. A required field's name ends with an exclamation mark; "*" is
+# every other field.
 RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER},
        "engine": TEXT, "program": TEXT,
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}
 SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(None))}
-ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN]}  # every other field is a number, a flag or null
+ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN], "*": UNKNOWN}
 
 
-def check(where, value, shape, name=""):
-    """Returns the value; raises a Fault if it does not have the shape: a type, [shape of the elements] or {field: shape}.
-    A required field's name ends with an exclamation mark."""
-    kind = type(shape) if isinstance(shape, (list, dict)) else shape
-    if not isinstance(value, kind) or kind in (NUMBER, COUNT) and (isinstance(value, bool) or not abs(value) <= LARGEST) or (
-            kind == COUNT and value < 0):
-        what = NAMES.get(kind, "text or null")
-        raise Fault(EXIT_INPUT, f'{where}: "{name}" is not {what}' if name else f"{where}: not {what}")
-    for element in value if isinstance(shape, list) else ():
-        check(where, element, shape[0], name)
-    for field, of in shape.items() if isinstance(shape, dict) else ():
-        if field.rstrip("!") in value or field.endswith("!"):
-            check(where, value.get(field.rstrip("!")), of, field.rstrip("!"))
+def parse_number(text, kind=float):
+    """Reads a number as JSON has it. 1e308 and 1e999 stand for infinity."""
+    value = kind(text)
+    if abs(value) in (UNBOUNDED, math.inf):
+        return math.copysign(math.inf, value)
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"a run writes no {text[:20]}")
     return value
 
 
-def read_json(path, shape=None):
-    return check(path, parse(path, read_bytes(path)), shape or {})
+def parse(where, data, shape):
+    """Parses bytes as JSON, checks the shape and returns the value. where: names the bytes in a Fault."""
+    try:
+        value = json.loads(data.decode(errors="replace"), parse_float=parse_number, parse_constant=parse_number,
+                           parse_int=lambda text: parse_number(text, int))
+    except (ValueError, RecursionError) as error:
+        raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
+    check(where, value, shape)
+    return value
 
 
-class Cut(Exception):
-    """A log has lost lines that were read: a resume has cut it back, or another run has begun."""
+def check(where, value, shape, name=""):
+    kind = type(shape) if isinstance(shape, (list, dict)) else shape
+    if not isinstance(value, kind) or kind in (NUMBER, COUNT) and (isinstance(value, bool) or abs(value) == math.inf) or (
+            kind == COUNT and value < 0):
+        what = NAMES.get(kind, "text or null")
+        raise Fault(EXIT_INPUT, f'{where}: "{name}" is not {what}' if name else f"{where}: not {what}")
+    if isinstance(shape, list):
+        for element in value:
+            check(where, element, shape[0], name)
+    elif isinstance(shape, dict):
+        required = [field[:-1] for field in shape if field.endswith("!")]
+        for field in dict.fromkeys([*required, *value]):
+            of = shape.get(field + "!", shape.get(field, shape.get("*")))
+            if of:
+                check(where, value.get(field), of, field)
 
 
-class Tail:
-    """A log that a run may still be writing."""
+def read_json(path, shape):
+    return parse(path, read_bytes(path), shape)
 
-    def __init__(self, path):
-        self.path, self.end, self.lines, self.last = path, 0, 0, b""  # bytes read, lines read, the last line
 
-    def new_lines(self, shape, whole=False):
-        """Yields (where, object) of every line written since the last call. Leaves a line without its end to the next call.
-        whole: yields such a line if it is JSON (its run is writing it, or waits for space on the disk)."""
-        data = read_bytes(self.path, self.end - len(self.last))
-        if not data.startswith(self.last):
-            raise Cut
-        lines = data[len(self.last):].splitlines(keepends=True)
-        for line in lines:
-            where = f"{self.path} line {self.lines + 1}"
-            if not line.endswith(b"\n"):
-                with contextlib.suppress(Fault):
-                    if whole:
-                        yield where, check(where, parse(where, line), shape)
-                return
-            self.end, self.lines, self.last = self.end + len(line), self.lines + 1, line
+def read_lines(path, shape):
+    """Yields (where, object) of every line. Leaves out a last line that is not whole: its run is writing it, or waits for
+    space on the disk."""
+    for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
+        where = f"{path} line {number}"
+        try:
             if line.strip():
-                yield where, check(where, parse(where, line), shape)
+                yield where, parse(where, line, shape)
+        except Fault:
+            if line.endswith(b"\n"):
+                raise
 
 
 # ---- Runs -----------------------------------------------------------------------------------------------------------
@@ -193,95 +180,6 @@ class Tail:
 def command_text(part, between="\n"):
     """Returns a part's command as a shell reads it."""
     return f"cd {shlex.quote(part.get('directory', '.'))}{between}{shlex.join(part['command'])}"
-
-
-class Live:
-    """A run that may still be training: new() returns what it has written since the last call.
-
-    Time is training time: each step's tokens over its tok_per_s. Validation, samples and checkpoints do not count.
-    begin: tokens done before the first line, if an earlier part has its own log."""
-
-    def __init__(self, path, begin=0):
-        self.path, self.begin = path, begin
-        parent, base = os.path.split(os.path.abspath(path))
-        name = base if base != "run" else os.path.basename(parent) or base
-        self.name = os.fsencode(name).decode(errors="replace")
-        self.info_path, self.metrics_path, self.samples_path = (os.path.join(path, name) for name in
-                                                                ("run.json", "metrics.jsonl", "samples.jsonl"))
-        self.rewind()
-
-    def rewind(self):
-        self.info, self.parts, self.seconds = {}, [], {}
-        self.time, self.tokens, self.rate = 0.0, self.begin, math.nan
-        self.tails = Tail(self.metrics_path), Tail(self.samples_path)
-
-    def new(self, whole=False):
-        """Returns new (parts, rows, samples). A row's `seconds` is the training time up to it. Raises Cut if lines that
-        were returned are gone: after rewind() all lines are new."""
-        self.info = read_json(self.info_path, RUN)
-        parts, told = self.info.get("parts", []), len(self.parts)
-        if parts[:told] != self.parts:
-            raise Cut
-        self.parts = parts
-        rows = [self.timed(where, row) for where, row in self.tails[0].new_lines(ROW, whole)]
-        samples = [line for _, line in self.tails[1].new_lines(SAMPLE, whole)] if has_log(self.samples_path) else []
-        return parts[told:], rows, samples
-
-    def timed(self, where, row):
-        for name, value in row.items():
-            check(where, value, [UNKNOWN] if name == "gns_layer" else UNKNOWN, name)
-            for x in value if isinstance(value, list) else [value]:
-                if x == UNBOUNDED and name.endswith(("_lower", "ramp_aim")):
-                    row[name] = math.inf
-                elif x is not None and not abs(x) <= LARGEST:
-                    raise Fault(EXIT_INPUT, f'{where}: "{name}" is no number that a run writes')
-        if row["tokens"] < self.tokens:
-            raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
-        if "loss" in row:
-            self.rate = max(row.get("tok_per_s") or 0, 0) or self.rate
-            self.time += (row["tokens"] - self.tokens) / self.rate
-            self.seconds[row["step"]] = self.time
-            self.tokens = row["tokens"]
-        row["seconds"] = self.seconds_at(row["step"])
-        return row
-
-    def seconds_at(self, step):
-        return self.seconds.get(step, self.time)
-
-
-def numbers_of(row):
-    """Returns a row as {name: number} for a viewer, without the step and unknown numbers. Splits lists into elements."""
-    out = {name: x for name, x in row.items() if not isinstance(x, list)}
-    out |= {f"{name}/{i:02d}": x for name, values in row.items() if isinstance(values, list) for i, x in enumerate(values)}
-    return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
-
-
-def add_follow_options(parser):
-    parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
-    parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
-                        help="between two reads with --follow (default: %(default)s)")
-
-
-def follow(sinks, args):
-    """Gives each sink what its run (`live`) has written: once, or with --follow until Ctrl-C. Calls add(parts, rows,
-    samples); went_back() before all lines come again, as a resume has cut the logs back; finish() at the end."""
-    try:
-        while True:
-            for sink in sinks:
-                if args.follow and not (has_log(sink.live.info_path) and has_log(sink.live.metrics_path)):
-                    continue
-                try:
-                    sink.add(*sink.live.new())
-                except Cut:
-                    sink.live.rewind()
-                    sink.went_back()
-                    sink.add(*sink.live.new())
-            if not args.follow:
-                break
-            time.sleep(max(args.every, 0.01))
-    finally:
-        for sink in sinks:
-            sink.finish()
 
 
 def column(rows, name):
@@ -293,17 +191,48 @@ def finite(values):
     return [x for x in values if math.isfinite(x)]
 
 
-class Run(Live):
-    """A whole run: rows of steps (`rows`), of validations (`val_rows`) and of tests (`test_rows`); samples."""
+class Run:
+    """A run as its logs are now: parts (its commands), lines (of metrics.jsonl), samples. The lines are of steps (`rows`), of
+    validations (`val_rows`) and of tests (`test_rows`). live: it may have no step yet.
 
-    def __init__(self, path, begin=0):
-        super().__init__(path, begin)
-        _, rows, self.samples = self.new(whole=True)
-        self.rows, self.val_rows, self.test_rows = [], [], []
-        for row in rows:
-            (self.val_rows if "val_loss" in row else self.test_rows if "hellaswag" in row else self.rows).append(row)
-        if not self.rows:
+    A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
+    checkpoints do not count. begin: tokens done before the first line, if an earlier part has its own log."""
+
+    def __init__(self, path, begin=0, live=False):
+        self.path = path
+        parent, base = os.path.split(os.path.abspath(path))
+        name = base if base != "run" else os.path.basename(parent) or base
+        self.name = os.fsencode(name).decode(errors="replace")
+        self.info_path, self.metrics_path, samples_path = (os.path.join(path, name) for name in
+                                                           ("run.json", "metrics.jsonl", "samples.jsonl"))
+        self.info = read_json(self.info_path, RUN)
+        self.parts = self.info.get("parts", [])
+        self.lines = self.read_metrics(begin)
+        has_samples = os.path.exists(samples_path) or os.path.exists(samples_path + ".gz")
+        self.samples = [line for _, line in read_lines(samples_path, SAMPLE)] if has_samples else []
+        self.rows = [line for line in self.lines if "loss" in line]
+        self.val_rows = [line for line in self.lines if "val_loss" in line]
+        self.test_rows = [line for line in self.lines if "hellaswag" in line]
+        if not self.rows and not live:
             raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
+
+    def read_metrics(self, begin):
+        lines, before, now, rate = [], begin, 0.0, 0
+        self.seconds = {}  # by step
+        for where, line in read_lines(self.metrics_path, ROW):
+            if line["tokens"] < before:
+                raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
+            if "loss" in line:
+                rate = max(line.get("tok_per_s") or 0, 0) or rate
+                # Always the same NaN object, which equals itself in a comparison of lines.
+                now = now + (line["tokens"] - before) / rate if rate and now == now else math.nan
+                self.seconds[line["step"]], before = now, line["tokens"]
+            line["seconds"] = self.seconds.get(line["step"], now)
+            lines.append(line)
+        return lines
+
+    def seconds_at(self, step):
+        return self.seconds.get(step, self.lines[-1]["seconds"] if self.lines else 0.0)
 
     def column(self, name):
         """Returns a field of every step. loss is without label smoothing, as in validation."""
@@ -311,6 +240,53 @@ class Run(Live):
 
     def val_column(self, name):
         return column(self.val_rows, name)
+
+
+# ---- Viewers --------------------------------------------------------------------------------------------------------
+
+def numbers_of(line):
+    """Returns a line as {name: number} for a viewer, without the step and unknown numbers. Splits lists into elements."""
+    out = {name: x for name, x in line.items() if not isinstance(x, list)}
+    out |= {f"{name}/{i:02d}": x for name, values in line.items() if isinstance(values, list) for i, x in enumerate(values)}
+    return {name: x for name, x in out.items() if x is not None and x == x and name != "step"}
+
+
+class Sink:
+    """A viewer's copy of a run. Subclasses have add(parts, lines, samples) for what is new in self.run, went_back() before
+    all of it comes again, and finish()."""
+
+    def __init__(self, path):
+        self.path, self.seen = path, ([], [], [])
+
+    def look(self, live):
+        self.run = Run(self.path, live=live)
+        there = self.run.parts, self.run.lines, self.run.samples
+        if any(now[:len(before)] != before for now, before in zip(there, self.seen)):
+            self.went_back()  # a resume has cut the logs back, or another run has begun
+            self.seen = [], [], []
+        self.add(*(now[len(before):] for now, before in zip(there, self.seen)))
+        self.seen = there
+
+
+def add_follow_options(parser):
+    parser.add_argument("--follow", action="store_true", help="wait for the run, and add what it writes until Ctrl-C")
+    parser.add_argument("--every", type=finite_number, default=10, metavar="SECONDS",
+                        help="between two reads with --follow (default: %(default)s)")
+
+
+def follow(sinks, args):
+    """Shows each sink its run: once, or with --follow until Ctrl-C."""
+    try:
+        while True:
+            for sink in sinks:
+                if not args.follow or all(os.path.exists(os.path.join(sink.path, name)) for name in ("run.json", "metrics.jsonl")):
+                    sink.look(args.follow)
+            if not args.follow:
+                break
+            time.sleep(max(args.every, 0.01))
+    finally:
+        for sink in sinks:
+            sink.finish()
 
 
 # ---- Curves ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import threading
 import time
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_WRITE, Fault, Live, Parser, add_follow_options, command_text, follow, numbers_of, run_main
+from run_log import EXIT_WRITE, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
 SUFFIX = ".gns"  # ends the names of this script's event files
 
@@ -38,16 +38,15 @@ def start_time(parts):
     return 0
 
 
-class EventFile:
-    """The event file of one run, and its place in the run's logs."""
-
+class EventFile(Sink):
     def __init__(self, path):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self.path, self.writer, self.live = path, None, Live(path)
+        super().__init__(path)
         self.new_writer, self.text, self.event, self.summary = EventFileWriter, text_pb, event_pb2, summary_pb2.Summary
+        self.writer = None
 
     def begin(self):
         """Begins a new file in place of the last one. Its session start makes a live TensorBoard drop the old points."""
@@ -60,13 +59,13 @@ class EventFile:
         start = self.event.SessionLog(status=self.event.SessionLog.START)
         self.writer.add_event(self.event.Event(wall_time=time.time(), session_log=start))
 
-    def add(self, parts, rows, samples):
+    def add(self, parts, lines, samples):
         if not self.writer:
             self.begin()
-        for row in rows:
-            values = [self.summary.Value(tag=tag_of(name), simple_value=x) for name, x in numbers_of(row).items()
-                      if name not in ("tokens", "seconds") or "loss" in row]
-            self.write(row["step"], self.summary(value=values))
+        for line in lines:
+            values = [self.summary.Value(tag=tag_of(name), simple_value=x) for name, x in numbers_of(line).items()
+                      if name not in ("tokens", "seconds") or "loss" in line]
+            self.write(line["step"], self.summary(value=values))
         for part in parts:
             self.write(part.get("first_step", 1), self.text("command", verbatim(command_text(part))))
         for sample in samples:
@@ -74,7 +73,7 @@ class EventFile:
         self.writer.flush()
 
     def write(self, step, summary):
-        wall_time = start_time(self.live.parts) + self.live.seconds_at(step)
+        wall_time = start_time(self.run.parts) + self.run.seconds_at(step)
         self.writer.add_event(self.event.Event(wall_time=wall_time, step=step, summary=summary))
 
     def went_back(self):
@@ -99,7 +98,7 @@ def main():
     except OSError as error:
         raise Fault(EXIT_WRITE, f"{error.filename or args.runs[0]}: cannot write: {error.strerror}") from None
     for file in files:
-        print(f"{file.path}: {len(file.live.seconds)} steps; tensorboard --logdir {file.path} shows them")
+        print(f"{file.path}: {len(file.run.rows)} steps; tensorboard --logdir {file.path} shows them")
 
 
 if __name__ == "__main__":

@@ -13,73 +13,70 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import EXIT_INPUT, Fault, Live, Parser, add_follow_options, command_text, follow, numbers_of, run_main
+from run_log import EXIT_INPUT, Fault, Parser, Sink, add_follow_options, command_text, follow, numbers_of, run_main
 
 SAMPLE_COLUMNS = ["step", "tokens", "prompt", "text"]
 
 
-def config_of(live):
+def config_of(run):
     """Returns the options, the other fields of run.json, and the commands as a shell reads them."""
-    rest = {name: value for name, value in live.info.items() if name not in ("options", "parts")}
-    return {**live.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in live.parts]}
+    rest = {name: value for name, value in run.info.items() if name not in ("options", "parts")}
+    return {**run.info.get("options", {}), "run": rest, "commands": [command_text(part, " && ") for part in run.parts]}
 
 
-def history_of(rows):
+def history_of(lines):
     """Returns [(step, {name: finite number})], ascending, with one entry for all lines of a step."""
     history = {}
-    for row in rows:
-        numbers = history.setdefault(row["step"], {})
-        numbers |= {name: x for name, x in numbers_of(row).items() if math.isfinite(x)}
+    for line in lines:
+        numbers = history.setdefault(line["step"], {})
+        numbers |= {name: x for name, x in numbers_of(line).items() if math.isfinite(x)}
     return sorted(history.items())
 
 
-class Upload:
-    """A run in W&B, and its place in the run's logs. W&B takes more values for its last step, none for earlier ones."""
+class Upload(Sink):
+    """A run in W&B, which takes more values for its last step, none for earlier ones."""
 
-    def __init__(self, live, args):
-        self.live, self.args, self.target, self.samples = live, args, None, []
+    def __init__(self, args):
+        super().__init__(args.run)
+        self.args, self.target, self.last = args, None, 0
 
     def begin(self):
         import wandb
 
         args = self.args
-        self.target = wandb.init(project=args.project, name=self.live.name, id=args.id, resume="allow" if args.id else None,
-                                 config=config_of(self.live), dir=os.environ.get("WANDB_DIR", self.live.path))
+        self.target = wandb.init(project=args.project, name=self.run.name, id=args.id, resume="allow" if args.id else None,
+                                 config=config_of(self.run), dir=os.environ.get("WANDB_DIR", self.path))
         self.last, self.table = self.target.step, wandb.Table
         self.target.define_metric("tokens")
         for name in ("loss", "loss_nll", "val_loss"):
             self.target.define_metric(name, step_metric="tokens", summary="min")
 
-    def add(self, parts, rows, samples):
-        history = history_of(rows)
-        if not history and not self.args.follow:
-            raise Fault(EXIT_INPUT, f"{self.live.metrics_path}: no step in it; let the run make some")
+    def add(self, parts, lines, samples):
+        history = history_of(lines)
         if self.args.dry_run:
-            print(f"{self.live.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(self.live))} options, "
+            print(f"{self.path}: {len(history)} steps to {history[-1][0]}, {len(config_of(self.run))} options, "
                   f"{len(samples)} samples")
             print("numbers: " + ", ".join(sorted({name for _, numbers in history for name in numbers})))
             return
         if not self.target:
             self.begin()
         elif parts:
-            self.target.config.update(config_of(self.live), allow_val_change=True)
+            self.target.config.update(config_of(self.run), allow_val_change=True)
         for step, numbers in history:
             if step >= self.last:
                 self.target.log(numbers, step=step)
                 self.last = step
-        self.samples += [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in samples]
-        if samples:  # send the whole table: it cannot grow in W&B
-            self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=self.samples)}, step=self.last)
+        if samples:  # all of them: a table cannot grow in W&B
+            rows = [[sample.get(name) for name in SAMPLE_COLUMNS] for sample in self.run.samples]
+            self.target.log({"samples": self.table(columns=SAMPLE_COLUMNS, data=rows)}, step=self.last)
 
     def went_back(self):
-        print(f"{self.live.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
-        self.samples = []
+        print(f"{self.path}: went back to an earlier step; W&B keeps its steps up to {self.last}", flush=True)
 
     def finish(self):
-        if not self.target:
-            return
-        self.target.finish()
-        print(f"uploaded to {self.target.url}" if self.target.url else "written; wandb sync uploads it")
+        if self.target:
+            self.target.finish()
+            print(f"uploaded to {self.target.url}" if self.target.url else "written; wandb sync uploads it")
 
 
 def main():
@@ -93,7 +90,7 @@ def main():
     if args.dry_run and args.follow:
         parser.error("argument --follow: not allowed with argument --dry-run")
     try:
-        follow([Upload(Live(args.run), args)], args)
+        follow([Upload(args)], args)
     except Exception as error:  # wandb's errors have no base class in all versions
         if args.dry_run or isinstance(error, (Fault, ImportError)):
             raise
