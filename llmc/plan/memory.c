@@ -16,21 +16,6 @@ static void add_item(MemoryPlan *memory, const char *what, double bytes) {
     memory->total += (size_t)bytes;
 }
 
-// Counts bytes as Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: per parameter in mixed precision, less what
-// each stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
-PlanState plan_state(const EngineConfig *shape, const PlanDevice *device) {
-    double all = (double)shape->model->flat_count, owned = (double)shard_elements(shape), fp32 = sizeof(float);
-    double value = device->value, working = value * (double)shard_weight_elements(shape);
-    bool rounded = value < fp32;
-    if (shape->inference) return (PlanState){.weights = value * all};
-    if (rounded && shape->shard_weights && !device->measured) working += value * owned;
-    return (PlanState){
-        .weights = rounded || shape->shard_weights ? fp32 * owned + working : fp32 * all,
-        .gradients = fp32 * ((double)shard_grad_elements(shape) + (shape->shard_grads ? owned : 0)),
-        .moments = 2 * fp32 * owned,
-    };
-}
-
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
@@ -40,15 +25,23 @@ bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shap
            shape->model->config.channels % LINEAR_SM90_MULTIPLE == 0;
 }
 
-void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
+// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code. State: bytes as
+// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3, count them per parameter in mixed precision, less what each
+// stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
+static void estimate_engine(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
     const ModelConfig *m = &shape->model->config;
-    double N = (double)shape->micro_batch * shape->seq_len, C = m->channels, value = device->value;
-    PlanState state = plan_state(shape, device);
+    const double N = (double)shape->micro_batch * shape->seq_len, C = m->channels, value = device->value;
+    const double owned = (double)shard_elements(shape), fp32 = sizeof(float);
+    const bool rounded = value < fp32;
+    double weights = value * (double)shard_weight_elements(shape);
+    if (!shape->inference && (rounded || shape->shard_weights)) weights += fp32 * owned; // masters
+    if (rounded && shape->shard_weights) weights += value * owned;
     memset(memory, 0, sizeof *memory);
-    add_item(memory, "weights, estimated", state.weights);
+    add_item(memory, "weights, estimated", weights);
     if (!shape->inference) {
-        add_item(memory, "gradients, fp32, estimated", state.gradients);
-        add_item(memory, "AdamW moments, fp32, estimated", state.moments);
+        double summed = shape->shard_grads ? owned : 0;
+        add_item(memory, "gradients, fp32, estimated", fp32 * ((double)shard_grad_elements(shape) + summed));
+        add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
     }
     // Activations of the blocks, bytes a token, as in Korthikanti et al. 2022 (arXiv 2205.05198), section 4, without
     // recomputing. But here attention keeps only its row sums, and dropout keeps nothing.
@@ -60,9 +53,9 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
     add_item(memory, "activations, estimated", N * (blocks + value * C));
     // The head and the blocks' backward pass share memory. The head keeps the logits of as many examples as fit into
     // head_bytes, at least one.
-    double one = value * shape->seq_len * shape->model->vocab_padded; // bytes of an example
-    double examples = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch));
-    double chunk = examples * shape->model->vocab_padded; // elements, for every position
+    double one = value * shape->seq_len * shape->model->vocab_padded;                  // bytes of an example
+    double chunk = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch)); // examples
+    chunk *= shape->model->vocab_padded;                                               // elements, for every position
     bool exact = shape->gns == GNS_EXACT && !shape->inference, fused = plan_fuses_exact(device, &shape->model->config);
     double head = chunk * (value * shape->seq_len + (exact && fused ? sizeof(int) : 0)) + 2 * value * N * C,
            backward = shape->inference ? 0 : value * N * 6 * C;
@@ -81,26 +74,34 @@ void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, M
 //            and channel NCCL_BUFFSIZE, 4 MiB, and less for its short protocols
 //            4 MiB with the first broadcast
 // Assumes that other cards, drivers and networks need as much.
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
+double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     const double mib = 1 << 20, context = 532 * mib;
+    const Model *model = plan->shape.model;
     EngineConfig shape = plan->shape;
+    Parallel parallel;
+    Comm comm = {.ranks = plan->ranks, .local_ranks = 1}; // no rank is started
+    Error none;
     shape.micro_batch = micro_batch;
-    if (plan->estimate_memory) plan_estimate_memory(&shape, &plan->device, memory);
+    shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
+    if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
+    if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
+    // else: out of memory here; the plan is of whole arrays
+    if (plan->estimate_memory) estimate_engine(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
-    if (plan->device.measured) return; // a CPU
-    add_item(memory, "CUDA context and libraries", context);
-    if (plan->ranks == 1) return;
-    size_t rounded = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(plan->shape.model));
-    add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
-    if (rounded) add_item(memory, "rounded gradients, for their transfer", (double)rounded);
+    // The copy holds weights and moments: with --zero 3 those of a rank's share, otherwise all, on rank 0.
+    size_t copied = shape.shard_weights ? shard_elements(&shape) : model->flat_count;
+    double copy = plan->copies ? 3.0 * sizeof(float) * (double)copied : 0;
+    if (plan->device.measured) { // a CPU
+        if (copy > 0) add_item(memory, "copy for checkpoints", copy);
+    } else {
+        add_item(memory, "CUDA context and libraries", context);
+        size_t wire = transport_buffer_bytes(plan->options->comm_dtype, model_bucket_largest(model));
+        if (plan->ranks > 1) add_item(memory, "NCCL buffers and kernels", (double)TRANSPORT_NCCL_BYTES);
+        if (plan->ranks > 1 && wire) add_item(memory, "rounded gradients, for their transfer", (double)wire);
+    }
+    parallel_destroy(&parallel);
+    return copy;
 }
-
-// The copy holds weights and moments: with --zero 3 those of a rank's share, otherwise all, on rank 0.
-double plan_copy_bytes(const EngineConfig *shape) {
-    return 3.0 * sizeof(float) * (double)(shape->shard_weights ? shard_elements(shape) : shape->model->flat_count);
-}
-
-double plan_reserved_bytes(const Plan *plan) { return plan->device.measured ? plan->host_bytes : 0; }
 
 double plan_usable_memory(const PlanDevice *device) {
     const double share = 0.97; // a card has less than its data sheet says (H200: 1%), and other programs use some
@@ -110,7 +111,7 @@ double plan_usable_memory(const PlanDevice *device) {
 bool plan_fits(const Plan *plan, int micro_batch) {
     MemoryPlan memory;
     plan_memory(plan, micro_batch, &memory);
-    return (double)memory.total + plan_reserved_bytes(plan) <= plan_usable_memory(&plan->device);
+    return (double)memory.total <= plan_usable_memory(&plan->device);
 }
 
 int plan_largest_micro_batch(const Plan *plan) {
@@ -118,22 +119,31 @@ int plan_largest_micro_batch(const Plan *plan) {
     return plan_most(plan, 0, (allowed < MICRO_BATCH_MAX ? allowed : MICRO_BATCH_MAX) + 1, plan_fits);
 }
 
+static bool lacks_memory(const Plan *p, int ranks) {
+    Plan on = plan_with(p, p->sharing.zero, ranks);
+    return !plan_fits(&on, p->shape.micro_batch);
+}
+
+// From two ranks on, more ranks never need more memory per rank. Tries one rank first: it has no NCCL.
+int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
+    Plan p = plan_with(plan, zero, plan->ranks);
+    if (!lacks_memory(&p, 1)) return 1;
+    return most < 2 || lacks_memory(&p, most) ? 0 : plan_most(&p, 1, most, lacks_memory) + 1;
+}
+
 int plan_check_fits(const Plan *plan, Error *e) {
     const double gib = 1 << 30, usable = plan_usable_memory(&plan->device);
     if (!(usable > 0) || plan_largest_micro_batch(plan)) return 0;
-    Plan lean = *plan;
-    lean.shape.recompute = RECOMPUTE_BLOCK;
-    int rows = plan_largest_micro_batch(&lean);
-    double weights = plan_state(&plan->shape, &plan->device).weights;
     MemoryPlan memory;
     plan_memory(plan, 1, &memory);
     FAIL(e, ERR_MEMORY, NULL, "the model does not fit: %.1f GiB are needed at --micro-batch 1, of %.1f GiB (%s)",
-         ((double)memory.total + plan_reserved_bytes(plan)) / gib, usable / gib, plan->device.name);
-    if (plan->shape.inference || weights > usable)
-        return error_hint(e, "use a smaller model, or a device with more memory%s: the weights alone are %.1f GiB",
-                          !plan->shape.inference ? ", or --zero 3 on more ranks" : "", weights / gib);
+         (double)memory.total / gib, usable / gib, plan->device.name);
+    Plan lean = *plan;
+    lean.shape.recompute = RECOMPUTE_BLOCK;
+    int rows = plan_largest_micro_batch(&lean);
+    if (plan->shape.inference) return error_hint(e, "use a smaller model, or a device with more memory");
     if (rows) return error_hint(e, "use --recompute block, with --micro-batch %d or less", rows);
     return error_hint(e,
                       "use --recompute block and --zero 3 on more ranks, which divide weights, gradients and moments "
-                      "among them; or a smaller model");
+                      "among them; or a smaller model, or a device with more memory");
 }

@@ -154,9 +154,9 @@ double plan_step_bytes(const Plan *p) {
     const Model *model = p->shape.model;
     double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
     double micro_steps = ceil((double)rows_of_rank(p->rows, 0, p->ranks).count / p->shape.micro_batch);
-    double reduced = p->options->reduce == REDUCE_MICRO_STEP ? micro_steps * all : all;
-    if (p->options->zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
-    double value = p->options->zero == ZERO_0 ? sizeof(float) : p->device.value;
+    double reduced = p->sharing.reduce == REDUCE_MICRO_STEP ? micro_steps * all : all;
+    if (p->sharing.zero == ZERO_3) gathered += (2 * micro_steps - 1) * gathered_again(model) * (all - embeddings);
+    double value = p->sharing.zero == ZERO_0 ? sizeof(float) : p->device.value;
     return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
 }
 
@@ -184,11 +184,11 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 // a forward pass needs them first. With ZeRO-3 each pass hides the gathering of the blocks.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
-    bool zero = p->options->zero != ZERO_0, by_pass = p->options->zero == ZERO_3;
+    bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;
     const double *first = s->first.pass, *last = s->last.pass;
     Transfer none = {0}, scatter = transfer(p, wire_bytes(p)),
              gather = transfer(p, zero ? p->device.value : sizeof(float));
-    Transfer early = p->options->reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
+    Transfer early = p->sharing.reduce == REDUCE_MICRO_STEP ? scatter : none; // in each micro-step but the last
     double again = by_pass ? gathered_again(p->shape.model) * gather.blocks : 0;
     double exposed = fmax(0, again + scatter.blocks - last[PASS_BACKWARD]) + scatter.embeddings;
     exposed += (double)(s->micro_steps - 1) * (fmax(0, again + early.blocks - first[PASS_BACKWARD]) +
@@ -199,25 +199,12 @@ static double exposed_seconds(const Plan *p, const PlanStep *s) {
 
 // ---- Other modes ----------------------------------------------------------------------------------------------------
 
-int plan_variant(Plan *out, PlanVariant *of, const Plan *p, ZeroStage zero, int ranks, Error *e) {
-    ParallelConfig sharing = p->sharing;
-    *of = (PlanVariant){.options = *p->options, .comm = {.ranks = ranks, .local_ranks = 1}};
-    if (sharing.optimizer == OPTIMIZER_MUON) of->comm.rank = transport_fullest_rank(p->shape.model, ranks);
-    *out = *p;
-    of->options.zero = sharing.zero = zero;
-    if (zero < ZERO_2) of->options.reduce = sharing.reduce = REDUCE_STEP;
-    out->options = &of->options;
-    out->ranks = ranks;
-    out->shape.owned = NULL;
-    out->shape.owned_count = 0;
-    out->shape.shard_grads = out->shape.shard_weights = false;
-    TRY(parallel_create(&of->parallel, &of->comm, p->shape.model, &sharing, e));
-    parallel_shard(&of->parallel, &out->shape);
-    if (p->host_bytes > 0) out->host_bytes = plan_copy_bytes(&out->shape);
-    return 0;
+Plan plan_with(const Plan *plan, ZeroStage zero, int ranks) {
+    Plan p = *plan;
+    p.sharing.zero = zero, p.ranks = ranks;
+    if (zero < ZERO_2) p.sharing.reduce = REDUCE_STEP;
+    return p;
 }
-
-void plan_variant_end(PlanVariant *of) { parallel_destroy(&of->parallel); }
 
 int plan_most(const Plan *p, int low, int over, bool (*holds)(const Plan *p, int n)) {
     while (over - low > 1) {
@@ -226,25 +213,6 @@ int plan_most(const Plan *p, int low, int over, bool (*holds)(const Plan *p, int
         else over = middle;
     }
     return low;
-}
-
-static bool lacks_memory(const Plan *p, int ranks) {
-    Plan variant;
-    PlanVariant of;
-    Error ignored;
-    bool fits = plan_variant(&variant, &of, p, (ZeroStage)p->options->zero, ranks, &ignored) == 0 &&
-                plan_fits(&variant, variant.shape.micro_batch);
-    plan_variant_end(&of);
-    return !fits;
-}
-
-// From two ranks on, more ranks never need more memory per rank. Tries one rank first: it has no NCCL.
-int plan_fewest_ranks(const Plan *p, ZeroStage zero, int most) {
-    Options options = *p->options;
-    Plan staged = *p;
-    staged.options = &options, options.zero = zero;
-    if (!lacks_memory(&staged, 1)) return 1;
-    return most < 2 || lacks_memory(&staged, most) ? 0 : plan_most(&staged, 1, most, lacks_memory) + 1;
 }
 
 // ---- Steps and runs -------------------------------------------------------------------------------------------------
@@ -263,7 +231,7 @@ PlanStep plan_step(const Plan *p, int64_t rows) {
     add_micro_steps(&s.last, p, left ? left : p->shape.micro_batch, exact, 1);
     add_micro_steps(&s.all, p, p->shape.micro_batch, exact, (double)whole);
     add_micro_steps(&s.all, p, left, exact, 1);
-    double all = (double)p->shape.model->flat_count, owned = p->options->zero != ZERO_0 ? all / p->ranks : all;
+    double all = (double)p->shape.model->flat_count, owned = p->sharing.zero != ZERO_0 ? all / p->ranks : all;
     Workload update = workload_update(p->shape.model, p->shape.optimizer, owned, p->device.value);
     add_workload(&s.all, p, &update, 1);
     s.exposed = exposed_seconds(p, &s);
@@ -300,15 +268,8 @@ int64_t plan_checkpoints(const Ramp *ramp, const Options *o) {
     const Plan untimed = {.ramp = ramp};
     int64_t every = o->checkpoint_every, best = best_every(o);
     if (every == 0 && best == 0) return 1;
-    int64_t steps = plan_run(&untimed, 0).steps, written = 1; // at the end
-    if (every > 0) written += (steps - 1) / every;
-    if (best > 0) written += (steps - 1) / best;
-    int64_t divisor = every, rest = best; // becomes their greatest common divisor (Euclid)
-    while (rest > 0) {
-        int64_t next = divisor % rest;
-        divisor = rest, rest = next;
-    }
-    if (every > 0 && best > 0) written -= (steps - 1) / every / (best / divisor); // multiples of both are written once
+    int64_t steps = plan_run(&untimed, 0).steps - 1; // the last step always writes one
+    int64_t written = 1 + (every > 0 ? steps / every : 0) + (best > 0 ? steps / best : 0);
     int64_t kept = o->keep + 1 + (best > 0); // the new one is written before the oldest is removed
     return o->keep > 0 && kept < written ? kept : written;
 }

@@ -63,14 +63,14 @@ typedef struct {
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
-    ParallelConfig sharing;                   // how the ranks share work and state
+    ParallelConfig sharing;                   // how the ranks share work and state: --zero, --reduce
     const Ramp *ramp;                         // NULL: the length of the run is unknown
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
     double epoch_tokens;                      // tokens of training that read the most repeated source of --train once
     bool mixture;                             // several sources
-    double host_bytes;                        // the copy on the host from which checkpoints are written
+    bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
     const char *disk;                         // the path of the checkpoints' disk
 } Plan;
@@ -101,20 +101,10 @@ double plan_tokens_needed(const Plan *plan);
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
-// Makes the plan with another --zero and number of ranks. *out uses `of` until plan_variant_end.
-typedef struct {
-    Options options;
-    Parallel parallel;
-    Comm comm;
-} PlanVariant;
-int plan_variant(Plan *out, PlanVariant *of, const Plan *plan, ZeroStage zero, int ranks, Error *e);
-void plan_variant_end(PlanVariant *of);
+Plan plan_with(const Plan *plan, ZeroStage zero, int ranks); // the plan with another --zero and number of ranks
 
 // The largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
-
-// The fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
-int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step. 0
 // stays at the smallest batch; INFINITY grows as fast as the ramp allows.
@@ -126,30 +116,23 @@ typedef struct {
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
-// Most checkpoints on the disk at a time, in the longest run that the ramp allows.
+// Most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint is due twice
+// (--checkpoint-every, --keep-best) counts twice.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
-// Bytes that a rank keeps from step to step: of its share, or of all (--zero).
-typedef struct {
-    double weights, gradients, moments;
-} PlanState;
-PlanState plan_state(const EngineConfig *shape, const PlanDevice *device);
-
-// Memory (memory.c).
-void plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory); // per rank, libraries included
-double plan_copy_bytes(const EngineConfig *shape);   // the host's copy from which checkpoints are written
-double plan_reserved_bytes(const Plan *plan);        // device memory for that copy (a CPU)
-double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use
-
+// Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's
+// bytes; 0: there is none.
+double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
+double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use; 0: unknown
 bool plan_fits(const Plan *plan, int micro_batch);
 
 // The largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
+// The fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
+int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
+
 // ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.
 int plan_check_fits(const Plan *plan, Error *e);
-
-// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code.
-void plan_estimate_memory(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory);
 
 void plan_print(FILE *f, const Plan *plan); // print.c: a page for a person

@@ -8,24 +8,6 @@ typedef struct {
     char s[32];
 } Figure; // a number as text
 
-// "124.4M", "9.9B"
-static Figure short_count(double x) {
-    const char *const units[] = {"", "k", "M", "B", "T"};
-    Figure out;
-    int u = 0;
-    while (x >= 1000 && u < 4) x /= 1000, u++;
-    snprintf(out.s, sizeof out.s, "%.*f%s", u == 0 || x >= 1000 ? 0 : x < 10 ? 2 : 1, x, units[u]);
-    return out;
-}
-
-// "989 T", "233 G": a unit follows.
-static Figure with_prefix(double x) {
-    Figure out;
-    bool tera = x >= 1e12;
-    snprintf(out.s, sizeof out.s, "%.3g %s", tera ? 1e-12 * x : 1e-9 * x, tera ? "T" : "G");
-    return out;
-}
-
 // "19,073"
 static Figure grouped(double x) {
     Figure digits, out;
@@ -67,10 +49,10 @@ static void print_training(FILE *f, const Plan *p) {
     fprintf(f, "FLOPs       %.4g a token (" MODEL_FLOPS_FORMULA ")", flops);
     if (p->ramp)
         fprintf(f, ", %.3g for %s tokens", flops * p->ramp->config.train_tokens,
-                short_count(p->ramp->config.train_tokens).s);
+                grouped(p->ramp->config.train_tokens).s);
     fprintf(f, "\n");
     if (!(p->train_tokens > 0)) return;
-    fprintf(f, "data        %s tokens", short_count(p->train_tokens).s);
+    fprintf(f, "data        %s tokens", grouped(p->train_tokens).s);
     double epochs = p->ramp ? p->ramp->config.train_tokens / p->epoch_tokens : 0;
     if (p->ramp) fprintf(f, ": %.2f epochs%s", epochs, p->mixture ? " of the source that is repeated most" : "");
     fprintf(f, "\n");
@@ -87,18 +69,13 @@ static void print_device(FILE *f, const Plan *p) {
         return;
     }
     Dtype dtype = d->value >= 4 ? DTYPE_FP32 : p->shape.dtype == DTYPE_FP16 ? DTYPE_FP16 : DTYPE_BF16;
-    fprintf(f, "device      %s: %sFLOP/s %s, %sB/s, ", d->name, with_prefix(d->peak).s, dtype_names[dtype],
-            with_prefix(d->spec.bandwidth).s);
+    fprintf(f, "device      %s: %.3g TFLOP/s %s, %.4g GB/s, ", d->name, 1e-12 * d->peak, dtype_names[dtype],
+            1e-9 * d->spec.bandwidth);
     if (d->spec.memory_bytes > 0) fprintf(f, "%.0f GiB ", d->spec.memory_bytes / (1 << 30));
     else fprintf(f, "memory unknown ");
     const char *source = d->own ? "figures as given" : d->measured ? "measured just now" : "data sheet";
     const char *kernels = d->fuses_exact ? "; Hopper's kernels" : d->measured ? "" : "; general kernels";
     fprintf(f, "(%s%s); critical intensity %.3g FLOPs a byte\n", source, kernels, plan_critical_intensity(d));
-}
-
-// unit: 2 for MiB, 3 for GiB, 4 for TiB.
-static void print_bytes(FILE *f, const char *what, double bytes, int unit, const char *end) {
-    fprintf(f, "  %-36s %10.1f %ciB%s", what, ldexp(bytes, -10 * unit), " KMGT"[unit], end);
 }
 
 enum { RANKS_MOST = 8960 };
@@ -111,38 +88,31 @@ static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
 }
 
 static void print_memory(FILE *f, const Plan *p) {
+    const double mib = 1 << 20;
     MemoryPlan memory;
-    plan_memory(p, p->shape.micro_batch, &memory);
+    double copy = plan_memory(p, p->shape.micro_batch, &memory);
+    bool known = p->device.spec.memory_bytes > 0;
     fprintf(f, "\nmemory of %s, --micro-batch %d\n", p->ranks > 1 ? "a rank" : "the device", p->shape.micro_batch);
-    double reserved = plan_reserved_bytes(p), all = (double)memory.total + reserved;
-    int unit = all < ldexp(200, 30) ? 2 : all < ldexp(10, 40) ? 3 : 4;
     for (int i = 0; i < memory.count; i++)
-        print_bytes(f, memory.item[i].what, (double)memory.item[i].bytes, unit, "\n");
-    if (p->host_bytes > 0) print_bytes(f, "copy for checkpoints, on the host", p->host_bytes, unit, "\n");
-    print_bytes(f, "memory in all", all, unit, "");
-    if (p->device.spec.memory_bytes > 0) {
+        fprintf(f, "  %-36s %10.1f MiB\n", memory.item[i].what, (double)memory.item[i].bytes / mib);
+    fprintf(f, "  %-36s %10.1f MiB", "memory in all", (double)memory.total / mib);
+    if (known) {
         int fits = plan_largest_micro_batch(p);
-        double usable = plan_usable_memory(&p->device);
-        if (unit == 2) fprintf(f, " of %.0f", ldexp(usable, -20));
-        else fprintf(f, " of %.1f GiB", ldexp(usable, -30));
+        fprintf(f, " of %.0f; ", plan_usable_memory(&p->device) / mib);
         if (fits)
-            fprintf(f, "; %sthe largest --micro-batch that fits is %d",
+            fprintf(f, "%sthe largest --micro-batch that fits is %d",
                     fits < p->shape.micro_batch ? "DOES NOT FIT: " : "", fits);
-        else fprintf(f, "; NOT EVEN ONE ROW FITS");
+        else fprintf(f, "NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
-    if (p->ranks == 1 && !p->shape.inference && p->device.spec.memory_bytes > 0 && !plan_fewest_ranks(p, ZERO_0, 1))
+    if (p->ranks == 1 && !p->shape.inference && known && !plan_fewest_ranks(p, ZERO_0, 1))
         fprintf(
             f,
             "  ranks from which it fits, at this micro-batch: %s with --zero 1, %s with --zero 2, %s with --zero 3\n",
             fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
-    PlanState state = plan_state(&p->shape, &p->device);
-    double parameters = (double)p->shape.model->flat_count;
-    fprintf(f, "  of it, bytes a parameter: weights %.3g, gradients %.3g, moments %.3g\n", state.weights / parameters,
-            state.gradients / parameters, state.moments / parameters);
-    if (p->shape.optimizer == OPTIMIZER_MUON && !p->shape.inference)
-        fprintf(f, "  (of two moments: Muon's matrices use one, and their place in the other stays 0)\n");
-    if (p->estimate_memory && !p->shape.shard_weights)
+    if (copy > 0 && !p->device.measured)
+        fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
+    if (p->estimate_memory && p->sharing.zero != ZERO_3)
         fprintf(f, "  (from the sizes of tensors; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
@@ -187,25 +157,13 @@ static void print_step(FILE *f, const Plan *p) {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-static Plan on_ranks(const Plan *plan, int ranks) {
-    Plan p = *plan;
-    p.ranks = ranks;
-    return p;
-}
-
 static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link_bandwidth(&p->device, ranks) > 0; }
 
 static int ranks_over(const Plan *p) { return (int)fmin((double)p->rows, 1 << 20) + 1; }
 
-// True if the arithmetic of a step, at the peak, lasts longer than its transfers, at the links' full rate.
-static bool is_compute_bound(const Plan *plan, int ranks) {
-    Plan p = on_ranks(plan, ranks);
-    return is_linked(plan, ranks) && (double)(p.rows * p.shape.seq_len) / ranks >= plan_tokens_needed(&p);
-}
-
 // True if at most half of a step's time is exposed communication.
 static bool is_computing(const Plan *plan, int ranks) {
-    Plan p = on_ranks(plan, ranks);
+    Plan p = plan_with(plan, plan->sharing.zero, ranks);
     PlanStep step = plan_step(&p, p.rows);
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
@@ -220,7 +178,7 @@ static const char *bound_by(const Plan *p) {
 }
 
 static void print_rank_row(FILE *f, const Plan *plan, int ranks, double rate_of_one) {
-    const Plan p = on_ranks(plan, ranks);
+    const Plan p = plan_with(plan, plan->sharing.zero, ranks);
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
     fprintf(f, "%c%6d %8.0f %9s %9s  %-12s", ranks == plan->ranks ? '>' : ' ', ranks,
             ceil((double)ranks / p.device.spec.devices_a_machine), grouped(tokens / ranks).s,
@@ -244,7 +202,7 @@ static void print_ranks(FILE *f, const Plan *p) {
     if (!(plan_link_bandwidth(d, p->ranks) > 0))
         fprintf(f, "  transfers between the ranks are not counted: their bandwidth is unknown (--link)\n");
     if (d->spec.devices_a_machine == 1 && !(d->spec.network > 0)) return;
-    fprintf(f, "\nranks, at this batch and --zero %d: ", p->options->zero);
+    fprintf(f, "\nranks, at this batch and --zero %d: ", p->sharing.zero);
     if (d->spec.devices_a_machine > 1)
         fprintf(f, "%.4g GB/s each way among %d, ", 1e-9 * d->spec.link, d->spec.devices_a_machine);
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
@@ -253,7 +211,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             price ? "  cost a" : "");
     fprintf(f, "%7s %8s %9s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "by bytes", "bound by",
             "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
-    const Plan one = on_ranks(p, 1);
+    const Plan one = plan_with(p, p->sharing.zero, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     // One rank, one machine, two machines; fractions and multiples of the plan's number; the most.
     const int machine = d->spec.devices_a_machine, all = p->ranks;
@@ -263,9 +221,8 @@ static void print_ranks(FILE *f, const Plan *p) {
         for (int i = 0; i < (int)(sizeof numbers / sizeof *numbers); i++) shown |= n == numbers[i] && n <= RANKS_MOST;
         if (shown && is_linked(p, n)) print_rank_row(f, p, n, rate);
     }
-    const int over = ranks_over(p);
-    fprintf(f, "  compute-bound up to %d ranks by bytes, up to %d by step time: at most half of it exposed\n",
-            plan_most(p, 1, over, is_compute_bound), plan_most(p, 1, over, is_computing));
+    fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
+            plan_most(p, 1, ranks_over(p), is_computing));
 }
 
 static void print_modes(FILE *f, const Plan *plan) {
@@ -274,22 +231,17 @@ static void print_modes(FILE *f, const Plan *plan) {
     fprintf(f, "\nmodes, on %d ranks%*s %10s %9s %9s %9s  %-12s %7s\n", plan->ranks, indent, "", "GiB a rank",
             "fits from", "GB sent", "step ms", "bound by", "up to");
     for (int zero = ZERO_0; zero <= ZERO_3; zero++) {
-        Plan p;
-        PlanVariant of;
-        Error ignored;
+        const Plan p = plan_with(plan, (ZeroStage)zero, plan->ranks);
         MemoryPlan memory;
-        if (plan_variant(&p, &of, plan, (ZeroStage)zero, plan->ranks, &ignored) == 0) {
-            plan_memory(&p, p.shape.micro_batch, &memory);
-            fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", zero == plan->options->zero ? '>' : ' ', zero,
-                    ldexp((double)memory.total, -30), fewest_ranks(plan, (ZeroStage)zero).s, 1e-9 * plan_step_bytes(&p),
-                    1e3 * plan_step(&p, p.rows).seconds);
-            if (!(plan_link_bandwidth(&p.device, p.ranks) > 0)) fprintf(f, "  unknown\n");
-            else fprintf(f, "  %-12s %7d\n", bound_by(&p), plan_most(&p, 1, ranks_over(&p), is_compute_bound));
-        }
-        plan_variant_end(&of);
+        plan_memory(&p, p.shape.micro_batch, &memory);
+        fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", zero == (int)plan->sharing.zero ? '>' : ' ', zero,
+                ldexp((double)memory.total, -30), fewest_ranks(plan, p.sharing.zero).s, 1e-9 * plan_step_bytes(&p),
+                1e3 * plan_step(&p, p.rows).seconds);
+        if (!(plan_link_bandwidth(&p.device, p.ranks) > 0)) fprintf(f, "  unknown\n");
+        else fprintf(f, "  %-12s %7d\n", bound_by(&p), plan_most(&p, 1, ranks_over(&p), is_computing));
     }
-    fprintf(f, "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound by "
-               "bytes)\n");
+    fprintf(f,
+            "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound)\n");
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,6 @@ int run_dry(Run *r, Error *e) {
         int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
         val_rows = windows < val_rows ? windows : val_rows;
     }
-    bool copies = saves_in_background(setup, &r->position);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,
@@ -71,7 +70,7 @@ int run_dry(Run *r, Error *e) {
         .train_tokens = data.windows * (double)T,
         .epoch_tokens = data.epoch * T,
         .mixture = data.weighted,
-        .host_bytes = copies ? plan_copy_bytes(&setup->shape) : 0,
+        .copies = saves_in_background(setup, &r->position),
         .checkpoint_bytes = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer),
         .disk_free_bytes = disk_free(IN_PATH, disk, &free_bytes, &unknown) ? -1 : (double)free_bytes,
         .disk = disk,
