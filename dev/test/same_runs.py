@@ -32,7 +32,7 @@ IGNORED = [
     "metrics.jsonl:*.tok_per_s", "metrics.jsonl:*.mfu",
     "state.json:build", "state.json:seconds", "state.json:metrics_bytes",  # the bytes count the digits of tok_per_s
     "run.json:program", "run.json:engine", "run.json:id", "run.json:parts.*.started", "run.json:parts.*.host",
-    "run.json:parts.*.program_xxh3_128", "run.json:parts.*.directory", "run.json:parts.*.command",
+    "run.json:parts.*.program_xxh3_128", "run.json:parts.*.directory", "run.json:parts.*.command*",
     "state.json:options.sample_tokens", "run.json:options.sample_tokens",  # whose default depends on the tokenizer
     "MANIFEST.json:*",
 ]

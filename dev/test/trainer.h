@@ -167,6 +167,12 @@ static inline bool file_mentions(const char *path, const char *text) {
 
 static inline bool log_mentions(const char *text) { return file_mentions("log", text); }
 
+// The number after "name": in a text, such as a line of metrics.jsonl; NaN: none.
+static inline double number_in(const char *text, const char *name) {
+    const char *field = path_of("\"%s\":", name), *at = text ? strstr(text, field) : NULL;
+    return at ? strtod(at + strlen(field), NULL) : NAN;
+}
+
 // The end of the log, for messages.
 static inline const char *log_tail(void) {
     static char tail[400];

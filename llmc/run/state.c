@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,315 +39,238 @@ void shard_list_destroy(ShardList *list) {
     *list = (ShardList){0};
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// One walk over the state both writes and reads it, so that writer and reader have the same fields.
+// ---- Fields ---------------------------------------------------------------------------------------------------------
 
+// One walk over the state both writes and reads it, so that writer and reader have the same fields. A field has a path:
+// "noise.ln.g2", or in a list "train_data[0].name". After an error the walk does nothing more.
 typedef struct {
-    cJSON *object; // the current object or array; an array's items are named "0", "1", ...
     bool writing;
-    const char *path;  // of the file
-    JsonText json;     // the text that is read, for messages
+    const char *file;
     const char *build; // that wrote it
-    char where[80];    // "noise.ln.": goes before a field's name in messages
+    cJSON *root;
+    JsonText json; // that is read
+    int code;
+    Error *e;
 } StateIO;
+
+enum { STATE_PATH = 320 };
+#define AT(...) path_text((char[STATE_PATH]){0}, __VA_ARGS__)
+
+__attribute__((format(printf, 2, 3))) static const char *path_text(char out[STATE_PATH], const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(out, STATE_PATH, format, args);
+    va_end(args);
+    return out;
+}
+
+// Returns the item at a path; NULL: missing. *known: the path's length up to the first missing name. add: puts this item
+// there, and creates the objects and lists above it.
+static cJSON *find(const StateIO *io, const char *path, cJSON *add, int *known) {
+    cJSON *at = io->root;
+    for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
+        char key[STATE_PATH];
+        cJSON *parent = at;
+        const bool list = cJSON_IsArray(parent);
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(name, ".[]"), name);
+        end = name + strlen(key);
+        *known = (int)(end - path);
+        end += *end == ']';
+        at = list ? cJSON_GetArrayItem(parent, atoi(key)) : json_get(parent, key);
+        if (at || !add) continue;
+        at = !*end ? add : *end == '[' ? cJSON_CreateArray() : cJSON_CreateObject();
+        if (!(list ? cJSON_AddItemToArray(parent, at) : cJSON_AddItemToObject(parent, key, at))) return NULL;
+    }
+    return at;
+}
+
+static cJSON *get(const StateIO *io, const char *path) { return find(io, path, NULL, &(int){0}); }
+static double number(const StateIO *io, const char *path) { return cJSON_GetNumberValue(get(io, path)); }
+static const char *text_at(const StateIO *io, const char *path) { // "": none
+    const char *text = cJSON_GetStringValue(get(io, path));
+    return text ? text : "";
+}
 
 static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " STATE_NAME); }
 
-static cJSON *get(const StateIO *io, const char *name) {
-    if (cJSON_IsArray(io->object)) return cJSON_GetArrayItem(io->object, atoi(name));
-    return json_get(io->object, name);
-}
-
-// Adds an item and takes it over. item: NULL where memory is short.
-static int put(const StateIO *io, const char *name, cJSON *item, Error *e) {
-    bool array = cJSON_IsArray(io->object);
-    if (array ? cJSON_AddItemToArray(io->object, item) : cJSON_AddItemToObject(io->object, name, item)) return 0;
+// Owns the item.
+static void put(StateIO *io, const char *path, cJSON *item) {
+    if (!io->code && item && find(io, path, item, &(int){0})) return;
     cJSON_Delete(item);
-    return out_of_memory(e);
+    if (!io->code) io->code = out_of_memory(io->e);
 }
 
-static int malformed(const StateIO *io, const char *name, const char *want, Error *e) {
-    if (!get(io, name))
-        return FAIL(e, ERR_INPUT, other_build,
-                    "%s: no field \"%s%s\", which this build needs; it was written by %.200s", io->path, io->where,
-                    name, io->build);
-    return FAIL(e, ERR_INPUT, damaged, "%s: field \"%s%s\" is not %s", io->path, io->where, name, want);
+static int malformed(StateIO *io, const char *path, const char *want) {
+    int known = 0;
+    if (io->code) return io->code;
+    if (find(io, path, NULL, &known))
+        return io->code = FAIL(io->e, ERR_INPUT, damaged, "%s: field \"%s\" is not %s", io->file, path, want);
+    return io->code = FAIL(io->e, ERR_INPUT, other_build,
+                           "%s: no field \"%.*s\", which this build needs; it was written by %.200s", io->file, known,
+                           path, io->build);
 }
 
 // 17 significant digits read back as the same double. NaN is null; infinity is a number beyond every double.
-static int io_real(const StateIO *io, const char *name, double *x, Error *e) {
-    char text[40];
-    if (io->writing) {
-        if (isnan(*x)) strcpy(text, "null");
-        else if (isinf(*x)) strcpy(text, *x > 0 ? "1e999" : "-1e999");
-        else snprintf(text, sizeof text, "%.17g", *x);
-        return put(io, name, cJSON_CreateRaw(text), e);
-    }
-    const cJSON *item = get(io, name);
-    if (!cJSON_IsNumber(item) && !cJSON_IsNull(item)) return malformed(io, name, "a number", e);
-    *x = cJSON_IsNull(item) ? NAN : item->valuedouble;
-    return 0;
+static void real(StateIO *io, const char *path, double *x) {
+    const cJSON *item = get(io, path);
+    const char *infinite = *x > 0 ? "1e999" : "-1e999";
+    if (io->writing) put(io, path, cJSON_CreateRaw(isnan(*x) ? "null" : isinf(*x) ? infinite : AT("%.17g", *x)));
+    else if (!cJSON_IsNumber(item) && !cJSON_IsNull(item)) malformed(io, path, "a number");
+    else *x = cJSON_IsNull(item) ? NAN : item->valuedouble;
 }
 
-static int io_int(const StateIO *io, const char *name, int64_t *x, Error *e) {
-    if (io->writing) {
-        char text[40];
-        snprintf(text, sizeof text, "%" PRId64, *x);
-        return put(io, name, cJSON_CreateRaw(text), e);
-    }
-    const cJSON *item = get(io, name);
-    if (!json_whole(item, 0, INFINITY)) return malformed(io, name, "a whole number, 0 or more", e);
-    *x = (int64_t)item->valuedouble;
-    return 0;
+static void count(StateIO *io, const char *path, int64_t *x) {
+    const cJSON *item = get(io, path);
+    if (io->writing) put(io, path, cJSON_CreateRaw(AT("%" PRId64, *x)));
+    else if (!json_whole(item, 0, INFINITY)) malformed(io, path, "a whole number, 0 or more");
+    else *x = (int64_t)item->valuedouble;
 }
 
 // A count that is left out where it is 0.
-static int io_rare(const StateIO *io, const char *name, int64_t *x, Error *e) {
-    return (io->writing ? *x > 0 : get(io, name) != NULL) ? io_int(io, name, x, e) : 0;
+static void rare(StateIO *io, const char *path, int64_t *x) {
+    if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
 }
 
-// Enters the object or array of a name; `writing` creates it.
-static int io_enter(const StateIO *io, const char *name, bool array, StateIO *inner, Error *e) {
-    StateIO in = *io;
-    snprintf(in.where, sizeof in.where, "%.50s%.20s.", io->where, name);
+// A value that may not change: written as it is now, compared when read. Owns `now`.
+static void fixed(StateIO *io, const char *path, const char *flag, cJSON *now) {
+    const cJSON *was = get(io, path);
     if (io->writing) {
-        in.object = array ? cJSON_CreateArray() : cJSON_CreateObject();
-        TRY(put(io, name, in.object, e));
-    } else {
-        in.object = get(io, name);
-        if (array && !cJSON_IsArray(in.object)) return malformed(io, name, "a list", e);
-        if (!array && !cJSON_IsObject(in.object)) return malformed(io, name, "an object", e);
+        put(io, path, now);
+        return;
     }
-    *inner = in;
-    return 0;
-}
-
-static const char *index_name(char out[16], int index) {
-    snprintf(out, 16, "%d", index);
-    return out;
+    char *then_text = cJSON_PrintUnformatted(was), *now_text = cJSON_PrintUnformatted(now);
+    if (!was) malformed(io, path, "");
+    else if (!io->code && !cJSON_Compare(was, now, true))
+        io->code = FAIL(io->e, ERR_INPUT, other_run, "%s: this run has %s = %.80s (%s), the command has %.80s",
+                        io->file, path, then_text, flag, now_text);
+    cJSON_free(then_text);
+    cJSON_free(now_text);
+    cJSON_Delete(now);
 }
 
 // ---- Where the run stands -------------------------------------------------------------------------------------------
 
-static int io_tracker(const StateIO *io, const char *name, GnsTracker *t, Error *e) {
-    const struct {
-        const char *name;
-        double *value;
-    } fields[] = {
-#define FIELD(name) {#name, &t->name}
-        FIELD(steps),  FIELD(weight),      FIELD(weight_sq), FIELD(g2),      FIELD(s),      FIELD(last_g2),
-        FIELD(last_s), FIELD(diff_weight), FIELD(diff_gg),   FIELD(diff_ss), FIELD(diff_gs)
+static void io_tracker(StateIO *io, const char *path, GnsTracker *t) {
+#define FIELD(name) real(io, AT("%s." #name, path), &t->name)
+    FIELD(steps), FIELD(weight), FIELD(weight_sq), FIELD(g2), FIELD(s), FIELD(last_g2), FIELD(last_s);
+    FIELD(diff_weight), FIELD(diff_gg), FIELD(diff_ss), FIELD(diff_gs);
 #undef FIELD
-    };
-    StateIO in;
-    TRY(io_enter(io, name, false, &in, e));
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(&in, fields[i].name, fields[i].value, e));
-    return 0;
 }
 
 // Without the half-lives: they are options, and may change.
-static int io_noise(const StateIO *io, Noise *noise, Error *e) {
+static void io_noise(StateIO *io, Noise *noise) {
     GnsCalibration *c = &noise->calibration;
-    const struct {
-        const char *name;
-        double *value;
-    } fields[] = {{"ratio", &c->ratio},
-                  {"ratio_var", &c->var},
-                  {"ratio_few", &c->sum_w2},
-                  {"cross_gg", &c->cross[0][0]},
-                  {"cross_gs", &c->cross[0][1]},
-                  {"cross_sg", &c->cross[1][0]},
-                  {"cross_ss", &c->cross[1][1]},
-                  {"tokens_since_sample", &noise->tokens_since_sample},
-                  {"tokens_since_ranks", &noise->tokens_since_ranks}};
-    StateIO in, types, layers;
-    char number[16];
-    TRY(io_enter(io, "noise", false, &in, e));
-    TRY(io_tracker(&in, "ln", &noise->ln, e));
-    if (io->writing ? noise->total.steps > 0 : get(&in, "total") != NULL)
-        TRY(io_tracker(&in, "total", &noise->total, e));
-    TRY(io_tracker(&in, "ranks", &noise->ranks, e));
-    TRY(io_tracker(&in, "sampled_total", &c->total, e));
-    TRY(io_tracker(&in, "sampled_ln", &c->ln, e));
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) TRY(io_real(&in, fields[i].name, fields[i].value, e));
-    TRY(io_enter(&in, "type", false, &types, e));
-    for (int i = 0; i < GROUP_COUNT; i++) TRY(io_tracker(&types, group_names[i], &noise->type[i], e));
-    TRY(io_enter(&in, "layer", false, &layers, e));
-    for (int l = 0; l < noise->layers; l++) TRY(io_tracker(&layers, index_name(number, l), &noise->layer[l], e));
-    return 0;
+    io_tracker(io, "noise.ln", &noise->ln);
+    if (io->writing ? noise->total.steps > 0 : get(io, "noise.total") != NULL)
+        io_tracker(io, "noise.total", &noise->total);
+    io_tracker(io, "noise.ranks", &noise->ranks);
+    io_tracker(io, "noise.sampled_total", &c->total);
+    io_tracker(io, "noise.sampled_ln", &c->ln);
+    real(io, "noise.ratio", &c->ratio);
+    real(io, "noise.ratio_var", &c->var);
+    real(io, "noise.ratio_few", &c->sum_w2);
+    for (int i = 0; i < 4; i++) real(io, AT("noise.cross_%c%c", "gs"[i / 2], "gs"[i % 2]), &c->cross[i / 2][i % 2]);
+    real(io, "noise.tokens_since_sample", &noise->tokens_since_sample);
+    real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
+    for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
+    for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
 }
 
-static int io_window(const StateIO *io, const char *name, Outliers *o, Error *e) {
-    StateIO in, ring;
-    char number[16];
-    TRY(io_enter(io, name, false, &in, e));
-    TRY(io_int(&in, "count", &o->count, e));
-    TRY(io_enter(&in, "ring", true, &ring, e));
-    int n = o->count < OUTLIERS_WINDOW ? (int)o->count : OUTLIERS_WINDOW;
-    if (!io->writing && cJSON_GetArraySize(ring.object) != n) return malformed(&in, "ring", "as long as its window", e);
-    for (int i = 0; i < n; i++) TRY(io_real(&ring, index_name(number, i), &o->value[i], e));
-    return 0;
+static void io_window(StateIO *io, const char *name, Outliers *o) {
+    count(io, AT("%s.count", name), &o->count);
+    if (io->writing) put(io, AT("%s.ring", name), cJSON_CreateArray());
+    for (int i = 0; i < o->count && i < OUTLIERS_WINDOW; i++) real(io, AT("%s.ring[%d]", name, i), &o->value[i]);
 }
 
-static int io_point(const StateIO *io, RunPoint *at, Error *e) {
-    TRY(io_int(io, "step", &at->step, e));
-    TRY(io_int(io, "tokens", &at->tokens, e));
-    TRY(io_int(io, "examples", &at->examples, e));
-    TRY(io_int(io, "batch", &at->batch, e));
-    TRY(io_int(io, "metrics_bytes", &at->metrics_bytes, e));
-    TRY(io_rare(io, "moment_steps", &at->moment_steps, e));
-    TRY(io_rare(io, "horizon", &at->horizon, e));
-    if (io->writing || get(io, "seconds")) TRY(io_real(io, "seconds", &at->seconds, e));
-    TRY(io_real(io, "val_loss", &at->val_loss, e));
-    TRY(io_int(io, "best_step", &at->best.step, e));
-    TRY(io_real(io, "best_loss", &at->best.loss, e));
-    TRY(io_rare(io, "best_stale", &at->best.stale, e));
-    TRY(io_window(io, "loss_window", &at->loss_window, e));
-    TRY(io_window(io, "grad_window", &at->grad_window, e));
+static void io_point(StateIO *io, RunPoint *at) {
     LossScale *s = &at->loss_scale;
+    count(io, "step", &at->step);
+    count(io, "tokens", &at->tokens);
+    count(io, "examples", &at->examples);
+    count(io, "batch", &at->batch);
+    count(io, "metrics_bytes", &at->metrics_bytes);
+    rare(io, "moment_steps", &at->moment_steps);
+    rare(io, "horizon", &at->horizon);
+    if (io->writing || get(io, "seconds")) real(io, "seconds", &at->seconds);
+    real(io, "val_loss", &at->val_loss);
+    count(io, "best_step", &at->best.step);
+    real(io, "best_loss", &at->best.loss);
+    rare(io, "best_stale", &at->best.stale);
+    io_window(io, "loss_window", &at->loss_window);
+    io_window(io, "grad_window", &at->grad_window);
     if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // of fp16 only
-        TRY(io_real(io, "loss_scale", &s->scale, e));
-        TRY(io_int(io, "loss_scale_steps", &s->clean, e));
-        TRY(io_int(io, "loss_scale_overflows", &s->overflows, e));
-        if (s->scale != 0 && !loss_scale_valid(s->scale)) return malformed(io, "loss_scale", "a power of two", e);
+        real(io, "loss_scale", &s->scale);
+        count(io, "loss_scale_steps", &s->clean);
+        count(io, "loss_scale_overflows", &s->overflows);
+        if (s->scale != 0 && !loss_scale_valid(s->scale)) malformed(io, "loss_scale", "a power of two");
     }
-    if (io->writing) return put(io, "tuning", cJSON_CreateString(at->tuning), e);
     const char *tuning = cJSON_GetStringValue(get(io, "tuning"));
-    if (!tuning || strlen(tuning) >= sizeof at->tuning) return malformed(io, "tuning", "a string that fits", e);
-    strcpy(at->tuning, tuning);
-    return 0;
+    if (io->writing) put(io, "tuning", cJSON_CreateString(at->tuning));
+    else if (!tuning || strlen(tuning) >= sizeof at->tuning) malformed(io, "tuning", "a string that fits");
+    else strcpy(at->tuning, tuning);
 }
 
-static int io_position(const StateIO *io, Position *p, Error *e) {
-    StateIO ramp;
-    TRY(io_point(io, &p->at, e));
-    TRY(io_enter(io, "ramp", false, &ramp, e));
-    TRY(io_real(&ramp, "rows", &p->ramp.state.rows, e));
-    if (!(p->ramp.state.rows >= 0)) return malformed(&ramp, "rows", "a number of rows", e);
-    return io_noise(io, &p->noise, e);
+static void io_position(StateIO *io, Position *p) {
+    io_point(io, &p->at);
+    real(io, "ramp.rows", &p->ramp.state.rows);
+    if (!(p->ramp.state.rows >= 0)) malformed(io, "ramp.rows", "a number of rows");
+    io_noise(io, &p->noise);
 }
 
-// ---- What may not change: written as it is now, compared when read --------------------------------------------------
+// ---- What may not change --------------------------------------------------------------------------------------------
 
-static int fixed_text(const StateIO *io, const char *name, const char *flag, const char *now, Error *e) {
-    if (io->writing) return put(io, name, cJSON_CreateString(now), e);
-    const char *was = cJSON_GetStringValue(get(io, name));
-    if (!was) return malformed(io, name, "a string", e);
-    if (strcmp(was, now) == 0) return 0;
-    return FAIL(e, ERR_INPUT, other_run, "%s: this run has %s%s = %.80s (%s), the command has %.80s", io->path,
-                io->where, name, was, flag, now);
+// A list whose length may not change.
+static void fixed_list(StateIO *io, const char *name, int now, const char *what) {
+    const int was = cJSON_GetArraySize(get(io, name));
+    if (!io->writing && !io->code && was != now)
+        io->code = FAIL(io->e, ERR_INPUT, other_run, "%s: this run has %s of %d %s (--train), the command has %d",
+                        io->file, name, was, what, now);
 }
 
-static int fixed_int(const StateIO *io, const char *name, const char *flag, int64_t now, Error *e) {
-    int64_t was = now;
-    TRY(io_int(io, name, &was, e));
-    if (was == now) return 0;
-    return FAIL(e, ERR_INPUT, other_run, "%s: this run has %s%s = %" PRId64 " (%s), the command has %" PRId64, io->path,
-                io->where, name, was, flag, now);
-}
-
-static int io_shards(const StateIO *io, const ShardList *list, Error *e) {
-    StateIO shards, in;
-    char number[16], file[200];
-    TRY(io_enter(io, "train_data", true, &shards, e));
-    int count = io->writing ? list->count : cJSON_GetArraySize(shards.object);
-    if (count != list->count)
-        return FAIL(e, ERR_INPUT, other_run, "%s: this run has train_data of %d shards (--train), the command has %d",
-                    io->path, count, list->count);
-    for (int i = 0; i < count; i++) {
-        TRY(io_enter(&shards, index_name(number, i), false, &in, e));
-        TRY(fixed_text(&in, "name", "--train", list->shard[i].name, e));
-        snprintf(file, sizeof file, "--train: %.80s", list->shard[i].name);
-        TRY(fixed_int(&in, "bytes", file, (int64_t)list->shard[i].digest.bytes, e));
-        TRY(fixed_text(&in, "xxh3_128", file, list->shard[i].digest.hash, e));
+static void io_data(StateIO *io, const RunData *data, const char *out) {
+    const ShardList *list = &data->shards;
+    const DatasetInfo info = dataset_describe(data->train);
+    const int weights = info.weighted ? info.sources : 0;
+    if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
+    fixed_list(io, "train_data", list->count, "shards");
+    for (int i = 0; i < list->count && !io->code; i++) {
+        const char *flag = AT("--train: %.80s", list->shard[i].name);
+        fixed(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(list->shard[i].name));
+        fixed(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)list->shard[i].digest.bytes));
+        fixed(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(list->shard[i].digest.hash));
     }
-    return 0;
-}
-
-// The weights of --train: each source's fraction of the rows and its number of shards. Left out without weights.
-static int io_mixture(const StateIO *io, const Dataset *data, Error *e) {
-    StateIO sources, in;
-    DatasetInfo info = dataset_describe(data);
-    int now = info.weighted ? info.sources : 0, was = cJSON_GetArraySize(get(io, "train_mixture"));
-    char number[16], share[40];
-    if (!io->writing && was != now)
-        return FAIL(e, ERR_INPUT, other_run, "%s: this run has %d weights (--train), the command has %d", io->path, was,
-                    now);
-    if (!now) return 0;
-    TRY(io_enter(io, "train_mixture", true, &sources, e));
-    for (int s = 0; s < now; s++) {
-        DatasetSource source = dataset_source(data, s);
-        snprintf(share, sizeof share, "%.17g", source.share);
-        TRY(io_enter(&sources, index_name(number, s), false, &in, e));
-        TRY(fixed_text(&in, "share", "--train", share, e));
-        TRY(fixed_int(&in, "shards", "--train", source.shards, e));
+    if (io->code && strcmp(io->e->hint, other_run) == 0)
+        error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW", out);
+    fixed_list(io, "train_mixture", weights, "weights");
+    for (int s = 0; s < weights; s++) { // each source's fraction of the rows, and its number of shards
+        const DatasetSource source = dataset_source(data->train, s);
+        fixed(io, AT("train_mixture[%d].share", s), "--train", cJSON_CreateString(AT("%.17g", source.share)));
+        fixed(io, AT("train_mixture[%d].shards", s), "--train", cJSON_CreateNumber(source.shards));
     }
-    return 0;
 }
 
-static int io_fixed(const StateIO *io, const Setup *s, const RunData *data, Error *e) {
-    StateIO in;
+static void io_fixed(StateIO *io, const Setup *s, const RunData *data) {
     const ModelConfig *model = &s->model.config;
-    char seed[40]; // text: a seed may need all of its 63 bits
-    snprintf(seed, sizeof seed, "%" PRId64, s->options.seed);
-    TRY(io_enter(io, "model", false, &in, e));
-    TRY(fixed_text(&in, "start", "--model", s->source[0] ? s->model_name : "scratch", e)); // the files may be moved
-    TRY(fixed_int(&in, "layers", "--model, --layers", model->layers, e));
-    TRY(fixed_int(&in, "heads", "--model, --heads", model->heads, e));
-    TRY(fixed_int(&in, "channels", "--model, --channels", model->channels, e));
-    TRY(fixed_int(&in, "vocab", "--model, --vocab-size", model->vocab, e));
-    TRY(fixed_int(&in, "context", "--model, --seq-len", model->context, e));
-    TRY(fixed_int(io, "seq_len", "--seq-len", s->shape.seq_len, e));
-    TRY(fixed_text(io, "seed", "--seed", seed, e));
-    if (io_shards(io, &data->shards, e))
-        return strcmp(e->hint, other_run)
-                   ? e->code
-                   : error_hint(e,
-                                "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW",
-                                s->options.out);
-    return io_mixture(io, data->train, e);
+    const char *start = s->source[0] ? s->model_name : "scratch"; // the files may be moved
+    fixed(io, "model.start", "--model", cJSON_CreateString(start));
+    fixed(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
+    fixed(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
+    fixed(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
+    fixed(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
+    fixed(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
+    fixed(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
+    fixed(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
+    io_data(io, data, s->options.out);
 }
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-static int options_text(const Options *o, Text *text, Error *e) {
-    TRY(text_begin(text, e));
-    options_write_json(text->f, o, 2);
-    return text_end(text, e);
-}
-
-static int write_record(const StateIO *io, const Setup *s, Error *e) {
-    Text options;
-    char engine[256], build[300];
-    engine_describe(s->engine, engine, sizeof engine);
-    snprintf(build, sizeof build, "%s, %s", version_text(), engine);
-    TRY(put(io, "build", cJSON_CreateString(build), e));
-    TRY(put(io, "ranks", cJSON_CreateNumber(s->comm->ranks), e));
-    TRY(options_text(&s->options, &options, e));
-    int code = put(io, "options", cJSON_CreateRaw(options.text), e);
-    text_free(&options);
-    return code;
-}
-
-// A longer run bends the schedule: the rate at this point may rise at once.
-static void print_rate_jump(FILE *f, const Position *p, const cJSON *was) {
-    const double much = 1.5;
-    Schedule then = p->schedule;
-    then.train_tokens = cJSON_GetNumberValue(json_get(json_get(was, "resolved"), "horizon_tokens"));
-    double tokens = (double)p->at.tokens, before = schedule_lr(&then, tokens), now = schedule_lr(&p->schedule, tokens);
-    if (then.train_tokens < p->schedule.train_tokens && now > much * before)
-        fprintf(
-            f,
-            "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr or "
-            "--lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
-            before, now);
-}
-
-// *out: the options as JSON, to be deleted.
+// The options as JSON; *out is to be deleted.
 static int options_object(const Options *o, cJSON **out, Error *e) {
     Text text;
-    *out = NULL;
-    TRY(options_text(o, &text, e));
+    TRY(text_begin(&text, e));
+    options_write_json(text.f, o, 2);
+    TRY(text_end(&text, e));
     *out = cJSON_Parse(text.text);
     text_free(&text);
     return *out ? 0 : out_of_memory(e);
@@ -363,16 +287,16 @@ static int compare_options(const StateIO *io, const Options *o, bool *changed, F
     if (!code) code = options_object(by_default, &defaults, e);
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
         const OptionRow *row = &option_rows[id];
-        const cJSON *before = json_get(get(io, "options"), row->field), *item = json_get(now, row->field);
+        const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(now, row->field);
         if (!before) before = json_get(defaults, row->field);
         changed[id] = item && !row->of_invocation && row->kind != ROW_FILE && !cJSON_Compare(before, item, true);
         if (!changed[id]) continue;
         char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
         option_flag(flag, (OptionId)id);
         if (row->of_run)
-            code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->path, flag,
-                        then_text ? then_text : "(none)", now_text ? now_text : "(none)");
-        else fprintf(f, "%s %s is now %s\n", flag, then_text ? then_text : "(none)", now_text ? now_text : "(none)");
+            code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->file, flag,
+                        then_text, now_text);
+        else fprintf(f, "%s %s is now %s\n", flag, then_text, now_text);
         cJSON_free(then_text);
         cJSON_free(now_text);
     }
@@ -383,63 +307,66 @@ static int compare_options(const StateIO *io, const Options *o, bool *changed, F
 }
 
 static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
-    const cJSON *ranks = get(io, "ranks");
+    const Position *p = &r->position;
+    const double ranks = number(io, "ranks"), tokens = (double)p->at.tokens;
     TRY(text_begin(changes, e));
-    const char *now = version_text();          // only the same build promises the same bits
-    int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
+    const char *now = version_text();                // only the same build promises the same bits
+    const int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
     if ((size_t)length != strlen(now) || strncmp(io->build, now, (size_t)length) != 0)
         fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, now);
-    if (cJSON_IsNumber(ranks) && ranks->valuedouble != r->setup.comm->ranks)
-        fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks->valuedouble, r->setup.comm->ranks);
+    if (ranks > 0 && ranks != r->setup.comm->ranks) fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->setup.comm->ranks);
     int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
-    print_rate_jump(changes->f, &r->position, get(io, "options"));
-    int ended = text_end(changes, code ? &(Error){0} : e);
+    Schedule then = p->schedule;
+    then.train_tokens = number(io, "options.resolved.horizon_tokens");
+    const double lr_then = schedule_lr(&then, tokens), lr_now = schedule_lr(&p->schedule, tokens);
+    if (then.train_tokens < p->schedule.train_tokens && lr_now > 1.5 * lr_then)
+        fprintf(changes->f,
+                "the learning rate rises from %.3g to %.3g in one step, as the schedule now ends later: a smaller --lr "
+                "or --lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
+                lr_then, lr_now);
+    const int ended = text_end(changes, code ? &(Error){0} : e);
     if (code) text_free(changes);
     return code ? code : ended;
 }
 
 // Keeps the run's mode without --gns, on any machine: another mode would change its batches.
-static int keep_gns(const StateIO *io, Options *o, Error *e) {
-    const char *was = cJSON_GetStringValue(json_get(get(io, "options"), "gns"));
+static int keep_gns(StateIO *io, Options *o, Error *e) {
+    const char *was = cJSON_GetStringValue(get(io, "options.gns"));
     if (o->given[OPTION_gns] || !was) return 0;
-    if (option_set(o, OPTION_gns, "gns", was, 0, e))
-        return malformed(io, "options", "an object with a known \"gns\"", e);
+    if (option_set(o, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options.gns", "a known mode");
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Keeps the measured step cost without --ramp-step-rows. Fails if none was measured: the run began with another --ramp
-// or with an older build.
+// Keeps the measured step cost without --ramp-step-rows. Fails if none was measured: the run began with another --ramp.
 static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
-    const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "ramp_step_rows"));
+    const double was = number(io, "options.ramp_step_rows");
     if (o->ramp_step_rows == 0 && was > 0) r->position.ramp.config.step_rows = o->ramp_step_rows = was;
     const bool complete = r->position.at.tokens >= o->run.horizon_tokens;
     if (o->run.ramp_mode != RAMP_GNS || o->ramp_step_rows > 0 || complete) return 0;
-    FAIL(e, ERR_USAGE, NULL,
-         "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->path);
-    return error_hint(e, "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa "
-                         "0.65 is what older builds did");
+    return FAIL(e, ERR_USAGE,
+                "add --ramp-step-rows X, from a similar run's run.json; 1e9 with --ramp-waste 1 --ramp-kappa 0.65 is "
+                "what older builds did",
+                "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->file);
 }
 
 // Refuses a new --micro-batch without --batch-tokens (with a ramp, --batch-min): it would change the run's batch.
 static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
-    const cJSON *then = get(io, "options");
-    double rows = cJSON_GetNumberValue(json_get(then, "micro_batch"));
-    double named =
-        cJSON_GetNumberValue(json_get(then, "batch_tokens")) + cJSON_GetNumberValue(json_get(then, "batch_min"));
+    const double rows = number(io, "options.micro_batch");
+    const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
     if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
     FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
-         io->path, rows, (long long)now->micro_batch);
+         io->file, rows, (long long)now->micro_batch);
     return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
 }
 
 // Keeps the length that --train-hours has decided.
-static int keep_hours(const StateIO *io, Run *r, Error *e) {
-    const double was = cJSON_GetNumberValue(json_get(get(io, "options"), "train_hours"));
+static int keep_hours(StateIO *io, Run *r, Error *e) {
+    const double was = number(io, "options.train_hours");
     const int64_t horizon = r->position.at.horizon, T = r->setup.shape.seq_len;
     const Options *o = &r->setup.options;
     if (!o->train_hours || !horizon) return r->position.at.horizon = 0;
-    if (horizon % T || horizon > HORIZON_UNDECIDED) return malformed(io, "horizon", "a length in whole rows", e);
+    if (horizon % T || horizon > HORIZON_UNDECIDED) return malformed(io, "horizon", "a length in whole rows");
     if (was == o->train_hours) return run_set_horizon(r, horizon, e);
     FAIL(e, ERR_USAGE, NULL, "--train-hours %g: this run has %g, and its length is decided", o->train_hours, was);
     return error_hint(e, "use --train-tokens; its length is %" PRId64, horizon);
@@ -448,38 +375,44 @@ static int keep_hours(const StateIO *io, Run *r, Error *e) {
 // ---- The file -------------------------------------------------------------------------------------------------------
 
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
-    StateIO io = {.object = cJSON_CreateObject(), .writing = true, .path = STATE_NAME};
+    StateIO io = {.root = cJSON_CreateObject(), .writing = true, .file = STATE_NAME, .e = e};
     int64_t format = STATE_FORMAT;
     Position position = r->position;
+    Text options = {0};
+    char engine[256];
+    engine_describe(r->setup.engine, engine, sizeof engine);
     position.at.seconds = run_seconds(r);
-    int code = io.object ? io_int(&io, "format", &format, e) : out_of_memory(e);
-    if (!code) code = io_position(&io, &position, e);
-    if (!code) code = io_fixed(&io, &r->setup, &r->data, e);
-    if (!code) code = write_record(&io, &r->setup, e);
-    *text = code ? NULL : cJSON_Print(io.object);
-    cJSON_Delete(io.object);
-    if (!code && !*text) code = out_of_memory(e);
+    count(&io, "format", &format);
+    io_position(&io, &position);
+    io_fixed(&io, &r->setup, &r->data);
+    put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
+    put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
+    if (!io.code) io.code = text_begin(&options, e);
+    if (!io.code) options_write_json(options.f, &r->setup.options, 2);
+    if (!io.code) io.code = text_end(&options, e);
+    if (!io.code) put(&io, "options", cJSON_CreateRaw(options.text));
+    text_free(&options);
+    *text = io.code ? NULL : cJSON_Print(io.root);
+    cJSON_Delete(io.root);
     *bytes = *text ? strlen(*text) : 0;
-    return code;
+    return io.code || *text ? io.code : out_of_memory(e);
 }
 
 // Opens DIRECTORY/state.json; json_free it after success. path: PATH_MAX bytes.
 static int state_open(StateIO *io, char *path, const char *directory, Error *e) {
     int64_t format = STATE_FORMAT;
     TRY(checkpoint_training_path(path, PATH_MAX, directory, STATE_NAME, e));
-    *io = (StateIO){.path = path};
+    *io = (StateIO){.file = path, .e = e};
     TRY(json_read(&io->json, path, STATE_MAX_BYTES, damaged, e));
-    io->object = io->json.root;
-    io->build = cJSON_GetStringValue(json_get(io->object, "build"));
-    if (!io->build) io->build = "an unknown build";
-    int code = 0;
-    if (!cJSON_IsObject(io->object)) code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
-    if (!code) code = io_int(io, "format", &format, e);
-    if (!code && format != STATE_FORMAT)
-        code = FAIL(e, ERR_INPUT, other_build, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
-                    path, format, STATE_FORMAT, io->build);
-    if (code) json_free(&io->json);
-    return code;
+    io->root = io->json.root;
+    io->build = *text_at(io, "build") ? text_at(io, "build") : "an unknown build";
+    if (!cJSON_IsObject(io->root)) io->code = FAIL(e, ERR_INPUT, damaged, "%s: no JSON object", path);
+    else count(io, "format", &format);
+    if (!io->code && format != STATE_FORMAT)
+        io->code = FAIL(e, ERR_INPUT, other_build, "%s: format %" PRId64 ", only %d is known; it was written by %.200s",
+                        path, format, STATE_FORMAT, io->build);
+    if (io->code) json_free(&io->json);
+    return io->code;
 }
 
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
@@ -487,13 +420,10 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     StateIO io;
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
-    int code = io_fixed(&io, &r->setup, &r->data, e);
-    if (!code) code = io_position(&io, &r->position, e);
-    const RunPoint *at = &r->position.at;
-    if (!code && (double)at->tokens != (double)at->examples * r->setup.shape.seq_len)
-        code = malformed(&io, "tokens", "examples x seq_len", e);
-    if (!code && at->step > at->examples) code = malformed(&io, "step", "at most examples", e);
-    r->position.begun -= at->seconds;
+    io_fixed(&io, &r->setup, &r->data);
+    io_position(&io, &r->position);
+    r->position.begun -= r->position.at.seconds;
+    int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = keep_hours(&io, r, e);
@@ -503,21 +433,16 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     return code;
 }
 
-static void copy_text(char *out, size_t bytes, const cJSON *object, const char *name) {
-    const char *text = cJSON_GetStringValue(json_get(object, name));
-    snprintf(out, bytes, "%s", text ? text : "");
-}
-
 int run_state_summary(RunSummary *summary, const char *directory, Error *e) {
     char path[PATH_MAX];
     StateIO io;
     *summary = (RunSummary){0}; // fields that are left out are 0
     TRY(state_open(&io, path, directory, e));
-    int code = io_point(&io, &summary->at, e);
+    io_point(&io, &summary->at);
     snprintf(summary->build, sizeof summary->build, "%s", io.build);
-    copy_text(summary->start, sizeof summary->start, get(&io, "model"), "start");
-    copy_text(summary->model, sizeof summary->model, get(&io, "options"), "model");
-    copy_text(summary->optimizer, sizeof summary->optimizer, get(&io, "options"), "optimizer");
+    snprintf(summary->start, sizeof summary->start, "%s", text_at(&io, "model.start"));
+    snprintf(summary->model, sizeof summary->model, "%s", text_at(&io, "options.model"));
+    snprintf(summary->optimizer, sizeof summary->optimizer, "%s", text_at(&io, "options.optimizer"));
     json_free(&io.json);
-    return code;
+    return io.code;
 }

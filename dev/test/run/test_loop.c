@@ -26,14 +26,6 @@ static int copy_in(void *flat, Range range, const float *values, Error *e) {
     return 0;
 }
 
-// The number after "name": in a line of the log.
-static double number_in(const char *line, const char *name) {
-    char field[40];
-    snprintf(field, sizeof field, "\"%s\": ", name);
-    const char *at = strstr(line, field);
-    return at ? strtod(at + strlen(field), NULL) : NAN;
-}
-
 typedef struct {
     Model model;
     Engine *engine;

@@ -218,8 +218,8 @@ mixes_sources() { # by weight, whatever the micro-batches; weights are the run's
     while IFS='|' read -r code words why; do
         refuses "$code" "$why" trains x1 $common --steps 9 $words || return 1
     done <<- END
-		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture.0.share = 0.75 (--train), the command has 0.5
-		65|--train code_train_*.bin other_*.bin|this run has 2 weights (--train), the command has 0
+		65|--train code_train_*.bin:1 other_*.bin:1|train_mixture[0].share = "0.75" (--train), the command has "0.5"
+		65|--train code_train_*.bin other_*.bin|this run has train_mixture of 2 weights (--train), the command has 0
 		64|--train code_train_*.bin:1 other_*.bin:0|other_*.bin:0: the weight of a source is not above 0
 		64|--train code_train_*.bin:1 other_*.bin:nan|other_*.bin:nan: the weight of a source is not above 0
 	END
