@@ -36,7 +36,7 @@ int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progre
     RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
     Error ignored;
-    progress_begin(progress, STAGE_VALIDATE, "validation", mine.count, mine.count);
+    progress_begin(progress, "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {
         int n = (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
         if (n > 0 && !unread) unread = read_val_rows(setup, data, mine.first + done, n, rows, e);
@@ -86,7 +86,7 @@ int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, He
     double *sum;
     TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
     RankRows mine = rows_of_rank(rows, comm->rank, comm->ranks);
-    progress_begin(progress, STAGE_TEST, "HellaSwag", mine.count, mine.count);
+    progress_begin(progress, "HellaSwag", mine.count);
     TRY_GOTO(sum_endings(setup, data, mine, progress, sum, e));
     TRY_GOTO(comm_sum(comm, sum, rows, e)); // exact: all ranks but one add 0
     progress_end(progress);

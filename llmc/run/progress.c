@@ -2,26 +2,69 @@
 
 #include "base/signals.h"
 #include "gns/noise.h"
-#include "text/hellaswag.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
 
-// ---- Numbers for a person -------------------------------------------------------------------------------------------
-
-static void format_duration(char *out, size_t bytes, double seconds) {
-    if (!isfinite(seconds) || seconds < 0) seconds = 0;
-    long s = lround(seconds);
-    if (s < 3600) snprintf(out, bytes, "%ld:%02ld", s / 60, s % 60);
-    else if (s < 100 * 3600) snprintf(out, bytes, "%ldh%02ld", s / 3600, s / 60 % 60);
-    else snprintf(out, bytes, "%ldd%02ldh", s / 86400, s / 3600 % 24);
+// Locks; false on a rank that shows nothing.
+static bool enter(Progress *p) {
+    if (p->out) pthread_mutex_lock(&p->ticker.lock);
+    return p->out != NULL;
 }
 
-// Formats the part of the line that describes the last step.
-static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
+static void leave(Progress *p) {
+    fflush(p->out);
+    pthread_mutex_unlock(&p->ticker.lock);
+}
+
+static void format_duration(char out[32], double seconds) {
+    if (!isfinite(seconds) || seconds < 0) seconds = 0;
+    long s = lround(seconds);
+    if (s < 3600) snprintf(out, 32, "%ld:%02ld", s / 60, s % 60);
+    else if (s < 100 * 3600) snprintf(out, 32, "%ldh%02ld", s / 3600, s / 60 % 60);
+    else snprintf(out, 32, "%ldd%02ldh", s / 86400, s / 3600 % 24);
+}
+
+// ---- The work that is done, and the remaining time ------------------------------------------------------------------
+
+// Returns the fraction of the work that is done, which never falls; NaN: unknown.
+static double fraction_done(Progress *p) {
+    if (p->now.total == 0) return NAN;
+    double of_piece = p->now.flight && p->engine ? engine_progress(p->engine) : 0;
+    double share = ((double)p->now.done + of_piece * (double)p->now.flight) / (double)p->now.total;
+    return p->now.reached = fmin(1, fmax(p->now.reached, share));
+}
+
+// Returns the seconds until the work ends, at its speed so far; NaN: unknown.
+static double work_left(Progress *p, double now) {
+    const double enough = 0.02; // of the work, to tell its speed
+    double share = fraction_done(p);
+    return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
+}
+
+double progress_left(Progress *p, double now) {
+    const double enough = 0.002; // of the first step
+    if (p->ends > 0) return p->ends - now;
+    double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
+    double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
+    if (p->tokens >= p->horizon) return 0;
+    return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
+}
+
+// ---- The line -------------------------------------------------------------------------------------------------------
+
+static void add_eta(Progress *p, double now, Line *line) {
+    char eta[32];
+    double left = progress_left(p, now);
+    format_duration(eta, left);
+    if (p->horizon > 0 && isfinite(left)) line_add(line, 90, "  ETA %s", eta);
+}
+
+// Formats the line of a step.
+static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, double now) {
     const double many = 99999.5, gib = 1 << 30; // tokens a second; bytes
     const double memory = (double)engine_memory_in_use(p->engine);
     const GnsEstimate g = gns_estimate(&noise->ln);
@@ -31,6 +74,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     line->count = 0;
     line_add(line, 100, "step %5lld", (long long)s->step);
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
+    add_eta(p, now, line);
     line_add(line, 80, "  loss %.4f", s->loss);
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
@@ -48,75 +92,29 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise) {
     else if (memory > 0) line_add(line, 10, "  %.0f MiB", memory / (1 << 20));
 }
 
-// ---- The work that is done, and the remaining time ------------------------------------------------------------------
-
-// Returns the fraction of the work that is done, which never falls; NaN: unknown.
-static double fraction_done(Progress *p) {
-    if (p->now.total == 0) return NAN;
-    double of_piece = p->now.flight && p->engine ? engine_progress(p->engine) : 0;
-    double share = ((double)p->now.done + of_piece * (double)p->now.flight) / (double)p->now.total;
-    p->now.reached = fmin(1, fmax(p->now.reached, share));
-    return p->now.reached;
+static void draw(Progress *p, const Line *line, double now) {
+    char text[400];
+    line_fit(line, terminal_columns(p->out) - p->terminal, text, sizeof text); // a line that wraps cannot be redrawn
+    fprintf(p->out, "%s%s%s", p->terminal ? redraw : "", text, p->terminal ? "" : "\n");
+    p->shown = now;
+    p->drawn = p->terminal;
 }
 
-// Returns the seconds until the work ends, at its speed so far; NaN: unknown.
-static double work_left(Progress *p, double now) {
-    const double enough = 0.02; // of the work, to tell its speed
-    double share = fraction_done(p);
-    return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
-}
-
-double progress_left(Progress *p, double now) {
-    if (p->ends > 0) return p->ends - now;
-    const double enough = 0.002;                                                                // of the first step
-    double begun = p->now.stage == STAGE_STEP ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
-    double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
-    if (p->tokens >= p->horizon) return 0;
-    return done > 0 && done >= enough * (double)p->batch_tokens ? (now - p->started) / done * fmax(0, left) : NAN;
-}
-
-// ---- The line -------------------------------------------------------------------------------------------------------
-
-// Work: "step 4: 37%, 0:28 left  micro-step 2 of 8".
-static void add_work(Progress *p, double now, Line *line) {
+// Draws the work, "step 4: 37%, 0:28 left"; on a terminal after the line of the last step.
+static void draw_work(Progress *p, double now) {
+    Line line = {0};
     char what[40], share[16] = "", time[32];
     double part = fraction_done(p), left = work_left(p, now);
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
+    if (p->terminal) line = p->last;
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
     if (part >= 0) // below 100% until the end
         snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
-    format_duration(time, sizeof time, known ? left : now - p->now.begun);
-    line_add(line, 85, "  %s%s%s %s%s", what, share, known ? "," : ended ? ", took" : "", time, known ? " left" : "");
-    if (p->now.pieces < 2 || ended) return;
-    if (p->now.stage == STAGE_STEP)
-        line_add(line, 40, "  micro-step %lld of %lld", (long long)p->now.piece, (long long)p->now.pieces);
-    else line_add(line, 40, "  %lld of %lld rows", (long long)p->now.done, (long long)p->now.total);
-}
-
-// Formats the line without parts that do not fit. work: adds the current work, and in a log leaves out the last step.
-static void format_line(Progress *p, bool work, double now, char *out, size_t bytes) {
-    enum { HEAD = 2 };
-    Line line = {0};
-    char eta[32];
-    double left = progress_left(p, now);
-    if (p->terminal || !work) line = p->last;
-    if (line.count) line.count = HEAD;
-    if (work) add_work(p, now, &line);
-    format_duration(eta, sizeof eta, left);
-    if (p->horizon > 0 && isfinite(left)) line_add(&line, 90, "  ETA %s", eta);
-    for (int i = HEAD; i < p->last.count && (p->terminal || !work); i++)
-        line_add(&line, p->last.part[i].priority, "%s", p->last.part[i].text);
-    line_fit(&line, terminal_columns(p->out) - p->terminal, out, bytes); // a line that wraps cannot be redrawn
-}
-
-static void draw(Progress *p, bool work, double now) {
-    char line[400];
-    format_line(p, work, now, line, sizeof line);
-    fprintf(p->out, "%s%s%s", p->terminal ? redraw : "", line, p->terminal ? "" : "\n");
-    fflush(p->out);
-    p->shown = now;
-    p->drawn = p->terminal;
+    format_duration(time, known ? left : now - p->now.begun);
+    line_add(&line, 85, "  %s%s%s %s%s", what, share, known ? "," : ended ? ", took" : "", time, known ? " left" : "");
+    if (line.count == 1) add_eta(p, now, &line);
+    draw(p, &line, now);
 }
 
 static void end_drawn_line(Progress *p) {
@@ -126,100 +124,63 @@ static void end_drawn_line(Progress *p) {
 
 // ---- Work -----------------------------------------------------------------------------------------------------------
 
-void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
+void progress_begin(Progress *p, const char *what, int64_t total) {
+    if (!enter(p)) return;
     memset(&p->now, 0, sizeof p->now);
-    p->now.stage = stage;
+    p->now.runs = true;
     p->now.what = what;
-    p->now.quiet = !what && stage != STAGE_STEP;
     p->now.begun = clock_seconds();
     p->now.total = total;
-    p->now.pieces = pieces;
-    if (stage == STAGE_STEP) p->batch_tokens = total * p->seq_len;
-    pthread_mutex_unlock(&p->ticker.lock);
+    if (!what) p->batch_tokens = total * p->seq_len;
+    leave(p);
 }
 
 void progress_next(Progress *p, int64_t done, int64_t flight) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
+    if (!enter(p)) return;
     p->now.done = done;
     p->now.flight = flight;
-    p->now.piece++;
-    pthread_mutex_unlock(&p->ticker.lock);
+    leave(p);
 }
 
 void progress_end(Progress *p) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
-    Stage stage = p->now.stage;
-    double now = clock_seconds();
+    if (!enter(p)) return;
     p->now.done = p->now.total;
     p->now.flight = 0;
-    if (p->now.shown && !p->now.quiet && stage != STAGE_STEP) draw(p, true, now);
+    if (p->now.shown && !p->now.quiet && p->now.what) draw_work(p, clock_seconds());
     if (!p->horizon) end_drawn_line(p);
-    if (stage == STAGE_STEP) p->step++, p->tokens += p->batch_tokens;
-    p->now.stage = STAGE_NONE;
-    pthread_mutex_unlock(&p->ticker.lock);
+    if (!p->now.what) p->step++, p->tokens += p->batch_tokens;
+    p->now.runs = false;
+    leave(p);
 }
 
 // ---- The thread -----------------------------------------------------------------------------------------------------
 
 // "finishing this step (0:40), then saving; again: quit without saving"
 static void answer_signal(Progress *p, double now) {
-    static const char *const finishing[STAGES] = {
-        [STAGE_NONE] = "this step",          [STAGE_SETUP] = "the set-up", [STAGE_STEP] = "this step",
-        [STAGE_VALIDATE] = "the validation", [STAGE_TEST] = "HellaSwag",   [STAGE_SAMPLE] = "the sample",
-        [STAGE_SAVE] = "the save",
-    };
-    char left[40], about[48] = "";
-    double seconds = p->now.stage == STAGE_NONE ? NAN : work_left(p, now);
-    if (p->answered || !signals_requested()) return;
+    const char *why = signals_requested(), *what = p->now.runs && p->now.what ? p->now.what : "this step";
+    char left[32], about[48] = "";
+    double seconds = p->now.runs ? work_left(p, now) : NAN;
+    if (p->answered || !why) return;
     p->answered = true;
-    if (isfinite(seconds)) {
-        format_duration(left, sizeof left, seconds);
-        snprintf(about, sizeof about, " (%s)", left);
-    }
+    format_duration(left, seconds);
+    if (isfinite(seconds)) snprintf(about, sizeof about, " (%s)", left);
     end_drawn_line(p);
     fflush(p->out);
-    const char *why = signals_requested(), *again = strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "";
-    bool ctrl_c = strcmp(why, "SIGINT") == 0; // which the terminal shows
-    print_folded(stderr, 4, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", finishing[p->now.stage],
-                 about, p->now.stage == STAGE_SAVE ? "" : ", then saving", again);
-}
-
-// Warns once, as soon as the first step shows the speed, if the run will take hours.
-static void warn_of_length(Progress *p, double now) {
-    const double soon = 10, hour = 3600;
-    char about[40];
-    bool told = p->tokens > p->first_tokens || (p->now.stage == STAGE_STEP && now - p->now.begun >= soon);
-    double left = progress_left(p, now);
-    if (p->warned || !told || !isfinite(left)) return;
-    p->warned = true;
-    if (left < hour) return;
-    format_duration(about, sizeof about, left);
-    end_drawn_line(p);
-    print_folded(p->out, 6, "note: the run takes %s at this speed. Ctrl-C saves; the same command resumes\n", about);
-    fflush(p->out);
-}
-
-static void tick(Progress *p, double now) {
-    const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
-    answer_signal(p, now);
-    if (p->now.stage == STAGE_STEP && !p->now.quiet) warn_of_length(p, now);
-    if (p->now.stage != STAGE_NONE && !p->now.quiet && now - p->now.begun >= delay && now - p->shown >= interval) {
-        p->now.shown = true;
-        draw(p, true, now);
-    }
+    bool ctrl_c = strcmp(why, "SIGINT") == 0, saves = strcmp(what, "saving") == 0; // the terminal shows ^C
+    print_folded(stderr, 4, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, about,
+                 saves ? "" : ", then saving", strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
 }
 
 void progress_tick(Progress *p, double now) {
-    pthread_mutex_lock(&p->ticker.lock);
-    tick(p, now);
-    pthread_mutex_unlock(&p->ticker.lock);
+    const double delay = p->terminal ? 1 : 10, interval = p->terminal ? 0.2 : fmax(10, log_interval(now - p->started));
+    answer_signal(p, now);
+    if (!p->now.runs || p->now.quiet || now - p->now.begun < delay || now - p->shown < interval) return;
+    p->now.shown = true;
+    draw_work(p, now);
+    fflush(p->out);
 }
 
-static void tick_now(void *progress) { tick(progress, clock_seconds()); }
+static void tick_now(void *progress) { progress_tick(progress, clock_seconds()); }
 
 int progress_watch(Progress *p, Error *e) { return ticker_start(&p->ticker, "the progress", e); }
 
@@ -239,61 +200,47 @@ void progress_destroy(Progress *p) {
 
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
                   int64_t horizon_tokens) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
+    if (!enter(p)) return;
     p->engine = engine;
     p->seq_len = seq_len;
     p->step = step;
     p->tokens = p->first_tokens = done_tokens;
     p->horizon = horizon_tokens;
     p->started = clock_seconds();
-    pthread_mutex_unlock(&p->ticker.lock);
+    leave(p);
 }
 
 void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool force) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
+    if (!enter(p)) return;
     double now = clock_seconds();
     double interval = p->terminal ? 0.2 : log_interval(now - p->started);
-    bool due = p->stepped == 0 || now - p->stepped >= interval;
     p->step = s->step;
     p->tokens = s->tokens;
-    p->now.stage = STAGE_NONE;
-    if (due || force) {
-        format_step(p, s, noise);
-        draw(p, false, now);
+    p->now.runs = false;
+    if (force || p->stepped == 0 || now - p->stepped >= interval) {
+        format_step(p, s, noise, now);
+        draw(p, &p->last, now);
         p->stepped = now;
     }
-    warn_of_length(p, now);
-    pthread_mutex_unlock(&p->ticker.lock);
+    leave(p);
+}
+
+void progress_print(Progress *p, const char *format, ...) {
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (!enter(p)) return;
+    if (p->drawn) fputs(redraw, p->out); // the next step draws the line again, below
+    p->drawn = false;
+    print_lines(p->out, 10, text);
+    leave(p);
 }
 
 void progress_break(Progress *p) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
+    if (!enter(p)) return;
     p->now.quiet = true;
     end_drawn_line(p);
-    fflush(p->out);
-    pthread_mutex_unlock(&p->ticker.lock);
-}
-
-void progress_val(Progress *p, const StepMetrics *s, double val_loss) {
-    if (!p->out) return;
-    pthread_mutex_lock(&p->ticker.lock);
-    p->val_loss = val_loss;
-    if (p->drawn) fputs(redraw, p->out); // the next step draws the line again, below
-    p->drawn = false;
-    p->shown = 0;
-    fprintf(p->out, "step %5lld  val loss %.4f\n", (long long)s->step, val_loss);
-    fflush(p->out);
-    pthread_mutex_unlock(&p->ticker.lock);
-}
-
-void progress_hellaswag(Progress *p, const StepMetrics *s, const HellaSwagScore *score) {
-    int n = score->questions;
-    progress_break(p);
-    print_folded(p->out, 10, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n", (long long)s->step,
-                 score->correct, n, (double)score->correct / n, score->correct_norm, n,
-                 (double)score->correct_norm / n);
-    fflush(p->out);
+    leave(p);
 }

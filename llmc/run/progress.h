@@ -1,8 +1,7 @@
 // progress: what a person sees of a run: one line that updates itself on a terminal, plain lines elsewhere.
 //
 // The main thread reports what it begins (progress_begin) and how far it is (progress_next). A second thread wakes ten
-// times a second: it shows work that takes longer than 1 s (10 s in a log), acknowledges a signal at once, and warns of
-// a run that will take hours.
+// times a second: it shows work that takes longer than 1 s (10 s in a log), and acknowledges a signal at once.
 //
 //   1. The thread prints only between progress_begin and progress_end, and never after progress_break. So the main
 //      thread calls progress_break before other output within that time.
@@ -16,21 +15,11 @@
 #include "model/engine.h"
 #include "run/metrics.h"
 
-typedef enum {
-    STAGE_NONE,
-    STAGE_SETUP,
-    STAGE_STEP,
-    STAGE_VALIDATE,
-    STAGE_TEST,
-    STAGE_SAMPLE,
-    STAGE_SAVE,
-    STAGES
-} Stage;
-
 typedef struct {
     FILE *out;
     bool terminal;         // redraw one line
     bool drawn;            // there is a line to redraw
+    bool answered;         // the signal
     const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
     double started;        // seconds of the clock: the run
     double shown, stepped; // seconds of the clock: the last line, the last line of a step (0: none)
@@ -41,20 +30,17 @@ typedef struct {
     int64_t batch_tokens;  // of the last step
     int seq_len;
     double val_loss; // the latest; NaN before the first
-    bool warned;     // of a long run
     struct {
-        Stage stage;         // STAGE_NONE: nothing to show
-        const char *what;    // its name
+        bool runs;           // false: nothing to show
+        const char *what;    // its name; NULL: a step
         double begun;        // seconds of the clock
         double reached;      // fraction of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // units of the current piece
-        int64_t piece, pieces;
-        bool quiet, shown; // by invariant 1; in a line
+        bool quiet, shown;   // by invariant 1; in a line
     } now;
-    Line last; // what the line says of the last step: first its number and the fraction of the run
+    Line last; // what the line says of the last step
     Ticker ticker;
-    bool answered; // the signal
 } Progress;
 
 // plain: no terminal, whatever `out` is. progress_watch starts the thread, progress_destroy ends it.
@@ -66,16 +52,16 @@ void progress_destroy(Progress *p);
 void progress_run(Progress *p, const Engine *engine, int seq_len, int64_t step, int64_t done_tokens,
                   int64_t horizon_tokens);
 
-// Begins work of `total` units (of a step: rows of all ranks) in `pieces` pieces; 0: unknown. what: its name in the
-// line; NULL for a step, which has a number, and for work that prints by itself.
-void progress_begin(Progress *p, Stage stage, const char *what, int64_t total, int64_t pieces);
+// Begins work of `total` units; 0: unknown. what: its name in the line; NULL: the next step, of `total` rows.
+void progress_begin(Progress *p, const char *what, int64_t total);
 void progress_next(Progress *p, int64_t done, int64_t flight); // begins a piece: units [done, done + flight)
 void progress_end(Progress *p);                                // ends the work
 
 // Adds a step and shows its line; in a log, at most one line per log_interval, unless `force`.
 void progress_step(Progress *p, const StepMetrics *step, const Noise *noise, bool force);
-void progress_val(Progress *p, const StepMetrics *step, double val_loss);
-void progress_hellaswag(Progress *p, const StepMetrics *step, const HellaSwagScore *score);
+
+// Prints other lines above the updating line.
+void progress_print(Progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 // Ends the updating line, before other output.
 void progress_break(Progress *p);

@@ -27,7 +27,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     const Pulse pulse = {comm_beat, r->setup.comm};
     Text notes;
     TRY(text_begin(&notes, e));
-    progress_begin(&r->output.progress, STAGE_SETUP, "reading the checkpoint", 0, 0);
+    progress_begin(&r->output.progress, "reading the checkpoint", 0);
     int code =
         archive_newest(archive, notes.f, &pulse, &newest->found, &newest->step, newest->directory, newest->run, e);
     progress_end(&r->output.progress);

@@ -172,7 +172,7 @@ static int save(Run *r, bool waits, int *unsaved, Error *why, Error *e) {
     } begun = {0};
     comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
     TRY(compare_ranks(&r->setup, &r->position, e));
-    progress_begin(&r->output.progress, STAGE_SAVE, "saving", 0, 0);
+    progress_begin(&r->output.progress, "saving", 0);
     TRY(await_save(r, NULL, NULL, e));
     if (is_rank0(&r->setup)) {
         begun.apart = check_names(r, &(Error){0}) != 0;

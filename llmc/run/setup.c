@@ -300,7 +300,7 @@ static int load_state(Run *r, Error *e) {
     const bool moments = s->options.with_optimizer;
     int64_t arrays = resumed[0] || moments ? 3 : 1; // weights, moments
     const char *what = resumed[0] || s->source[0] ? "loading the model" : "drawing the weights";
-    progress_begin(&r->output.progress, STAGE_SETUP, what, arrays * (int64_t)s->model.parameters, 0);
+    progress_begin(&r->output.progress, what, arrays * (int64_t)s->model.parameters);
     if (resumed[0]) {
         TRY(checkpoint_load_model(resumed, &s->model, load_weights, r, e));
         return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
@@ -333,7 +333,7 @@ static int decide_tuning(Run *r, Error *e) {
     if (!is_rank0(&r->setup)) return 0;
     if (engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit))
         print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
-    progress_begin(&r->output.progress, STAGE_SETUP, "timing matrix products", 0, 0);
+    progress_begin(&r->output.progress, "timing matrix products", 0);
     if (r->setup.options.tune) TRY(engine_tune(r->setup.engine, e));
     progress_end(&r->output.progress);
     strcpy(r->position.at.tuning, engine_tuning(r->setup.engine));
@@ -378,7 +378,7 @@ int setup_data(Run *r, Error *e) {
     RunData *data = &r->data;
     int T = r->setup.shape.seq_len, V = r->setup.model.config.vocab;
     bool hellaswag = o->eval_only ? o->given[OPTION_hellaswag] : o->hellaswag_every > 0;
-    progress_begin(&r->output.progress, STAGE_SETUP, "reading the data", 0, 0);
+    progress_begin(&r->output.progress, "reading the data", 0);
     if (!o->eval_only) {
         TRY(dataset_open(&data->train, o->train, T, V, (uint64_t)o->seed, e));
         if (o->shift_windows) dataset_shift_windows(data->train);

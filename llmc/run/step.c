@@ -32,7 +32,7 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Er
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
     unread->code = 0;
-    progress_begin(progress, what ? STAGE_SETUP : STAGE_STEP, what, B, micro_steps);
+    progress_begin(progress, what, B);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);

@@ -102,7 +102,8 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
         if (!r->saving.is_best && r->setup.options.patience) r->position.at.best.stale++;
     }
     if (!is_rank0(&r->setup)) return 0;
-    progress_val(&r->output.progress, m, v.loss);
+    r->output.progress.val_loss = v.loss;
+    progress_print(&r->output.progress, "step %5lld  val loss %.4f\n", (long long)m->step, v.loss);
     return metrics_val(r->output.metrics, m->step, m->tokens, v.loss, e);
 }
 
@@ -110,7 +111,9 @@ static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     HellaSwagScore score;
     TRY(evaluate_hellaswag(&r->setup, &r->data, &r->output.progress, &score, e));
     if (!is_rank0(&r->setup)) return 0;
-    progress_hellaswag(&r->output.progress, m, &score);
+    const int n = score.questions, right = score.correct, by_mean = score.correct_norm;
+    progress_print(&r->output.progress, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n",
+                   (long long)m->step, right, n, (double)right / n, by_mean, n, (double)by_mean / n);
     return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
 }
 
@@ -123,8 +126,8 @@ static int sample_here(Run *r, Error *e) {
 
 static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    progress_break(&r->output.progress);
-    progress_begin(&r->output.progress, STAGE_SAMPLE, NULL, 0, 0);
+    progress_begin(&r->output.progress, "the sample", 0);
+    progress_break(&r->output.progress); // it prints by itself
     int code = on_rank_0(r, sample_here, e);
     progress_end(&r->output.progress);
     return code;
