@@ -5,7 +5,6 @@
 #include "run/sample.h"
 
 #include <errno.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -18,32 +17,12 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Moves the k largest of n numbers to the front (Hoare 1961, algorithm 65: Find).
-static void move_largest(float *x, int n, int k) {
-    for (int low = 0, high = n - 1; low < high;) {
-        float pivot = x[low + (high - low) / 2];
-        int i = low, j = high;
-        while (i <= j) {
-            while (x[i] > pivot) i++;
-            while (x[j] < pivot) j--;
-            if (i > j) break;
-            float larger = x[j];
-            x[j--] = x[i];
-            x[i++] = larger;
-        }
-        if (k <= i && k > j + 1) return;
-        if (k <= j + 1) high = j;
-        else low = i;
-    }
-}
-
 // Keeps the likeliest tokens (of equal logits at the edge, the first) and sets the other logits to -INFINITY.
 static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
     if (k == V && config->top_p >= 1) return;
     memcpy(sorted, logits, sizeof(float) * (size_t)V);
-    if (k < V) move_largest(sorted, V, k);
-    qsort(sorted, (size_t)k, sizeof(float), compare_descending);
+    qsort(sorted, (size_t)V, sizeof(float), compare_descending);
     if (config->top_p < 1) { // the nucleus: the fewest whose probabilities reach a fraction top_p
         const double T = config->temperature;
         double total = 0, sum = 0;
@@ -60,16 +39,13 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
 }
 
 int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u) {
-    const int small = 1 << 12, threads = omp_get_max_threads();
     int best = 0;
     for (int v = 1; v < V; v++)
         if (logits[v] > logits[best]) best = v;
     if (config->temperature <= 0) return best;
     keep_likeliest(logits, (float *)scratch, V, config);
     double max = logits[best], total = 0, *weight = scratch;
-#pragma omp parallel for schedule(static) num_threads(threads < 8 ? threads : 8) if (V > small)
-    for (int v = 0; v < V; v++) weight[v] = exp((logits[v] - max) / config->temperature);
-    for (int v = 0; v < V; v++) total += weight[v];
+    for (int v = 0; v < V; v++) total += weight[v] = exp((logits[v] - max) / config->temperature);
     double left = u * total;
     for (int v = 0; v < V; v++) {
         left -= weight[v];
@@ -79,26 +55,6 @@ int sample_token(float *logits, double *scratch, int V, const SampleConfig *conf
 }
 
 // ---- A text ---------------------------------------------------------------------------------------------------------
-
-typedef struct {
-    uint16_t *tokens; // the whole text
-    size_t count;
-    float *logits;   // (V)
-    double *scratch; // (V)
-} Draft;
-
-static bool has_prompt(const SampleConfig *config) { return config->prompt && config->prompt[0]; }
-
-// Begins with the prompt; without one with <|endoftext|>, a newline if the tokenizer has none, else token 0.
-static int draft_begin(Draft *d, const Tokenizer *tokenizer, const SampleConfig *config, Error *e) {
-    int eot = tokenizer_eot(tokenizer);
-    if (has_prompt(config))
-        return tokenizer_encode(tokenizer, config->prompt, strlen(config->prompt), d->tokens, &d->count, e);
-    if (eot < 0 && tokenizer_encode(tokenizer, "\n", 1, d->tokens, &d->count, e) == 0) return 0;
-    d->tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
-    d->count = 1;
-    return 0;
-}
 
 // Replaces control bytes, which a model draws early in training and which would move the cursor.
 static void print_text(const char *text, size_t bytes, FILE *out) {
@@ -115,53 +71,59 @@ static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     print_text(text, bytes, out);
 }
 
-static int draft_extend(Draft *d, Engine *engine, const EngineConfig *shape, const SampleConfig *config, double u,
-                        Error *e) {
-    size_t context = (size_t)shape->seq_len, from = d->count > context ? d->count - context : 0;
-    if (config->parallel) TRY(parallel_ask_pass(config->parallel, e));
-    TRY(engine_logits(engine, d->tokens + from, (int)(d->count - from), d->logits, e));
-    int V = shape->model->config.vocab;
-    for (int v = 0; v < V; v++)
-        if (!isfinite(d->logits[v]))
-            return FAIL(e, ERR_NONFINITE, "check the model with --check", "the logits after token %zu are not finite",
-                        d->count);
-    d->tokens[d->count++] = (uint16_t)sample_token(d->logits, d->scratch, V, config, u);
-    return 0;
+// Prints the prompt's last `shown` bytes, from the beginning of a character (UTF-8: at most 4 bytes).
+static void print_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
+    const char *prompt = config->prompt;
+    size_t bytes = strlen(prompt), first = config->shown && config->shown < bytes ? bytes - config->shown : 0;
+    for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
+    if (first > 0) fputs("...", out);
+    print_text(prompt + first, bytes - first, out);
+    if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
+    fflush(out);
 }
 
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e) {
+    const int V = shape->model->config.vocab, eot = tokenizer_eot(tokenizer);
+    const char *prompt = config->prompt ? config->prompt : "";
+    const size_t context = (size_t)shape->seq_len, most = strlen(prompt) + 1 + (size_t)config->tokens;
+    uint16_t *tokens = NULL; // the whole text
+    float *logits = NULL;
+    double *scratch = NULL;
+    size_t count = 0;
     int code = 0;
-    Draft d = {0};
-    size_t most = (config->prompt ? strlen(config->prompt) : 0) + 1 + (size_t)config->tokens;
-    TRY_GOTO(memory_alloc((void **)&d.tokens, most * sizeof(uint16_t), "a sample", e));
-    size_t V = (size_t)shape->model->config.vocab;
-    TRY_GOTO(memory_alloc((void **)&d.logits, V * sizeof *d.logits, "a sample", e));
-    TRY_GOTO(memory_alloc((void **)&d.scratch, V * sizeof *d.scratch, "a sample", e));
-    TRY_GOTO(draft_begin(&d, tokenizer, config, e));
-    if (has_prompt(config)) {
-        // Shows the prompt's last `shown` bytes, from the beginning of a character (UTF-8: at most 4 bytes).
-        const char *prompt = config->prompt;
-        size_t bytes = strlen(prompt), first = config->shown && config->shown < bytes ? bytes - config->shown : 0;
-        for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
-        if (first > 0) fputs("...", out);
-        print_text(prompt + first, bytes - first, out);
-        if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
-        fflush(out);
+    TRY_GOTO(memory_alloc((void **)&tokens, most * sizeof *tokens, "a sample", e));
+    TRY_GOTO(memory_alloc((void **)&logits, (size_t)V * sizeof *logits, "a sample", e));
+    TRY_GOTO(memory_alloc((void **)&scratch, (size_t)V * sizeof *scratch, "a sample", e));
+    if (*prompt) {
+        TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
+        print_prompt(config, out, copy);
+    } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
+        tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
+        count = 1;
     }
     for (int i = 0; i < config->tokens; i++) {
-        double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
-        TRY_GOTO(draft_extend(&d, engine, shape, config, u, e));
-        print_token(tokenizer, d.tokens[d.count - 1], out);
-        if (copy) print_token(tokenizer, d.tokens[d.count - 1], copy);
+        const double u = rng_uniform(config->seed, SAMPLE_STREAM + stream, (uint64_t)i);
+        const size_t from = count > context ? count - context : 0;
+        if (config->parallel) TRY_GOTO(parallel_ask_pass(config->parallel, e));
+        TRY_GOTO(engine_logits(engine, tokens + from, (int)(count - from), logits, e));
+        for (int v = 0; v < V && !code; v++)
+            if (!isfinite(logits[v]))
+                code = FAIL(e, ERR_NONFINITE, "check the model with --check",
+                            "the logits after token %zu are not finite", count);
+        if (code) break;
+        const int token = sample_token(logits, scratch, V, config, u);
+        tokens[count++] = (uint16_t)token;
+        print_token(tokenizer, token, out);
+        if (copy) print_token(tokenizer, token, copy);
         fflush(out);
         pulse_beat(config->pulse);
     }
 done:
     fputc('\n', out);
-    memory_free(d.scratch);
-    memory_free(d.logits);
-    memory_free(d.tokens);
+    memory_free(scratch);
+    memory_free(logits);
+    memory_free(tokens);
     return code;
 }
 
@@ -205,35 +167,32 @@ int print_samples(Run *r, Error *e) {
     return 0;
 }
 
-// Reads a prompt, one line of standard input; NULL at its end.
-static int ask(char **line, size_t *room, bool person, char **prompt, Error *e) {
-    if (person) fputs("> ", stdout);
-    fflush(stdout);
-    ssize_t n = getline(line, room, stdin);
-    *prompt = n < 0 ? NULL : *line;
-    if (n < 0 && ferror(stdin))
-        return FAIL(e, ERR_INPUT, "give it a file, a pipe or a terminal", "standard input: cannot read: %s",
-                    strerror(errno));
-    if (n < 0 && person) fputc('\n', stdout);
-    if (n > 0 && (*line)[n - 1] == '\n') (*line)[--n] = 0;
-    if (n > 0 && strlen(*line) < (size_t)n)
-        return FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
-    return 0;
-}
-
+// Answers each line of standard input.
 int print_answers(Run *r, Error *e) {
     const bool person = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
-    char *line = NULL, *prompt;
+    char *line = NULL;
     size_t room = 0;
     int code = 0;
-    for (int64_t number = 0; !code && !(code = ask(&line, &room, person, &prompt, e)) && prompt;)
+    for (int64_t number = 0; !code;) {
+        if (person) fputs("> ", stdout);
+        fflush(stdout);
+        ssize_t n = getline(&line, &room, stdin);
+        if (n < 0 && ferror(stdin))
+            code = FAIL(e, ERR_INPUT, "give it a file, a pipe or a terminal", "standard input: cannot read: %s",
+                        strerror(errno));
+        if (n < 0) break;
+        if (line[n - 1] == '\n') line[--n] = 0;
+        if (strlen(line) < (size_t)n)
+            code = FAIL(e, ERR_INPUT, "give it lines of text", "standard input: a line has a zero byte");
         for (int64_t i = 0; i < r->setup.options.samples && !code; i++) {
-            code = print_sample(r, prompt, number++, e);
+            code = print_sample(r, line, number++, e);
             if (code != ERR_INPUT) continue;
             error_print(e); // this prompt has no tokens
             code = 0;
             break;
         }
+    }
+    if (person) fputc('\n', stdout);
     free(line);
     return code;
 }
