@@ -90,6 +90,7 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
                       .eps = 1e-8,
                       .weight_decay = 0.1,
                       .momentum = 0.95};
+    u.muon_lr = u.lr;
     u.grad_clip = 1.0;
     u.step = ++b->steps;
     u.batch = (int64_t)b->micro_steps * b->rows;

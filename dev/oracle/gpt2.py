@@ -224,7 +224,7 @@ def newton_schulz(G):
 def muon(name, p, g, moments, step, lr, h):
     """Jordan et al. 2024 with Nesterov's momentum, the size of a step as in Liu et al. 2025, for matrices of blocks."""
     if not (name.startswith("h.") and p.ndim == 2):
-        return adamw(name, p, g, moments, step, lr, h)
+        return adamw(name, p, g, moments, step, h["adamw_lr_factor"] * lr, h)
     buffer = np.zeros_like(p) if moments is None else moments
     buffer = h["momentum"] * buffer + (1 - h["momentum"]) * g
     nesterov = (1 - h["momentum"]) * g + h["momentum"] * buffer

@@ -21,8 +21,8 @@ import gpt2
 SHAPE = dict(layers=2, heads=2, channels=8, vocab=11, context=9, seq_len=7, batch=3, micro_batch=2, steps=4)
 SMOOTHING = 0.2
 HYPER = dict(
-    optimizer=0, momentum=0.9, label_smoothing=SMOOTHING, lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1,
-    grad_clip=1.0, seed=1, dropout=0.0, separator=-1
+    optimizer=0, momentum=0.9, adamw_lr_factor=1, label_smoothing=SMOOTHING, lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8,
+    weight_decay=0.1, grad_clip=1.0, seed=1, dropout=0.0, separator=-1
 )
 STEP_TOKENS = SHAPE["batch"] * SHAPE["seq_len"]
 HYPER |= dict(warmup_tokens=1.5 * STEP_TOKENS, train_tokens=3 * STEP_TOKENS, final_frac=0.1)
@@ -61,7 +61,7 @@ def test_lamb():
 def test_muon():
     """Singular vectors stay, singular values go to about 1; queries, keys and values each; what does not decay is AdamW's."""
     rng = np.random.default_rng(4)
-    hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, momentum=0.9)
+    hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, momentum=0.9, adamw_lr_factor=1)
     for shape in ((6, 6), (6, 15), (15, 6)):
         U, S, V = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
         rest = U.T @ gpt2.newton_schulz(U * S @ V) @ V.T

@@ -153,7 +153,7 @@ static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
-    const float mu = (float)u->momentum, lr = (float)u->lr, decay = (float)u->weight_decay;
+    const float mu = (float)u->momentum, lr = (float)u->muon_lr, decay = (float)u->weight_decay;
     const float scale = (float)muon_scale(rows, columns);
     float *x = engine->matrix;
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_FLOATS)

@@ -246,7 +246,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
                            Error *e) {
     const Model *model = engine->config.model;
     const Tensors in = tensors_in(model, range);
-    const MuonStep step = {(float)u->momentum, (float)u->lr, (float)u->weight_decay};
+    const MuonStep step = {(float)u->momentum, (float)u->muon_lr, (float)u->weight_decay};
     MuonMatrices batch = {};
     for (const Tensor *t = model->tensors + in.first, *end = t + in.count; t < end; t++) {
         const size_t matrices = tensor_muon_matrices(t), columns = matrices ? t->columns / matrices : 0;

@@ -4,12 +4,12 @@
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
 //   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq. 5)
+//   wsd           by 1 - sqrt(share of the decay done) to final_frac x lr at train_tokens (Haegele et al. 2024, arXiv
+//                 2405.18392, "1-sqrt"; as in llm.c)
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: warmup in
 //                 the root is 1% of the horizon, and the rate is lr until then
-//   wsd           warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395, section 4): lr, then down to final_frac x lr
-//                 over the last 20% of the horizon by 1 - sqrt(share of the decay done) (Haegele et al. 2024, arXiv
-//                 2405.18392, "1-sqrt"; as in llm.c)
-// Beyond train_tokens linear, cosine and wsd stay at final_frac x lr. constant and inverse-sqrt ignore final_frac.
+// linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv 2404.06395,
+// section 4), and stay at final_frac x lr beyond train_tokens. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"
@@ -29,11 +29,11 @@ static const char *const schedule_names[SCHEDULE_KINDS] = {"constant", "linear",
 typedef struct {
     ScheduleKind kind;
     double lr; // the peak
-    double warmup_tokens, train_tokens, final_frac;
+    double warmup_tokens, train_tokens, final_frac, hold_frac;
 } Schedule;
 
-#define SCHEDULE_HOLD_FRAC      0.01 // inverse-sqrt without a warm-up: share of the horizon at lr
-#define SCHEDULE_WSD_DECAY_FRAC 0.2  // wsd: share of the horizon that decays
+#define SCHEDULE_HOLD_FRAC     0.01 // inverse-sqrt without a warm-up: share of the horizon at lr
+#define SCHEDULE_WSD_HOLD_FRAC 0.8  // default of hold_frac with wsd, as in llm.c
 
 // The share of [from, to] that `tokens` has passed, 0 to 1. from may equal to.
 GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
@@ -43,18 +43,13 @@ GNS_HD static inline double schedule_progress(double tokens, double from, double
 
 GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
     if (tokens < s->warmup_tokens) return s->lr * tokens / s->warmup_tokens;
-    const double pi = 3.141592653589793238;
+    const double pi = 3.141592653589793238, from = fmax(s->warmup_tokens, s->hold_frac * s->train_tokens);
+    const double done = schedule_progress(tokens, from, s->train_tokens); // share of the decay
     double left = 1.0; // share of lr - final_frac x lr that is left: 1 at the peak, 0 at the end
     switch (s->kind) {
-    case SCHEDULE_LINEAR: left = 1.0 - schedule_progress(tokens, s->warmup_tokens, s->train_tokens); break;
-    case SCHEDULE_COSINE:
-        left = 0.5 + 0.5 * cos(pi * schedule_progress(tokens, s->warmup_tokens, s->train_tokens));
-        break;
-    case SCHEDULE_WSD: {
-        double from = fmax(s->warmup_tokens, (1.0 - SCHEDULE_WSD_DECAY_FRAC) * s->train_tokens);
-        left = 1.0 - sqrt(schedule_progress(tokens, from, s->train_tokens));
-        break;
-    }
+    case SCHEDULE_LINEAR: left = 1.0 - done; break;
+    case SCHEDULE_COSINE: left = 0.5 + 0.5 * cos(pi * done); break;
+    case SCHEDULE_WSD: left = 1.0 - sqrt(done); break;
     case SCHEDULE_INVERSE_SQRT: {
         double scale = s->warmup_tokens > 0 ? s->warmup_tokens : SCHEDULE_HOLD_FRAC * s->train_tokens;
         return tokens > scale ? s->lr * sqrt(scale / tokens) : s->lr;

@@ -109,6 +109,7 @@ typedef struct {
 
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
+    double muon_lr;   // of Muon's matrices; lr is AdamW's and LAMB's
     double momentum;  // Muon's
     double grad_clip; // largest norm of the batch's mean gradient; 0: no clipping
     int64_t step;     // counts from 1, for bias correction

@@ -3,6 +3,7 @@
 #include "options/table.h"
 
 #include "math/schedule.h"
+#include "model/model.h"
 
 #include <string.h>
 

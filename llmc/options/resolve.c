@@ -131,6 +131,7 @@ int options_resolve(Options *o, Error *e) {
     if (!o->given[OPTION_gns]) o->gns = GNS_LN; // options_resolve_gns sets the final mode
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
+    if (!o->given[OPTION_lr_hold_frac]) o->lr_hold_frac = o->lr_schedule == SCHEDULE_WSD ? SCHEDULE_WSD_HOLD_FRAC : 0;
     TRY(options_check_groups(o, e));
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));

@@ -225,7 +225,8 @@ static int init_parameters(Run *r, Error *e) {
             size_t n = size_min(CHUNK, t->count - first);
             Range range = {t->offset + first, t->offset + first + n};
             if (!shard_keeps_weights(&setup->shape, range)) continue;
-            model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
+            if (setup->options.zero_projections && t->init == INIT_RESIDUAL) memset(buffer, 0, n * sizeof *buffer);
+            else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
             TRY_GOTO(load_weights(r, range, buffer, e));
         }
     }
@@ -459,6 +460,7 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
         .warmup_tokens = (double)o->warmup_tokens,
         .train_tokens = (double)o->run.horizon_tokens,
         .final_frac = o->final_lr_frac,
+        .hold_frac = o->lr_hold_frac,
     };
     RampConfig ramp = {
         .mode = o->run.ramp_mode,

@@ -89,8 +89,10 @@ static int fail_nonfinite(const Setup *setup, const Position *position, int64_t 
 static UpdateConfig update_config(const Setup *setup, const Position *position, int64_t B) {
     const Options *o = &setup->options;
     double after = (double)(position->at.tokens + B * setup->shape.seq_len);
+    const double lr = ramp_lr(&position->ramp, schedule_lr(&position->schedule, after), B);
     return (UpdateConfig){
-        .lr = ramp_lr(&position->ramp, schedule_lr(&position->schedule, after), B),
+        .lr = lr * o->adamw_lr_factor,
+        .muon_lr = lr,
         .beta1 = o->beta1,
         .beta2 = o->beta2,
         .eps = o->eps,
@@ -279,7 +281,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .loss = position->result.loss_sum / (double)B,
         .nll = position->result.nll_sum / (double)B,
         .smoothed = setup->shape.label_smoothing > 0,
-        .lr = update.lr,
+        .lr = update.muon_lr,
         .grad_norm = norm,
         .tok_per_s = tok_per_s,
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
@@ -309,7 +311,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const GnsMode mode = setup->options.run.gns_exact_interval == 1 ? GNS_EXACT : GNS_LN;
     UpdateConfig update = update_config(setup, position, B);
     StepSums sums;
-    update.lr = 0;
+    update.lr = update.muon_lr = 0;
     update.step = 1;
     *seconds = INFINITY;
     for (int i = 0; i < COST_STEPS; i++) {

@@ -17,6 +17,7 @@ static Engine *optimizing_engine(const World *w, Optimizer optimizer, int thread
 static void make_step(World *w, Engine *engine, Optimizer optimizer, int step) {
     Error e = {0};
     UpdateConfig u = {.lr = 1e-2,
+                      .muon_lr = 2e-2,
                       .beta1 = 0.9,
                       .beta2 = 0.95,
                       .eps = 1e-6,

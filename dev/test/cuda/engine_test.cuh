@@ -166,7 +166,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
 static inline UpdateConfig update_config(const Case *c, int step) {
     UpdateConfig u = {};
     u.lr = 1e-3, u.beta1 = 0.9, u.beta2 = 0.95, u.eps = 1e-8, u.weight_decay = 0.1;
-    u.momentum = 0.95;
+    u.muon_lr = 2e-3, u.momentum = 0.95; // both rates differ: neither takes the other's place
     u.grad_clip = 1.0;
     u.step = step;
     u.batch = rows_of(c);

@@ -180,7 +180,7 @@ static void compare_loops(const World *w) {
             x = orthogonal(x, rows, columns);
             const double scale = 0.2 * sqrt((double)(rows > columns ? rows : columns));
             for (size_t i = 0; i < x.size(); i++) {
-                const double p = before[place(i)], moved = u.lr * (scale * x[i] + u.weight_decay * p);
+                const double p = before[place(i)], moved = u.muon_lr * (scale * x[i] + u.weight_decay * p);
                 off += pow((double)got[place(i)] - (p - moved), 2);
                 square += moved * moved;
             }

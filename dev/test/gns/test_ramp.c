@@ -19,7 +19,7 @@ static RampConfig config_make(RampMode mode) {
                         .lr_power = 0.5,
                         .half_life_tokens = 1000,
                         .train_tokens = 1e6,
-                        .schedule = {SCHEDULE_COSINE, 0.01, 1e5, 1e6, 0.05}};
+                        .schedule = {SCHEDULE_COSINE, 0.01, 1e5, 1e6, 0.05, 0}};
 }
 
 static Ramp ramp_make(const RampConfig *c) {

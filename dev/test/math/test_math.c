@@ -145,9 +145,11 @@ static void test_adamw_landmarks(void) {
 // ---- schedules ------------------------------------------------------------------------------------------------------
 
 // Each kind as a closed form of the share x of its way, in long double.
-static double closed_form(ScheduleKind kind, double lr, double w, double n, double f, double t) {
-    long double x = ((long double)t - w) / ((long double)n - w);
+static double closed_form(ScheduleKind kind, double lr, double w, double n, double f, double hold, double t) {
+    long double start = hold * (long double)n > w ? hold * (long double)n : w, x = (t - start) / (n - start);
+    bool falls = kind != SCHEDULE_CONSTANT && kind != SCHEDULE_INVERSE_SQRT;
     if (t < w) return (double)((long double)lr * t / w);
+    if (falls && t < start) return lr;
     switch (kind) {
     case SCHEDULE_CONSTANT: return lr;
     case SCHEDULE_LINEAR: return t > n ? f * lr : (double)(lr - (lr - f * lr) * x);
@@ -158,34 +160,29 @@ static double closed_form(ScheduleKind kind, double lr, double w, double n, doub
     case SCHEDULE_INVERSE_SQRT:
         if (w > 0) return (double)(lr * powl((long double)t / w, -0.5L));
         return t < 0.01 * n ? lr : (double)(lr * powl(100.0L * t / n, -0.5L));
-    case SCHEDULE_WSD: {
-        long double start = 0.8L * n > w ? 0.8L * n : w;
-        if (t < start) return lr;
-        long double left = 1 - powl((t - start) / (n - start), 0.5L);
-        return t > n ? f * lr : (double)(f * lr + left * (lr - f * lr));
-    }
+    case SCHEDULE_WSD: return t > n ? f * lr : (double)(f * lr + (1 - powl(x, 0.5L)) * (lr - f * lr));
     default: return NAN;
     }
 }
 
 static void test_schedules(void) {
-    const double n = 3.2e9, warmups[] = {0, 1, 1e7, 7e8, 3e9}, fracs[] = {0, 0.1, 1};
+    const double n = 3.2e9, warmups[] = {0, 1, 1e7, 7e8, 3e9}, fracs[] = {0, 0.1, 1}, holds[] = {0, 0.4, 0.8};
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int w = 0; w < 5; w++)
             for (int f = 0; f < 3; f++) {
-                Schedule s = {(ScheduleKind)kind, 6e-4, warmups[w], n, fracs[f]};
+                Schedule s = {(ScheduleKind)kind, 6e-4, warmups[w], n, fracs[f], holds[(w + f) % 3]};
                 for (int i = 0; i <= 600; i++) {
                     double t = i < 500 ? n * i / 499
                                        : 1.5 * n * rng_uniform(9, (uint64_t)(kind * 15 + w * 3 + f), (uint64_t)i);
-                    CHECK_CLOSE(schedule_lr(&s, t), closed_form(s.kind, s.lr, s.warmup_tokens, n, fracs[f], t), 1e-12,
-                                6e-4);
+                    CHECK_CLOSE(schedule_lr(&s, t),
+                                closed_form(s.kind, s.lr, s.warmup_tokens, n, fracs[f], s.hold_frac, t), 1e-12, 6e-4);
                 }
             }
 }
 
 // By hand, in case the two forms above share a mistake.
 static void test_schedule_landmarks(void) {
-    Schedule s = {SCHEDULE_COSINE, 1.0, 100, 1100, 0.2};
+    Schedule s = {SCHEDULE_COSINE, 1.0, 100, 1100, 0.2, 0};
     CHECK(schedule_lr(&s, 0) == 0 && schedule_lr(&s, 50) == 0.5 && schedule_lr(&s, 100) == 1, "warm-up");
     CHECK_CLOSE(schedule_lr(&s, 600), 0.6, 1e-15, 1);
     CHECK_CLOSE(schedule_lr(&s, 1100), 0.2, 1e-15, 1);
@@ -194,7 +191,7 @@ static void test_schedule_landmarks(void) {
     CHECK_CLOSE(schedule_lr(&s, 350), 0.8, 1e-15, 1);
     s.kind = SCHEDULE_INVERSE_SQRT;
     CHECK_CLOSE(schedule_lr(&s, 400), 0.5, 1e-15, 1);
-    s.kind = SCHEDULE_WSD; // decays from 880 to 1100, by the root of the progress
+    s.kind = SCHEDULE_WSD, s.hold_frac = 0.8; // decays from 880 to 1100, by the root of the progress
     CHECK(schedule_lr(&s, 879) == 1 && schedule_lr(&s, 880) == 1, "stable");
     CHECK_CLOSE(schedule_lr(&s, 935), 0.6, 1e-15, 1);     // a quarter of the way: half of the way down
     CHECK_CLOSE(schedule_lr(&s, 1003.75), 0.4, 1e-15, 1); // 9 sixteenths: three quarters
@@ -203,7 +200,7 @@ static void test_schedule_landmarks(void) {
     // A warm-up as long as the run, or longer, never divides by 0.
     for (int kind = 0; kind < SCHEDULE_KINDS; kind++)
         for (int over = 0; over < 2; over++) {
-            Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0};
+            Schedule all = {(ScheduleKind)kind, 1, 1000 + over, 1000, 0, 0.8 * over};
             for (double t = 0; t <= 1002; t++)
                 CHECK(isfinite(schedule_lr(&all, t)), "%s at %g", schedule_names[kind], t);
             CHECK_CLOSE(schedule_lr(&all, 999), 999.0 / (1000 + over), 1e-15, 1);

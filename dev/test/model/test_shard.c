@@ -228,7 +228,7 @@ static int rank_norms(Rank *rank, Error *e) {
 
 static UpdateConfig update_config(int step) { // without clipping: a rank knows the norms of its share only
     return (UpdateConfig){
-        .lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .batch = ROWS};
+        .lr = 1e-2, .muon_lr = 2e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .batch = ROWS};
 }
 
 // Engines of one device take turns: this one has had its own.

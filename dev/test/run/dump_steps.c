@@ -84,7 +84,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                                .momentum = 0.9,
                                .grad_clip = c->grad_clip,
                                .batch = c->batch};
-    d->schedule = (Schedule){SCHEDULE_COSINE, 3e-3, 3.5 * tokens_per_step, (STEPS - 1) * tokens_per_step, 0.1};
+    d->schedule = (Schedule){SCHEDULE_COSINE, 3e-3, 3.5 * tokens_per_step, (STEPS - 1) * tokens_per_step, 0.1, 0};
     TRY(model_create(&d->model, &c->config, e));
     size_t flat = d->model.flat_count, tensors = (size_t)d->model.tensor_count, B = (size_t)c->batch;
     float **floats[] = {&d->before, &d->after, &d->grad};
@@ -157,6 +157,8 @@ static int measure_batch(Dump *d, Error *e) {
     return 0;
 }
 
+static double adamw_lr_factor(const Dump *d) { return d->c->optimizer == OPTIMIZER_MUON ? 2.5 : 1; }
+
 static int train(Dump *d, Error *e) {
     size_t step_tokens = (size_t)d->c->batch * (size_t)d->c->seq_len;
     size_t tensors = (size_t)d->model.tensor_count;
@@ -169,7 +171,8 @@ static int train(Dump *d, Error *e) {
         TRY_GOTO(measure(d, rows, d->c->batch, GNS_OFF, &loss_sum, NULL, scratch, scratch + tensors, e));
         d->losses[step - 1] = loss_sum / d->c->batch;
         d->update.step = step;
-        d->update.lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        d->update.muon_lr = schedule_lr(&d->schedule, (double)step * (double)step_tokens); // tokens done after the step
+        d->update.lr = adamw_lr_factor(d) * d->update.muon_lr;
         if (d->c->optimizer == OPTIMIZER_LAMB) TRY_GOTO(engine_trust(d->engine, all_of(&d->model), &d->update, e));
         TRY_GOTO(engine_update(d->engine, all_of(&d->model), &d->update, e));
     }
@@ -266,6 +269,7 @@ static void put_metadata(SafetensorsWriter *writer, const Dump *d) {
         {"optimizer", c->optimizer},
         {"momentum", d->update.momentum},
         {"lr", d->schedule.lr},
+        {"adamw_lr_factor", adamw_lr_factor(d)},
         {"beta1", d->update.beta1},
         {"beta2", d->update.beta2},
         {"eps", d->update.eps},

@@ -50,6 +50,20 @@ bash_completes_its_options() {
 }
 threads_do_not_matter() { run c $ramp --threads 2 && same a c; }
 another_seed_is_another_run() { run d $ramp --threads 1 --seed 7 && ! same a d > /dev/null; }
+blocks_begin_as_the_identity() { # with --zero-projections one layer and two have the same loss at first; no weights are given with it
+    first_loss() { small=${small/--layers 2/} run zero --steps 1 --micro-batch 4 --threads 1 --fresh "$@" && grep -o '"loss": [0-9.]*' zero/metrics.jsonl; }
+    [ "$(first_loss --layers 1 --zero-projections)" = "$(first_loss --layers 2 --zero-projections)" ] &&
+        [ "$(first_loss --layers 1)" != "$(first_loss --layers 2)" ] &&
+        refused "--zero-projections has no effect without new weights" none --model a --zero-projections --steps 1
+}
+a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd; Muon's rate is --lr beside any --adamw-lr-factor
+    rates() {
+        small=${small/--warmup-tokens 4000/} run held --steps 10 --batch-tokens 128 --lr 1 --final-lr-frac 0 --threads 1 --fresh --lr-schedule "$@" &&
+            grep -o '"lr": [0-9.]*' held/metrics.jsonl | awk '{ printf "%.2f ", $2 }'
+    }
+    [ "$(rates linear --lr-hold-frac 0.5 --optimizer muon --adamw-lr-factor 2)" = "1.00 1.00 1.00 1.00 1.00 0.80 0.60 0.40 0.20 0.00 " ] &&
+        [ "$(rates wsd)" = "1.00 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.29 0.00 " ]
+}
 the_ramp_grew() {
     [ "$(grep -o '"batch": [0-9]*' a/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
 }
@@ -381,7 +395,7 @@ dry_run_predicts_the_memory() { # within 10%; not under AddressSanitizer, whose 
         print "planned " plan " MiB, took " peak; exit 1 } }'
 }
 
-for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run the_ramp_grew \
+for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once bash_completes_its_options threads_do_not_matter another_seed_is_another_run blocks_begin_as_the_identity a_schedule_holds the_ramp_grew \
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     notes_a_missing_tokenizer the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_prompt_from_a_file a_prompt_from_a_pipe \
