@@ -22,7 +22,6 @@
 #include <assert.h>
 #include <math.h>
 #include <omp.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -30,7 +29,7 @@
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T;
-    size_t first; // skip tokens before this one: an earlier pass left them in memory (B = 1); else 0
+    size_t first; // computes tokens from this one on: the keys and values before it are in memory (B = 1); else 0
     int passes;   // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;
     Dropout dropout; // for the first row; attention_of and drop set the layer
@@ -59,37 +58,19 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
     return attention;
 }
 
-// The block's activations from row `first` on; lse from row 0.
-static Block block_from(const Engine *engine, const Block *k, size_t first, size_t C) {
-    size_t i = first * C;
-    return (Block){at(engine, k->x, i),
-                   at(engine, k->ln1, i),
-                   k->mean1 + first,
-                   k->rstd1 + first,
-                   at(engine, k->qkv, 3 * i),
-                   at(engine, k->attention, i),
-                   k->lse,
-                   at(engine, k->x_mid, i),
-                   at(engine, k->ln2, i),
-                   k->mean2 + first,
-                   k->rstd2 + first,
-                   at(engine, k->fc, 4 * i),
-                   at(engine, k->gelu, 4 * i)};
-}
-
 // LayerNorms add the residual stream. ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing). Writes
-// fcproj's output to `out`; the next LayerNorm adds x_mid to it.
-static void block_forward(Engine *engine, const Batch *batch, Block *all, const void *residual, void *out, int l) {
+// fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`; qkv, attention and lse
+// have all tokens.
+static void block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
-    size_t N = batch->B * batch->T - batch->first;
-    Block from = block_from(engine, all, batch->first, C), *k = &from;
+    size_t first = batch->first, N = batch->B * batch->T - first;
     Dtype type = engine->config.dtype;
     const Attention attention = attention_of(engine, batch, l);
     layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
                       C, type);
-    linear_forward(engine, k->qkv, k->ln1, QKV_W, QKV_B, l, N);
-    attention_forward(&attention, all->attention, all->lse, all->qkv, batch->B, batch->T, batch->first, NH, C / NH);
-    linear_forward(engine, k->x_mid, k->attention, PROJ_W, PROJ_B, l, N);
+    linear_forward(engine, at(engine, k->qkv, first * 3 * C), k->ln1, QKV_W, QKV_B, l, N);
+    attention_forward(&attention, k->attention, k->lse, k->qkv, batch->B, batch->T, first, NH, C / NH);
+    linear_forward(engine, k->x_mid, at(engine, k->attention, first * C), PROJ_W, PROJ_B, l, N);
     drop(engine, batch, k->x_mid, k->x_mid, DROPOUT_ATTENTION, l);
     layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
                       C, type);
@@ -100,7 +81,7 @@ static void block_forward(Engine *engine, const Batch *batch, Block *all, const 
     drop(engine, batch, out, out, DROPOUT_MLP, l);
 }
 
-// Writes x (B, T, C) from row `first` on. With document_mask a separator opens a document; so does the start of a row.
+// Writes x, from token `first` on. With document_mask a separator opens a document; so does the start of a row.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     size_t C = (size_t)engine->config.model->config.channels, first = batch->first, T = batch->T;
     const uint16_t *position = engine->position ? engine->position + first : NULL;
@@ -114,17 +95,13 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Multiply-adds of `rows` rows in `blocks` passes over a block and `heads` passes over the head. Leaves attention out.
-static double multiply_adds(const Engine *engine, size_t rows, double blocks, double heads) {
-    double C = engine->config.model->config.channels, V = engine->config.model->vocab_padded;
-    return (double)rows * (blocks * 12 * C * C + heads * V * C);
-}
-
-// Adds to work_done, the finished fraction of the pass. Another thread reads it.
-static void count_work(Engine *engine, size_t rows, double blocks, double heads) {
-    float done = atomic_load_explicit(&engine->work_done, memory_order_relaxed);
-    done += (float)(multiply_adds(engine, rows, blocks, heads) / engine->work);
-    atomic_store_explicit(&engine->work_done, done, memory_order_relaxed);
+// Adds a share of the pass to work_done, which another thread reads: block_rows rows through a block and head_rows rows
+// through the head. Leaves attention out.
+static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
+    const Model *model = engine->config.model;
+    double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
+    double all = batch->passes * (double)(batch->B * batch->T - batch->first) * (model->config.layers + head);
+    engine->work_done = engine->work_done + (float)(((double)block_rows + head * (double)head_rows) / all);
 }
 
 // Waits for the weights of block l. With sharded weights, starts to gather those of block `after`, which comes next.
@@ -135,30 +112,28 @@ static int next_weights(Engine *engine, int l, int after, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
 }
 
-// Writes lnf (B, T, C) from row `first` on.
+// Writes lnf, from token `first` on.
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    size_t C = (size_t)model->config.channels, first = batch->first, i = first * C, N = batch->B * batch->T - first;
+    size_t N = batch->B * batch->T - batch->first;
     const void *residual = NULL;
     engine->seen_count = 0;
-    engine->work = batch->passes * multiply_adds(engine, N, L, 1);
-    atomic_store_explicit(&engine->work_done, 0, memory_order_relaxed);
+    engine->work_done = 0;
     // Ask for all weights at once: a transfer slows down no kernel of the CPU.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
-    embeddings_forward(engine, batch, at(engine, engine->block[0].x, i));
+    embeddings_forward(engine, batch, engine->block[0].x);
     for (int l = 0; l < L; l++) {
-        void *out = at(engine, l + 1 < L ? engine->block[l + 1].x : engine->x_final, i);
+        void *out = l + 1 < L ? engine->block[l + 1].x : engine->x_final;
         TRY(next_weights(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
-        count_work(engine, N, 1, 0);
-        residual = at(engine, engine->block[l].x_mid, i);
+        count_work(engine, batch, N, 0);
+        residual = engine->block[l].x_mid;
     }
-    layernorm_forward(at(engine, engine->lnf, i), engine->meanf + first, engine->rstdf + first,
-                      at(engine, engine->x_final, i), residual, weight(engine, LNF_W, 0), weight(engine, LNF_B, 0), N,
-                      C, engine->config.dtype);
+    layernorm_forward(engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, weight(engine, LNF_W, 0),
+                      weight(engine, LNF_B, 0), N, (size_t)model->config.channels, engine->config.dtype);
     return 0;
 }
 
@@ -170,29 +145,25 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
-// Writes the loss of rows [first, first + rows). Unless dwte is NULL, also their gradients: dy (rows, C) and dwte (Vp,
-// C); add: adds to dwte.
-static void head_chunk(Engine *engine, size_t first, size_t rows, float *dwte, bool add) {
+// Writes the loss of rows [first, end). Unless dwte is NULL, also their gradients: dy (rows, C) and dwte (Vp, C); add:
+// adds to dwte.
+static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t end, float *dwte, bool add) {
     const Model *model = engine->config.model;
-    size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded;
-    float seed =
-        dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f; // dL_b of a token: L_b is the mean over T
-    head_logits(engine, first, rows);
-    float *loss = dwte && engine->loss ? engine->loss + first : NULL;
-    cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
-                  loss ? engine->config.label_smoothing : 0, seed, engine->config.dtype);
-    if (!dwte) return;
-    matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows, C,
-              Vp);
-    matmul_tn(engine->matmul, dwte, NULL, engine->logits, at(engine, engine->lnf, first * C), Vp, C, rows, add);
-}
-
-static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, bool add) {
-    size_t chunk = (size_t)engine_head_rows(&engine->config);
-    for (size_t rows; first < end; first += rows, add = true) {
-        rows = size_min(chunk, end - first);
-        head_chunk(engine, first, rows, dwte, add);
-        count_work(engine, rows, 0, dwte ? 3 : 1);
+    size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded, rows;
+    const float smoothing = engine->config.label_smoothing;
+    // dL_b of a token: L_b is the mean over T
+    const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
+    for (; first < end; first += rows, add = true) {
+        rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
+        float *loss = dwte && engine->loss ? engine->loss + first : NULL;
+        head_logits(engine, first, rows);
+        cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
+                      loss ? smoothing : 0, seed, engine->config.dtype);
+        count_work(engine, batch, 0, dwte ? 3 * rows : rows);
+        if (!dwte) continue;
+        matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows,
+                  C, Vp);
+        matmul_tn(engine->matmul, dwte, NULL, engine->logits, at(engine, engine->lnf, first * C), Vp, C, rows, add);
     }
 }
 
@@ -200,7 +171,7 @@ static void head_rows(Engine *engine, size_t first, size_t end, float *dwte, boo
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = (size_t)engine->config.model->config.channels, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
-    head_rows(engine, first, first + batch->T, engine->example_grad, false);
+    head_rows(engine, batch, first, first + batch->T, engine->example_grad, false);
     for (size_t t = 0; t < batch->T; t++)
         memcpy(engine->head_at_token + (first + t) * C, engine->example_grad + inputs[t] * C, sizeof(float) * C);
     float *dwte = b == 0 ? grad_begun(engine, WTE, 0) : grad(engine, WTE, 0);
@@ -315,7 +286,7 @@ static int backward(Engine *engine, const Batch *batch, Error *e) {
         TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
-        count_work(engine, batch->B * batch->T, 2, 0);
+        count_work(engine, batch, 2 * batch->B * batch->T, 0);
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -360,7 +331,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
     for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
-    if (mode != GNS_EXACT) head_rows(engine, 0, batch.B * T, grad(engine, WTE, 0), !engine->first);
+    if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.B * T, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
     add_losses(&engine->nll_sum, engine->nll, batch.B, T);
     add_losses(&engine->loss_sum, engine->loss ? engine->loss : engine->nll, batch.B, T);
@@ -391,7 +362,7 @@ static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float 
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
     set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
-    head_rows(engine, 0, batch.B * batch.T, NULL, false);
+    head_rows(engine, &batch, 0, batch.B * batch.T, NULL, false);
     memcpy(loss, engine->nll, batch.B * batch.T * sizeof(float));
     return 0;
 }
@@ -407,7 +378,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     TRY(forward(engine, &batch, e));
     memcpy(engine->seen, tokens, sizeof *tokens * count);
     engine->seen_count = n;
-    head_logits(engine, count - 1, 1);
+    head_logits(engine, count - 1 - seen, 1);
     for (size_t v = 0; v < (size_t)engine->config.model->config.vocab; v++)
         logits[v] = value_get(engine->logits, v, engine->config.dtype);
     return 0;
@@ -488,9 +459,7 @@ static int cpu_check_dtype(Dtype dtype, Error *e) {
 }
 
 static Dtype cpu_dtype(void) { return DTYPE_FP32; }
-static double cpu_progress(const Engine *engine) {
-    return atomic_load_explicit(&engine->work_done, memory_order_relaxed);
-}
+static double cpu_progress(const Engine *engine) { return engine->work_done; }
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }

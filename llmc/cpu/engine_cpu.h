@@ -57,8 +57,7 @@ struct Engine {
     double *trust_sq;                        // two a tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_scratch;          // Muon: the matrix to orthogonalize; newton_schulz_scratch
     double loss_sum, nll_sum;
-    double work;                // multiply-adds of the pass's products
-    _Atomic float work_done;    // fraction of `work`; another thread reads it
+    _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
     float loss_scale;           // set by scale_loss
     uint64_t example;           // number of the next micro-step's first row
