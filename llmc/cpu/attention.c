@@ -18,17 +18,7 @@ enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
 enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; not a power of two: all rows would fall on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer run on one thread
 
-typedef struct {
-    float *q;                // (Tp, Dp), scaled by 1/sqrt(D)
-    float *k, *v, *dout;     // (Tp, Dp)
-    float *k_t, *v_t;        // (Tp / TILE_COLUMNS, D, TILE_COLUMNS): transposed panels
-    float *dk, *dv;          // (Tp, Dp)
-    float *rows;             // (ROW_BLOCK, Dp): a panel of out, or a block of dq
-    float *scores, *dscores; // forward: scores (TILE_ROWS, Tp + VEC); backward: both (ROW_BLOCK, SCORE_ROW)
-    float *lse, *delta;      // (Tp)
-} Scratch;
-
-// One head of one example.
+// One head of one example, with its thread's scratch.
 typedef struct {
     size_t T, D, Tp, Dp;
     size_t qkv_row, out_row;  // 3C and C
@@ -37,6 +27,13 @@ typedef struct {
     size_t index;             // the head's number
     Dropout dropout;          // for this example
     const uint16_t *position; // (T) or NULL
+    float *q;                 // (Tp, Dp), scaled by 1/sqrt(D)
+    float *k, *v, *dout;      // (Tp, Dp)
+    float *k_t, *v_t;         // (Tp / TILE_COLUMNS, D, TILE_COLUMNS): transposed panels
+    float *dk, *dv;           // (Tp, Dp)
+    float *rows;              // (ROW_BLOCK, Dp): a panel of out, or a block of dq
+    float *scores, *dscores;  // forward: scores (TILE_ROWS, Tp + VEC); backward: both (ROW_BLOCK, SCORE_ROW)
+    float *lse, *delta;       // (Tp)
 } Head;
 
 // The first key that query t sees: the first token of its document. Padding belongs to the last document.
@@ -46,35 +43,47 @@ static size_t first_key(const Head *head, size_t t) {
 }
 static size_t round_down(size_t n, size_t multiple) { return n / multiple * multiple; }
 
-static float *cut_floats(float *base, size_t *used, size_t n) {
-    float *p = base ? base + *used : NULL;
-    *used += round_up(n, 16); // whole cache lines
-    return p;
-}
-
 // Lays out a thread's scratch at `base`; NULL: only counts. Returns the floats used.
-static size_t scratch_layout(Scratch *s, float *base, size_t max_T, size_t max_D) {
+static size_t scratch_layout(Head *head, float *base, size_t max_T, size_t max_D) {
     size_t Tp = round_up(max_T, TILE_COLUMNS), Dp = round_up(max_D, TILE_COLUMNS), used = 0;
-    float **matrices[] = {&s->q, &s->k, &s->v, &s->dout, &s->k_t, &s->v_t, &s->dk, &s->dv};
-    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) *matrices[i] = cut_floats(base, &used, Tp * Dp);
-    s->rows = cut_floats(base, &used, ROW_BLOCK * Dp);
-    s->scores = cut_floats(base, &used, size_max(TILE_ROWS * (Tp + VEC), (size_t)ROW_BLOCK * SCORE_ROW));
-    s->dscores = cut_floats(base, &used, (size_t)ROW_BLOCK * SCORE_ROW);
-    s->lse = cut_floats(base, &used, Tp);
-    s->delta = cut_floats(base, &used, Tp);
+    size_t block = (size_t)ROW_BLOCK * SCORE_ROW, scores = size_max(TILE_ROWS * (Tp + VEC), block);
+    const struct {
+        float **array;
+        size_t floats;
+    } parts[] = {{&head->q, Tp * Dp},     {&head->k, Tp * Dp},           {&head->v, Tp * Dp},
+                 {&head->dout, Tp * Dp},  {&head->k_t, Tp * Dp},         {&head->v_t, Tp * Dp},
+                 {&head->dk, Tp * Dp},    {&head->dv, Tp * Dp},          {&head->scores, scores},
+                 {&head->dscores, block}, {&head->rows, ROW_BLOCK * Dp}, {&head->lse, Tp},
+                 {&head->delta, Tp}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        *parts[i].array = base ? base + used : NULL;
+        used += round_up(parts[i].floats, 16); // whole cache lines
+    }
     return used;
 }
 
 size_t attention_scratch(int threads, size_t max_T, size_t max_D) {
-    Scratch s;
-    return (size_t)threads * scratch_layout(&s, NULL, max_T, max_D);
+    Head head;
+    return (size_t)threads * scratch_layout(&head, NULL, max_T, max_D);
 }
 
-static Scratch scratch_of_thread(const Attention *at) {
-    Scratch s;
+// Head i % NH of example i / NH, for the calling thread.
+static Head head_at(const Attention *at, size_t T, size_t NH, size_t D, size_t i) {
+    assert(T <= at->max_T && D <= at->max_D && D > 0);
+    Head head = {.T = T,
+                 .D = D,
+                 .Tp = round_up(T, TILE_COLUMNS),
+                 .Dp = round_up(D, TILE_COLUMNS),
+                 .qkv_row = 3 * NH * D,
+                 .out_row = NH * D,
+                 .type = at->type,
+                 .scale = 1 / sqrtf((float)D),
+                 .index = i % NH,
+                 .dropout = dropout_at(at->dropout, at->dropout.example + i / NH, at->dropout.layer),
+                 .position = at->position ? at->position + i / NH * T : NULL};
     size_t floats = attention_scratch(1, at->max_T, at->max_D);
-    scratch_layout(&s, at->scratch + (size_t)omp_get_thread_num() * floats, at->max_T, at->max_D);
-    return s;
+    scratch_layout(&head, at->scratch + (size_t)omp_get_thread_num() * floats, at->max_T, at->max_D);
+    return head;
 }
 
 // to[at + i] = scale * from[from_at + i], i < n, between two types
@@ -170,24 +179,25 @@ static void drop_row(const Head *head, float *scores, size_t t, size_t j, size_t
 }
 
 // Writes rows [i, i + rows) of out = softmax(q k^T) v and of lse.
-static void forward_panel(const Head *head, const Scratch *s, void *out, float *lse, size_t i, size_t rows) {
+static void forward_panel(const Head *head, void *out, float *lse, size_t i, size_t rows) {
     size_t Dp = head->Dp, score_row = head->Tp + VEC, keys = size_min(head->Tp, round_up(i + rows, TILE_COLUMNS));
     size_t first = round_down(first_key(head, i), TILE_COLUMNS);
     for (size_t j = first; j < keys; j += TILE_COLUMNS)
-        write_tile(s->scores + j, score_row, rows, s->q + i * Dp, Dp, s->k_t + j * head->D, TILE_COLUMNS, head->D,
-                   false);
+        write_tile(head->scores + j, score_row, rows, head->q + i * Dp, Dp, head->k_t + j * head->D, TILE_COLUMNS,
+                   head->D, false);
     float sum[TILE_ROWS];
     size_t valid = size_min(rows, head->T - i);
     for (size_t r = 0; r < rows; r++) {
-        float max, *scores = s->scores + r * score_row;
+        float max, *scores = head->scores + r * score_row;
         sum[r] = softmax_row(scores + first, first_key(head, i + r) - first, i + r + 1 - first, keys - first, &max);
         if (r < valid) lse[i + r] = loss_logsumexp(max, sum[r]);
         if (r < valid && head->dropout.below) drop_row(head, scores, i + r, first, keys);
     }
     for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-        write_tile(s->rows + d, Dp, rows, s->scores + first, score_row, s->v + first * Dp + d, Dp, i + rows - first,
-                   false);
-    for (size_t r = 0; r < valid; r++) copy_rows_out(head, out, i + r, head->out_row, s->rows + r * Dp, 1, 1 / sum[r]);
+        write_tile(head->rows + d, Dp, rows, head->scores + first, score_row, head->v + first * Dp + d, Dp,
+                   i + rows - first, false);
+    for (size_t r = 0; r < valid; r++)
+        copy_rows_out(head, out, i + r, head->out_row, head->rows + r * Dp, 1, 1 / sum[r]);
 }
 
 // delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4); it holds with dropout too
@@ -217,14 +227,14 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
 }
 
 // backward_softmax of keys [j, end) with dropout. noinline: inlined, it slows down runs without dropout.
-__attribute__((noinline)) static void backward_dropped_row(const Head *head, const Scratch *s, float *scores,
-                                                           float *dscores, size_t t, size_t j, size_t end) {
+__attribute__((noinline)) static void backward_dropped_row(const Head *head, float *scores, float *dscores, size_t t,
+                                                           size_t j, size_t end) {
     float factor[DROPOUT_SPAN];
     for (size_t next; j < end; scores += next - j, dscores += next - j, j = next) {
         size_t span = round_down(j, DROPOUT_SPAN);
         next = size_min(end, span + DROPOUT_SPAN);
         dropout_factors(factor, head->dropout, DROPOUT_PROBABILITY, head->index, t, span);
-        backward_softmax(scores, dscores, first_key(head, t), t, j, next - j, s->lse[t], s->delta[t],
+        backward_softmax(scores, dscores, first_key(head, t), t, j, next - j, head->lse[t], head->delta[t],
                          factor + (j - span));
     }
 }
@@ -238,136 +248,95 @@ static Seen keys_seen(const Head *head, size_t i, size_t rows, size_t j, size_t 
     return (Seen){size_min(end, first > j ? first - j : 0), end};
 }
 
-// Writes P and dS of queries [i, i + rows) and keys [j, j + keys) to rows [r, r + rows) of s->scores and s->dscores.
+// Writes P and dS of queries [i, i + rows) and keys [j, j + keys) to rows [r, r + rows) of head->scores and head->dscores.
 // rows <= TILE_ROWS.
-static void backward_scores(const Head *head, const Scratch *s, size_t i, size_t rows, size_t r, size_t j,
-                            size_t keys) {
+static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, size_t j, size_t keys) {
     size_t D = head->D, Dp = head->Dp;
-    float *p = s->scores + r * SCORE_ROW, *ds = s->dscores + r * SCORE_ROW;
+    float *p = head->scores + r * SCORE_ROW, *ds = head->dscores + r * SCORE_ROW;
     Seen seen = keys_seen(head, i, rows, j, keys);
     size_t begin = round_down(seen.begin, TILE_COLUMNS), end = size_min(keys, round_up(seen.end, TILE_COLUMNS));
     for (size_t c = begin; c < end; c += TILE_COLUMNS) {
-        write_tile(p + c, SCORE_ROW, rows, s->q + i * Dp, Dp, s->k_t + (j + c) * D, TILE_COLUMNS, D, false);
-        write_tile(ds + c, SCORE_ROW, rows, s->dout + i * Dp, Dp, s->v_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(p + c, SCORE_ROW, rows, head->q + i * Dp, Dp, head->k_t + (j + c) * D, TILE_COLUMNS, D, false);
+        write_tile(ds + c, SCORE_ROW, rows, head->dout + i * Dp, Dp, head->v_t + (j + c) * D, TILE_COLUMNS, D, false);
     }
     for (size_t t = i; t < i + rows; t++, p += SCORE_ROW, ds += SCORE_ROW) {
-        if (head->dropout.below) backward_dropped_row(head, s, p + begin, ds + begin, t, j + begin, j + end);
+        if (head->dropout.below) backward_dropped_row(head, p + begin, ds + begin, t, j + begin, j + end);
         else
-            backward_softmax(p + begin, ds + begin, first_key(head, t), t, j + begin, end - begin, s->lse[t],
-                             s->delta[t], NULL);
+            backward_softmax(p + begin, ds + begin, first_key(head, t), t, j + begin, end - begin, head->lse[t],
+                             head->delta[t], NULL);
         if (begin > 0) memset(p, 0, begin * sizeof *p), memset(ds, 0, begin * sizeof *ds);
         if (end < keys) memset(p + end, 0, (keys - end) * sizeof *p), memset(ds + end, 0, (keys - end) * sizeof *ds);
     }
 }
 
 // For queries [i, i_end) and keys [j, j + keys): dv += P^T dout, dk += dS^T q, dq = dS k; add: dq += dS k.
-static void backward_block(const Head *head, const Scratch *s, size_t i, size_t i_end, size_t j, size_t keys,
-                           bool add) {
+static void backward_block(const Head *head, size_t i, size_t i_end, size_t j, size_t keys, bool add) {
     size_t Dp = head->Dp;
     for (size_t row = i; row < i_end; row += TILE_ROWS)
-        backward_scores(head, s, row, size_min(TILE_ROWS, i_end - row), row - i, j, keys);
+        backward_scores(head, row, size_min(TILE_ROWS, i_end - row), row - i, j, keys);
     for (size_t c = 0; c < keys && j + c < i_end; c += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, keys - c), first = size_max(i, j + c), last = i_end;
         while (last > first && first_key(head, last - 1) >= j + c + rows) last--;
         // Only queries [first, last) of the block see keys [j + c, j + c + rows).
         size_t offset = (first - i) * SCORE_ROW + c, K = last - first;
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS) {
-            float *dv = s->dv + (j + c) * Dp + d, *dk = s->dk + (j + c) * Dp + d;
-            add_tile_transposed(dv, Dp, rows, s->scores + offset, SCORE_ROW, s->dout + first * Dp + d, Dp, K);
-            add_tile_transposed(dk, Dp, rows, s->dscores + offset, SCORE_ROW, s->q + first * Dp + d, Dp, K);
+            float *dv = head->dv + (j + c) * Dp + d, *dk = head->dk + (j + c) * Dp + d;
+            add_tile_transposed(dv, Dp, rows, head->scores + offset, SCORE_ROW, head->dout + first * Dp + d, Dp, K);
+            add_tile_transposed(dk, Dp, rows, head->dscores + offset, SCORE_ROW, head->q + first * Dp + d, Dp, K);
         }
     }
     for (size_t row = i; row < i_end; row += TILE_ROWS) {
         size_t rows = size_min(TILE_ROWS, i_end - row);
         Seen seen = keys_seen(head, row, rows, j, keys);
         for (size_t d = 0; d < Dp; d += TILE_COLUMNS)
-            write_tile(s->rows + (row - i) * Dp + d, Dp, rows, s->dscores + (row - i) * SCORE_ROW + seen.begin,
-                       SCORE_ROW, s->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
+            write_tile(head->rows + (row - i) * Dp + d, Dp, rows, head->dscores + (row - i) * SCORE_ROW + seen.begin,
+                       SCORE_ROW, head->k + (j + seen.begin) * Dp + d, Dp, seen.end - seen.begin, add);
     }
-}
-
-static void backward_head(const Head *head, const Scratch *s, void *dq, void *dk, void *dv, const void *dout,
-                          const void *q, const void *k, const void *v, const void *out, const float *lse) {
-    size_t Tp = head->Tp, Dp = head->Dp, row = head->qkv_row;
-    copy_padded(head, s->q, q, row, head->scale);
-    copy_padded(head, s->k, k, row, 1);
-    copy_padded(head, s->dout, dout, head->out_row, 1);
-    transpose_panels(head, s->k_t, k, row, s->dk);
-    transpose_panels(head, s->v_t, v, row, s->dk);
-    memset(s->dk, 0, Tp * Dp * sizeof(float));
-    memset(s->dv, 0, Tp * Dp * sizeof(float));
-    for (size_t t = 0; t < head->T; t++)
-        BY_TYPE(head->type, s->delta[t] = row_delta(s->dout + t * Dp, out, t * head->out_row, head->D, TYPE));
-    memcpy(s->lse, lse, head->T * sizeof(float));
-    for (size_t t = head->T; t < Tp; t++) s->lse[t] = INFINITY, s->delta[t] = 0; // padding: P = 0
-    for (size_t i = 0; i < head->T; i += ROW_BLOCK) {
-        size_t i_end = size_min(Tp, i + ROW_BLOCK), first = round_down(first_key(head, i), TILE_COLUMNS);
-        for (size_t j = first; j < i_end; j += KEY_BLOCK)
-            backward_block(head, s, i, i_end, j, size_min(KEY_BLOCK, round_up(i_end, TILE_COLUMNS) - j), j > first);
-        copy_rows_out(head, dq, i, row, s->rows, size_min(head->T, i_end) - i, head->scale);
-    }
-    copy_rows_out(head, dk, 0, row, s->dk, head->T, 1);
-    copy_rows_out(head, dv, 0, row, s->dv, head->T, 1);
-}
-
-static Head head_of(const Attention *at, size_t T, size_t NH, size_t D) {
-    assert(T <= at->max_T && D <= at->max_D && D > 0);
-    return (Head){.T = T,
-                  .D = D,
-                  .Tp = round_up(T, TILE_COLUMNS),
-                  .Dp = round_up(D, TILE_COLUMNS),
-                  .qkv_row = 3 * NH * D,
-                  .out_row = NH * D,
-                  .type = at->type,
-                  .scale = 1 / sqrtf((float)D),
-                  .dropout = at->dropout,
-                  .position = at->position};
-}
-
-// Head i % NH of example i / NH.
-static Head head_at(const Head *first, size_t i, size_t NH) {
-    Head head = *first;
-    head.index = i % NH;
-    head.dropout.example += i / NH;
-    if (head.position) head.position += i / NH * head.T;
-    return head;
 }
 
 void attention_forward(const Attention *at, void *out, float *lse, const void *qkv, size_t B, size_t T, size_t first,
                        size_t NH, size_t D) {
-    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D, scores = B * NH * (T - first) * T;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (scores * D >= SERIAL_MULTIPLY_ADDS)
-    for (size_t bh = 0; bh < B * NH; bh++) {
-        size_t b = bh / NH, column = bh % NH * D;
-        const Head head = head_at(&first_head, bh, NH);
-        const Scratch s = scratch_of_thread(at);
-        size_t q = b * T * 3 * C + column; // (T, D), rows 3C apart; then k and v
-        copy_padded(&head, s.q, value_at(qkv, q, at->type), head.qkv_row, head.scale);
-        copy_padded(&head, s.v, value_at(qkv, q + 2 * C, at->type), head.qkv_row, 1);
-        transpose_panels(&head, s.k_t, value_at(qkv, q + C, at->type), head.qkv_row, s.k);
-        for (size_t i = round_down(first, TILE_ROWS); i < T; i += TILE_ROWS)
-            forward_panel(&head, &s, value_at(out, b * T * C + column, at->type), lse + bh * T, i,
-                          size_min(TILE_ROWS, head.Tp - i));
+    for (size_t i = 0; i < B * NH; i++) {
+        const Head head = head_at(at, T, NH, D, i);
+        const size_t row = i / NH * T, column = i % NH * D;
+        const void *q = value_at(qkv, row * 3 * C + column, at->type); // (T, D), rows 3C apart; then k and v
+        copy_padded(&head, head.q, q, head.qkv_row, head.scale);
+        copy_padded(&head, head.v, value_at(q, 2 * C, at->type), head.qkv_row, 1);
+        transpose_panels(&head, head.k_t, value_at(q, C, at->type), head.qkv_row, head.k);
+        for (size_t t = round_down(first, TILE_ROWS); t < T; t += TILE_ROWS)
+            forward_panel(&head, value_at(out, row * C + column, at->type), lse + i * T, t,
+                          size_min(TILE_ROWS, head.Tp - t));
     }
 }
 
 void attention_backward(const Attention *at, void *dqkv, const void *dout, const void *qkv, const void *out,
                         const float *lse, size_t B, size_t T, size_t NH, size_t D) {
-    const Head first_head = head_of(at, T, NH, D);
     const size_t C = NH * D;
 #pragma omp parallel for schedule(static) num_threads(at->threads) if (B * NH * T * T * D >= SERIAL_MULTIPLY_ADDS)
-    for (size_t bh = 0; bh < B * NH; bh++) {
-        size_t b = bh / NH, rows = b * T * C + bh % NH * D, rows3 = b * T * 3 * C + bh % NH * D;
-        const Head head = head_at(&first_head, bh, NH);
-        const Scratch s = scratch_of_thread(at);
-        const void *q[3]; // then k and v
-        void *dq[3];
-        for (size_t i = 0; i < 3; i++) {
-            q[i] = value_at(qkv, rows3 + i * C, at->type);
-            dq[i] = value_at(dqkv, rows3 + i * C, at->type);
+    for (size_t i = 0; i < B * NH; i++) {
+        const Head h = head_at(at, T, NH, D, i);
+        const size_t row = i / NH * T, column = i % NH * D, bytes = h.Tp * h.Dp * sizeof(float);
+        const void *q = value_at(qkv, row * 3 * C + column, h.type), *k = value_at(q, C, h.type);
+        void *dq = value_at(dqkv, row * 3 * C + column, h.type);
+        copy_padded(&h, h.q, q, h.qkv_row, h.scale);
+        copy_padded(&h, h.k, k, h.qkv_row, 1);
+        copy_padded(&h, h.dout, value_at(dout, row * C + column, h.type), h.out_row, 1);
+        transpose_panels(&h, h.k_t, k, h.qkv_row, h.dk);
+        transpose_panels(&h, h.v_t, value_at(k, C, h.type), h.qkv_row, h.dk);
+        memset(h.dk, 0, bytes), memset(h.dv, 0, bytes);
+        for (size_t t = 0; t < T; t++)
+            BY_TYPE(h.type, h.delta[t] = row_delta(h.dout + t * h.Dp, out, (row + t) * C + column, D, TYPE));
+        memcpy(h.lse, lse + i * T, T * sizeof(float));
+        for (size_t t = T; t < h.Tp; t++) h.lse[t] = INFINITY, h.delta[t] = 0; // padding: P = 0
+        for (size_t t = 0; t < T; t += ROW_BLOCK) {
+            size_t end = size_min(h.Tp, t + ROW_BLOCK), first = round_down(first_key(&h, t), TILE_COLUMNS);
+            for (size_t j = first; j < end; j += KEY_BLOCK)
+                backward_block(&h, t, end, j, size_min(KEY_BLOCK, round_up(end, TILE_COLUMNS) - j), j > first);
+            copy_rows_out(&h, dq, t, h.qkv_row, h.rows, size_min(T, end) - t, h.scale);
         }
-        backward_head(&head, &s, dq[0], dq[1], dq[2], value_at(dout, rows, at->type), q[0], q[1], q[2],
-                      value_at(out, rows, at->type), lse + bh * T);
+        copy_rows_out(&h, value_at(dq, C, h.type), 0, h.qkv_row, h.dk, T, 1);
+        copy_rows_out(&h, value_at(dq, 2 * C, h.type), 0, h.qkv_row, h.dv, T, 1);
     }
 }

@@ -30,11 +30,9 @@ __attribute__((target("amx-tile"))) static void configure(void) {
     configured = true;
 }
 
-// A Bf16Tile that calls `between` after each step of k. That work runs on units that AMX leaves idle.
-__attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c, const uint16_t *a, const uint16_t *b,
-                                                                        size_t pairs, size_t count, Ahead *ahead,
-                                                                        void (*between)(void *, size_t, size_t),
-                                                                        void *work) {
+__attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx(float *c, const uint16_t *a, const uint16_t *b,
+                                                                size_t pairs, size_t count, Ahead *ahead,
+                                                                void (*between)(void *, size_t, size_t), void *work) {
     enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes between rows; pairs of k in a tile
     float *c1 = c + 16 * BF16_COLUMNS;
     size_t lines = (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS); // to prefetch per step
@@ -62,10 +60,6 @@ __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx_between(float *c
     if (count <= 16) return;
     _tile_stored(2, c1, C_ROW);
     _tile_stored(3, c1 + 16, C_ROW);
-}
-
-void bf16_tile_amx(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
-    bf16_tile_amx_between(c, a, b, pairs, count, ahead, NULL, NULL);
 }
 
 #endif

@@ -43,7 +43,8 @@ AVX512_BF16 static inline __attribute__((always_inline)) void tile(const int row
 }
 
 AVX512_BF16 void bf16_tile_avx512(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count,
-                                  Ahead *ahead) {
+                                  Ahead *ahead, void (*between)(void *, size_t, size_t), void *work) {
+    if (between) between(work, 0, 1);
     if (count > 8) tile(12, c, a, b, pairs, ahead);
     else if (count > 4) tile(8, c, a, b, pairs, ahead);
     else tile(4, c, a, b, pairs, ahead);

@@ -34,14 +34,12 @@ enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 // c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. A has `count` rows; later rows of c are
 // arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
 //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
-// A Bf16Tile may prefetch some of the lines ahead; its caller prefetches the rest.
-typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead);
-Bf16Tile bf16_tile_plain, bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;
-
-// A Bf16Tile that calls between(work, at, of) after each of `of` steps of k.
-typedef void Bf16TileBetween(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead,
-                             void (*between)(void *work, size_t at, size_t of), void *work);
-Bf16TileBetween bf16_tile_amx_between;
+// A Bf16Tile may prefetch some of the lines ahead; its caller prefetches the rest. Before it writes c it calls
+// between(work, at, of) for at = 0 to of - 1: AMX after each step of k, on units that it leaves idle; others at the start.
+// NULL: nothing to call.
+typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead,
+                      void (*between)(void *work, size_t at, size_t of), void *work);
+Bf16Tile bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;
 
 bool bf16_amx_available(void);
 bool bf16_avx512_available(void);

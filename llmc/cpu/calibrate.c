@@ -4,106 +4,75 @@
 #include "cpu/matmul_kernel.h"
 #include "cpu/vector_math.h"
 
+#include <math.h>
 #include <omp.h>
 
-enum { STEPS = 100000 };                           // take about half a millisecond
-static const size_t copy_bytes = (size_t)64 << 20; // more than the caches hold
+enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // about half a millisecond; more than the caches hold
+static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
-float calibrate_chains(size_t steps) {
-    Vec v[CALIBRATE_CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f), sum = {0};
-    for (int i = 0; i < CALIBRATE_CHAINS; i++)
+// Does one thread's multiply-adds; returns their floating-point operations.
+static double multiply(const MatmulKernel *kernel, size_t steps) {
+    enum { CHAINS = 12, PAIRS = 256 };  // vectors that hide the latency; pairs of k in a panel
+    __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between two clock readings
+    if (kernel->type == DTYPE_BF16) {
+        static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
+        float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64)));
+        size_t tile = kernel->rows * kernel->columns * PAIRS, products = steps * CHAINS * VEC / tile;
+        for (size_t i = 0; i < products; i++)
+            kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows, &(Ahead){0}, NULL, NULL);
+        return 4.0 * (double)(products * tile);
+    }
+    Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f);
+    for (int i = 0; i < CHAINS; i++)
         v[i] = vec_set((float)i * 0.1f); // not 2, the fixed point: the compiler could fold the loop there
     for (size_t s = 0; s < steps; s++)
 #pragma GCC unroll 12
-        for (int i = 0; i < CALIBRATE_CHAINS; i++) v[i] = v[i] * scale + shift;
-    for (int i = 0; i < CALIBRATE_CHAINS; i++) sum += v[i];
-    return sum[0];
-}
-
-enum { PAIRS = 256 }; // pairs of k in a panel
-
-// Multiplies the same two panels of bf16 `products` times.
-static float calibrate_bf16(const MatmulKernel *kernel, size_t products) {
-    static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
-    float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64))), sum = 0;
-    for (size_t i = 0; i < products; i++) {
-        kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows, &(Ahead){0});
-        sum += c[0];
-    }
-    return sum;
-}
-
-typedef struct {
-    const MatmulKernel *kernel;
-    char *memory; // (2, copy_bytes): a round copies the first half to the second; NULL: a round multiplies
-    size_t threads, steps;
-} Round;
-
-static size_t products_of(const Round *r) {
-    return r->steps * CALIBRATE_CHAINS * VEC / (r->kernel->rows * r->kernel->columns * PAIRS);
-}
-
-// Floating-point operations of one thread in a round of products.
-static double work_of(const Round *r) {
-    double bf16 = 2.0 * PAIRS * (double)(products_of(r) * r->kernel->rows * r->kernel->columns);
-    return 2 * (r->kernel->type == DTYPE_BF16 ? bf16 : (double)VEC * CALIBRATE_CHAINS * (double)r->steps);
-}
-
-// Does one thread's share of a round.
-static float run_share(const Round *r, size_t thread) {
-    size_t part = copy_bytes / r->threads;
-    if (r->memory) memcpy(r->memory + copy_bytes + thread * part, r->memory + thread * part, part);
-    else if (r->kernel->type == DTYPE_BF16) return calibrate_bf16(r->kernel, products_of(r));
-    else {
-        size_t steps = r->steps;
-        __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between the two clock readings
-        return calibrate_chains(steps);
-    }
-    return 0;
-}
-
-// Seconds of the fastest round that begins within 50 ms.
-static double fastest(const Round *r) {
-    double best = 1e9, now = clock_seconds(), end = now + 0.05;
-    volatile float used; // keeps the compiler from dropping the work
-    while (now < end) {
-        double start = now;
-        float total = 0;
-#pragma omp parallel num_threads((int)r->threads) reduction(+ : total)
-        total += run_share(r, (size_t)omp_get_thread_num());
-        used = total;
-        now = clock_seconds();
-        if (now - start < best) best = now - start;
-    }
-    (void)used;
-    return best;
+        for (int i = 0; i < CHAINS; i++) v[i] = v[i] * scale + shift;
+    __asm__ volatile("" ::"m"(v)); // keeps the compiler from dropping the work
+    return 2.0 * VEC * CHAINS * (double)steps;
 }
 
 double calibrate_flops(int threads, Dtype type) {
-    const Round r = {matmul_kernel(type), NULL, (size_t)threads, STEPS};
-    if (!r.kernel) return 0;
-    return work_of(&r) * threads / fastest(&r);
+    const MatmulKernel *kernel = matmul_kernel(type);
+    double best = 0, now = clock_seconds(), end = now + rounds_seconds;
+    while (kernel && now < end) {
+        double start = now, work = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : work)
+        work += multiply(kernel, STEPS);
+        now = clock_seconds();
+        best = fmax(best, work / (now - start));
+    }
+    return best;
 }
 
 double calibrate_probe(int threads, Dtype type) {
-    const Round r = {matmul_kernel(type), NULL, (size_t)threads, type == DTYPE_BF16 ? STEPS : STEPS / 10};
+    const MatmulKernel *kernel = matmul_kernel(type);
     double rate = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : rate)
     {
-        double start = clock_seconds();
-        float result = run_share(&r, (size_t)omp_get_thread_num());
-        __asm__ volatile("" ::"m"(result)); // keeps the compiler from dropping the work
-        rate += work_of(&r) / (clock_seconds() - start);
+        double start = clock_seconds(), work = multiply(kernel, type == DTYPE_BF16 ? STEPS : STEPS / 10);
+        rate += work / (clock_seconds() - start);
     }
     return rate;
 }
 
 double calibrate_copy(int threads) {
-    Round r = {.threads = (size_t)threads};
+    const size_t part = COPY_BYTES / (size_t)threads;
+    double best = 0, now, end;
+    char *memory; // a round copies the first half to the second
     Error e;
-    if (memory_alloc((void **)&r.memory, 2 * copy_bytes, "calibration", &e)) return 0;
-    memset(r.memory, 1, 2 * copy_bytes); // maps every page
-    double seconds = fastest(&r);
-    memory_free(r.memory);
-    return 2.0 * (double)copy_bytes / seconds;
+    if (memory_alloc((void **)&memory, 2 * (size_t)COPY_BYTES, "calibration", &e)) return 0;
+    memset(memory, 1, 2 * (size_t)COPY_BYTES); // maps every page
+    for (now = clock_seconds(), end = now + rounds_seconds; now < end;) {
+        double start = now;
+#pragma omp parallel num_threads(threads)
+        {
+            char *from = memory + (size_t)omp_get_thread_num() * part;
+            memcpy(from + COPY_BYTES, from, part);
+        }
+        now = clock_seconds();
+        best = fmax(best, 2.0 * COPY_BYTES / (now - start));
+    }
+    memory_free(memory);
+    return best;
 }

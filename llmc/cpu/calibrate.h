@@ -3,13 +3,6 @@
 
 #include "model/modes.h"
 
-#include <stddef.h>
-
-// Does `steps` multiply-adds, two operations per float, on each of CALIBRATE_CHAINS vectors in registers. The vectors
-// are independent, to hide the latency. The result means nothing; use it, or the compiler drops the work.
-enum { CALIBRATE_CHAINS = 12 };
-float calibrate_chains(size_t steps);
-
 // FLOP/s of all threads, the best of 50 ms. fp32: multiply-adds in registers. bf16: the kernel's products of panels in
 // the first-level cache. 0: no such kernel.
 double calibrate_flops(int threads, Dtype type);

@@ -55,7 +55,8 @@ struct Engine {
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one a tensor
     double *trust_sq;                        // two a tensor (LAMB): |weights|^2, |direction|^2
-    float *matrix, *matrix_scratch;          // Muon: the matrix to orthogonalize; newton_schulz_scratch
+    float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
+    float *gram, *poly;                      // Muon: (C, C)
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)

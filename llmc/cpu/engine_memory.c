@@ -1,7 +1,6 @@
 // The CPU engine's memory: one allocation. One function, layout, plans it (--dry-run) and places it: the plan is exact.
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
-#include "cpu/newton_schulz.h"
 #include "cpu/value.h"
 #include "model/shard.h"
 
@@ -124,8 +123,8 @@ static MemoryPlan layout(Engine *engine, char *base) {
     }
     end_part(a, "exact per-example norms");
     if (c->optimizer == OPTIMIZER_MUON && !c->inference) {
-        RESERVE(engine->matrix, 4 * C * C); // fc, fcproj: the largest
-        RESERVE(engine->matrix_scratch, newton_schulz_scratch(4 * C * C, C));
+        RESERVE(engine->matrix, 4 * C * C), RESERVE(engine->matrix_next, 4 * C * C); // fc, fcproj: the largest
+        RESERVE(engine->gram, C * C), RESERVE(engine->poly, C * C);
     }
     end_part(a, "Muon's products");
     engine->matmul =

@@ -3,7 +3,6 @@
 #include "base/hash.h"
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
-#include "cpu/newton_schulz.h"
 #include "math/adamw.h"
 #include "math/lamb.h"
 #include "math/muon.h"
@@ -149,6 +148,32 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
+// Returns NewtonSchulz(x) of x (rows, columns) (math/muon.h), in x or in y, both overwritten. gram, poly: (side, side),
+// where side is the shorter of both. Computes the polynomial p of x x^T or x^T x, whichever is smaller:
+// p(x x^T) x = x p(x^T x).
+static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, float *poly, size_t rows,
+                                  size_t columns) {
+    const size_t count = rows * columns, side = size_min(rows, columns);
+    const bool wide = rows <= columns;
+    const float scale = (float)(1.0 / (sqrt(sum_squares(x, count)) + MUON_EPS));
+#pragma omp parallel for simd schedule(static) if (count > PARALLEL_FLOATS)
+    for (size_t i = 0; i < count; i++) x[i] *= scale;
+    for (int step = 0; step < MUON_STEPS; step++) {
+        if (wide) matmul_nt(mm, gram, x, x, rows, rows, columns);
+        else matmul_tn(mm, gram, NULL, x, x, columns, columns, rows, false);
+        matmul_nn(mm, poly, gram, gram, NULL, side, side, side); // below: poly (side, side) = a I + b gram + c gram^2
+#pragma omp parallel for simd schedule(static) if (side * side > PARALLEL_FLOATS)
+        for (size_t i = 0; i < side * side; i++) poly[i] = MUON_B * gram[i] + MUON_C * poly[i];
+        for (size_t i = 0; i < side; i++) poly[i * side + i] += MUON_A;
+        if (wide) matmul_nn(mm, y, poly, x, NULL, rows, columns, rows);
+        else matmul_nn(mm, y, x, poly, NULL, rows, columns, columns);
+        float *next = y;
+        y = x;
+        x = next;
+    }
+    return x;
+}
+
 // Muon's update of matrix k of a tensor; `count` matrices lie side by side in it.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
@@ -164,7 +189,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
     }
     Matmul fp32 = engine->matmul;
     fp32.kernel = matmul_kernel(DTYPE_FP32);
-    const float *o = newton_schulz(fp32, x, engine->matrix_scratch, rows, columns);
+    const float *o = newton_schulz(fp32, x, engine->matrix_next, engine->gram, engine->poly, rows, columns);
 #pragma omp parallel for schedule(static) if (rows * columns > PARALLEL_FLOATS)
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < columns; c++) {
@@ -253,27 +278,16 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
-// Sums hash_element over the range, 32 bits per element. first: x[0]'s place in the hash.
-static uint64_t hash_floats(const float *x, Range range, size_t first) {
+// Sums hash_element over n values, 32 bits of each, 16 of bf16. first: x[0]'s place in the hash.
+static uint64_t hash_values(const void *x, Dtype type, size_t n, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)
-    for (size_t i = range.begin; i < range.end; i++) {
+    for (size_t i = 0; i < n; i++) {
         uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
+        if (type == DTYPE_BF16) bits = ((const uint16_t *)x)[i];
+        else memcpy(&bits, (const float *)x + i, sizeof bits);
         sum += hash_element(first + i, bits);
     }
-    return sum;
-}
-
-// Hashes the kernels' weights of a range: 32 bits per element, 16 for bf16. The range must be contiguous in their
-// array.
-static uint64_t hash_weights(const Engine *engine, Range range) {
-    const size_t first = range.begin, n = range_length(range);
-    if (engine->config.dtype == DTYPE_FP32) return hash_floats(weight_at(engine, first), (Range){0, n}, first);
-    const uint16_t *x = weight_at(engine, first);
-    uint64_t sum = 0;
-#pragma omp parallel for simd schedule(static) reduction(+ : sum)
-    for (size_t i = 0; i < n; i++) sum += hash_element(first + i, x[i]);
     return sum;
 }
 
@@ -285,9 +299,11 @@ int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
         Range part = range_overlap(range, model_bucket(model, i));
         if (!range_length(part)) continue;
         TRY(watch_await(&engine->weights_watch, part, e));
-        *hash += hash_weights(engine, part);
+        *hash += hash_values(weight_at(engine, part.begin), engine->config.dtype, range_length(part), part.begin);
     }
     bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;
-    if (whole && masters_apart(engine) && engine->param) *hash += hash_floats(engine->param, range, model->flat_count);
+    if (whole && masters_apart(engine) && engine->param)
+        *hash +=
+            hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), model->flat_count + range.begin);
     return 0;
 }

@@ -10,10 +10,6 @@
 
 // ---- Embedding ------------------------------------------------------------------------------------------------------
 
-VECTOR_INLINE void embed_row(void *out, const void *te, const void *pe, int C, const Dtype type) {
-    for (int c = 0; c < C; c++) value_set(out, c, value_get(te, c, type) + value_get(pe, c, type), type);
-}
-
 void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uint16_t *position, const void *wte,
                        const void *wpe, int B, int T, int C, Dtype type) {
 #pragma omp parallel for collapse(2) if ((size_t)B * T * C > PARALLEL_FLOATS)
@@ -23,7 +19,8 @@ void embedding_forward(void *x, const uint16_t *tokens, size_t stride, const uin
             void *out = value_at(x, row * C, type);
             const void *te = value_at(wte, (size_t)tokens[b * stride + t] * C, type);
             const void *pe = value_at(wpe, (size_t)(position ? position[row] : t) * C, type);
-            BY_TYPE(type, embed_row(out, te, pe, C, TYPE));
+            BY_TYPE(type, for (int c = 0; c < C; c++)
+                              value_set(out, c, value_get(te, c, TYPE) + value_get(pe, c, TYPE), TYPE));
         }
 }
 
@@ -356,17 +353,14 @@ static double chunk_squares(const float *x, size_t n) {
 
 enum { BLOCK_CHUNKS = 512 }; // chunks summed in parallel; their sums are then added in order
 
-// Adds x to y unless y is NULL; returns |x|^2.
-static double add_and_sum_blocks(float *y, const float *x, size_t n) {
+double add_and_sum_squares(float *y, const float *x, size_t n) {
     double partial[BLOCK_CHUNKS], total = 0;
     for (size_t begin = 0; begin < n; begin += (size_t)BLOCK_CHUNKS * SUM_CHUNK) {
-        size_t left = n - begin, chunks = (left + SUM_CHUNK - 1) / SUM_CHUNK;
-        if (chunks > BLOCK_CHUNKS) chunks = BLOCK_CHUNKS;
+        size_t chunks = size_min((n - begin + SUM_CHUNK - 1) / SUM_CHUNK, BLOCK_CHUNKS);
 #pragma omp parallel for schedule(static) if (chunks > 4)
         for (size_t k = 0; k < chunks; k++) {
-            size_t first = begin + k * SUM_CHUNK, count = n - first < SUM_CHUNK ? n - first : SUM_CHUNK;
-            if (y)
-                for (size_t i = first; i < first + count; i++) y[i] += x[i];
+            size_t first = begin + k * SUM_CHUNK, count = size_min(n - first, SUM_CHUNK);
+            for (size_t i = first; i < first + count && y; i++) y[i] += x[i];
             partial[k] = chunk_squares(x + first, count);
         }
         for (size_t k = 0; k < chunks; k++) total += partial[k];
@@ -374,6 +368,4 @@ static double add_and_sum_blocks(float *y, const float *x, size_t n) {
     return total;
 }
 
-double sum_squares(const float *x, size_t n) { return add_and_sum_blocks(NULL, x, n); }
-
-double add_and_sum_squares(float *y, const float *x, size_t n) { return add_and_sum_blocks(y, x, n); }
+double sum_squares(const float *x, size_t n) { return add_and_sum_squares(NULL, x, n); }

@@ -65,5 +65,5 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
 // Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.
 double sum_squares(const float *x, size_t n);
 
-// y += x; returns |x|^2.
+// y += x unless y is NULL; returns |x|^2.
 double add_and_sum_squares(float *y, const float *x, size_t n);

@@ -116,72 +116,43 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-static MatmulTile tile_at(const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t j) {
-    return (MatmulTile){p, block, i, j, size_min(p->kernel->rows, p->M - i)};
-}
-
-static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
-                      const void *b, size_t i, size_t j) {
-    const MatmulTile tile = tile_at(p, block, i, j);
-    p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead);
-    prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
-    write_rows(&tile, tiles->sums, 0, tile.rows);
-}
-
-#ifdef BF16_X86
-// The `between` of Bf16TileBetween: writes a part of the last tile. Its last call comes before the new sums are stored.
+// The `between` of a Bf16Tile: writes a part of the last tile.
 static void write_last_tile(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;
     write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
 }
 
-static void amx_finish(MatmulTiles *tiles) { write_rows(&tiles->last, tiles->sums, 0, tiles->last.rows); }
+static void bf16_finish(MatmulTiles *tiles) { write_last_tile(tiles, 0, 1); }
 
-static void amx_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a, const void *b,
-                     size_t i, size_t j) {
-    const MatmulTile tile = tile_at(p, block, i, j);
-    p->kernel->bf16_between(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_last_tile, tiles);
+static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
+                      const void *b, size_t i, size_t j) {
+    const MatmulTile tile = {p, block, i, j, size_min(p->kernel->rows, p->M - i)};
+    p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_last_tile, tiles);
     prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
     tiles->last = tile;
 }
-#endif
 
-// Bf16Tile in plain C, the oracle of the others. Like VDPBF16PS it adds the products of a pair one after the other. AMX
-// sums even and odd k separately. Arm adds the two products first, and rounds differently (bf16_neon.c).
-void bf16_tile_plain(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead) {
-    (void)ahead;
-    for (size_t i = 0; i < count; i++, c += COLUMNS) {
-        memset(c, 0, COLUMNS * sizeof *c);
-        for (size_t k = 0; k < pairs; k++)
-            for (size_t j = 0; j < COLUMNS; j++) {
-                const uint16_t *x = a + (k * ROWS + i) * 2, *y = b + (k * COLUMNS + j) * 2;
-                c[j] += bf16_to_f32(x[1]) * bf16_to_f32(y[1]);
-                c[j] += bf16_to_f32(x[0]) * bf16_to_f32(y[0]);
-            }
-    }
-}
-
-#define KERNEL(called, rows_, pack, compute, finish_, tile_, between, available_)                                      \
+#define KERNEL(called, rows_, pack, compute, available_)                                                               \
     {                                                                                                                  \
         .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
-        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = compute,        \
-        .finish = finish_, .bf16_tile = tile_, .bf16_between = between, .available = available_                        \
+        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile,      \
+        .finish = bf16_finish, .bf16_tile = compute, .available = available_                                           \
     }
 
-const MatmulKernel matmul_bf16[MATMUL_BF16_KERNELS] = {
+const MatmulKernel matmul_bf16[] = {
 #ifdef BF16_X86
-    KERNEL("AMX", AMX_ROWS, amx_pack_a, amx_tile, amx_finish, bf16_tile_amx, bf16_tile_amx_between, bf16_amx_available),
-    KERNEL("AVX512-BF16", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_avx512, NULL, bf16_avx512_available),
+    KERNEL("AMX", AMX_ROWS, amx_pack_a, bf16_tile_amx, bf16_amx_available),
+    KERNEL("AVX512-BF16", ROWS, bf16_pack_a, bf16_tile_avx512, bf16_avx512_available),
 #elif defined(__aarch64__)
-    KERNEL("BFMMLA", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_neon, NULL, bf16_neon_available),
+    KERNEL("BFMMLA", ROWS, bf16_pack_a, bf16_tile_neon, bf16_neon_available),
 #endif
-    KERNEL("plain C", ROWS, bf16_pack_a, bf16_tile, NULL, bf16_tile_plain, NULL, NULL),
+    {.name = NULL},
 };
 
 const MatmulKernel *matmul_kernel(Dtype type) {
     if (type == DTYPE_FP32) return &matmul_fp32;
-    for (int i = 0; i + 1 < MATMUL_BF16_KERNELS; i++)
-        if (matmul_bf16[i].available()) return &matmul_bf16[i];
+    for (const MatmulKernel *kernel = matmul_bf16; kernel->name; kernel++)
+        if (kernel->available()) return kernel;
     return NULL;
 }

@@ -40,7 +40,7 @@ typedef struct {
 // A thread's state while it computes the tiles of one panel of B, one after the other.
 typedef struct {
     Ahead ahead;     // the present tile's share
-    MatmulTile last; // AMX: the tile before, written while the next one is computed
+    MatmulTile last; // bf16: the tile before, written while the next one is computed
     float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // bf16
 } MatmulTiles;
 
@@ -60,16 +60,8 @@ struct MatmulKernel {
                  size_t j);        // C's tile at (i, j)
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
     Bf16Tile *bf16_tile;           // for bf16
-    Bf16TileBetween *bf16_between; // for AMX
-    bool (*available)(void);       // true if this machine has the instructions; NULL: always
+    bool (*available)(void);       // bf16: true if this machine has the instructions
 };
 
-// The bf16 kernels of this architecture, fastest first. The last is plain C, an oracle for tests.
-#if defined(BF16_X86)
-enum { MATMUL_BF16_KERNELS = 3 };
-#elif defined(__aarch64__)
-enum { MATMUL_BF16_KERNELS = 2 };
-#else
-enum { MATMUL_BF16_KERNELS = 1 };
-#endif
-extern const MatmulKernel matmul_fp32, matmul_bf16[MATMUL_BF16_KERNELS];
+// The bf16 kernels of this architecture, fastest first; one without a name ends them.
+extern const MatmulKernel matmul_fp32, matmul_bf16[];

@@ -4,9 +4,6 @@
 #include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
 #include "cpu/value.h"
-#ifdef BF16_X86
-#    include "amx_model.h"
-#endif
 
 #include <float.h>
 
@@ -26,21 +23,13 @@ static Matmul matmul_create(const MatmulKernel *kernel, int threads, size_t a_bl
     return (Matmul){threads, kernel, a_block, aligned_alloc(64, bytes)};
 }
 
-// The kernels that can be tried here, fp32 first.
-static const MatmulKernel *kernels[MATMUL_BF16_KERNELS + 2];
-static int kernel_count;
+// This machine's kernels, fp32 first.
+static const MatmulKernel *kernels[8] = {&matmul_fp32};
+static int kernel_count = 1;
 
 static void find_kernels(void) {
-    kernels[kernel_count++] = &matmul_fp32;
-    for (int i = 0; i < MATMUL_BF16_KERNELS; i++)
-        if (!matmul_bf16[i].available || matmul_bf16[i].available()) kernels[kernel_count++] = &matmul_bf16[i];
-#ifdef BF16_X86
-    static MatmulKernel model;
-    model = matmul_bf16[0];
-    model.name = "AMX, in C";
-    model.bf16_tile = bf16_tile_amx_model, model.bf16_between = bf16_tile_amx_between_model;
-    kernels[kernel_count++] = &model;
-#endif
+    for (const MatmulKernel *kernel = matmul_bf16; kernel->name; kernel++)
+        if (kernel->available()) kernels[kernel_count++] = kernel;
 }
 
 // x as values of the type; x becomes what these are.
