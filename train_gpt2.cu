@@ -415,8 +415,8 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const 
                          columns, &engine->columns, engine->stream, e);
 }
 
-// dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc), and fc's bias gradient. A product that multiplies by gelu' saves
-// two passes over dwide.
+// dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc), and fc's bias gradient unless weight_gradient computes it. A
+// product that multiplies by gelu' saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);

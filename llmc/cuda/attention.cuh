@@ -41,8 +41,8 @@ struct AttentionMasks {
 int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// True if the backward sums the columns of dqkv (its bias gradient) on a GPU with linear_sm90: where weight_gradient's
-// tiles do not cover the columns exactly.
+// True if the backward sums the columns of dqkv (its bias gradient) on a GPU with linear_sm90: in 16 bits, with D = 64 and T
+// a multiple of 64, where C is no multiple of weight_gradient's 128 rows.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv (B, T, 3C). Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.

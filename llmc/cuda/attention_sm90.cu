@@ -72,7 +72,7 @@ __device__ void forward_feed(typename F::Team &shared, const CUtensorMap *qkv, u
     }
 }
 
-// Of a thread's two rows: maxima of the raw scores, and partial sums.
+// Maxima of the raw scores and partial sums of a thread's two rows.
 struct Softmax {
     float top[2], sum[2];
 };

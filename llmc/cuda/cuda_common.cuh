@@ -9,7 +9,7 @@
 #include <cuda_runtime.h>
 
 // real: the type of parameters (the working copy), activations and their gradients. Statistics, parameter gradients,
-// moments, master weights and arithmetic inside kernels are fp32 in every build. Only these differ between builds:
+// moments, master weights and arithmetic inside kernels are fp32 in every build. Only these differ between the 16-bit builds:
 //   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
 //   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
 //   REAL_OLDEST    ten times the oldest compute capability that the kernels run on

@@ -136,7 +136,7 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums the runs of a tile:
-// a run within one tile is added to dwte at once, a longer run leaves a partial sum per tile. Kernel 2 adds these in order,
+// a run within one tile is added to dwte at once, a run across tiles leaves a partial sum per tile. Kernel 2 adds these in order,
 // so that a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run that
 // continues from the tile before, [1] of the run that starts here and continues.
 

@@ -8,7 +8,7 @@
 //     transport's stream     gradients of a bucket, weights of a bucket                  NCCL (transport_nccl.cu)
 //     engine->store_stream   weights, moments or gradients to the host, for saves        copies (engine_state.cu)
 //
-// Kernels of a micro-step, in order. A product is linear_sm90 or cuBLASLt (matmul): see Engine.fused_linear.
+// Main kernels of a micro-step. A product is linear_sm90 or cuBLASLt (matmul): see Engine.fused_linear.
 //
 //     forward       embedding_forward, layernorm_forward
 //       per block   product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,
@@ -72,7 +72,7 @@ struct Engine {
     cudaStream_t store_stream; // copies to the host, which do not wait for kernels queued later
     cudaEvent_t state_ready;   // recorded after the last update (engine_state.cu)
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 computes the products of blocks, except input gradients, and of the head
+    bool fused_linear; // linear_sm90 computes qkv, proj, fc, dfc, fcproj with dropout; in bf16 the head's logits, too
     WeightGradientPairs pairs;
     void *memory; // the one device allocation
 
@@ -88,7 +88,7 @@ struct Engine {
     float *rate;                 // (tensors) LAMB
     void *muon;                  // Muon's scratch, in memory of activations
     ReduceSegment *segment;      // (tensors) places in the flat arrays
-    ReduceSegment *segment_part; // (tensors) the same, cut to the range of cuda_norms
+    ReduceSegment *segment_part; // (tensors) the same, cut to a range (clip_segments)
     double *stats;               // (stats_count) numbers of the step
     GradientWatch watch;         // hears of gradients of the next micro-step
     WeightsWatch weights_watch;  // await NULL: all weights are there

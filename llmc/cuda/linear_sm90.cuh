@@ -39,7 +39,7 @@ int linear_sm90_usable(bool *yes, int in, int out, Error *e);
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);
 
-// Tiles per row of row_sums.
+// Tiles across y: rows of row_sums.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
 size_t linear_sm90_column_bytes(int rows, int T, int out);
 

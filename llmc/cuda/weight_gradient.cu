@@ -2,9 +2,10 @@
 //
 // Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW is
 // (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY) or along
-// its columns (sharing X): each block fetches half of the shared operand and multicasts it, which halves its reads from L2.
+// its columns (sharing X): each block fetches half of the shared operand and multicasts it, which halves the reads of that operand from L2.
 //
-// Terms: a step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
+// Terms: a step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs. 1 and 2 hold where
+// squares are wanted; otherwise `e` is stored at once.
 // 1. A warpgroup sums a step in `e`. At its end it adds e to `total` and writes the sum of e's squares to a slot of its
 //    own.
 // 2. After a pair's last step in a tile, `total` is stored, 32 columns beside every 64 rows of the next step: to dW if the
@@ -212,7 +213,7 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     }
 }
 
-// Sums the columns of panels `first` and first + 3 of dY over the block's share of rows; a lane: 8 columns of every fourth
+// Sums the columns of panels `first`, first + COLUMN_WARPS, ... of dY over the block's share of rows; a lane: 8 columns of every fourth
 // row.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {

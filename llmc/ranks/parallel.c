@@ -269,7 +269,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// Sends one message: losses, stop, save, |s_r|^2, and the examples' squared norms by tensor.
+// Sends one message: losses, stop, save, |s_r|^2, the examples' squared norms by tensor, and `more`.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { LOSS, NLL, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;

@@ -4,7 +4,7 @@
 //
 // A bucket (parallel.h) is cut into one part for each rank, in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
-//   2. wait_for makes the engine's later work wait for the transfers with the first numbers.
+//   2. wait_for makes the engine's later work wait for the first `transfers` transfers.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums are taken in a fixed order: same bits, run after run.
 #pragma once

@@ -6,8 +6,8 @@
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
 // 2. Transfers run one after another, so they can share `rounded`.
 // 3. nccl_wait_for makes the engine's stream wait, not the host; nccl_finish makes the host wait for all transfers.
-// 4. The watchdog aborts NCCL under its lock. Every call that hands work to NCCL holds this lock too (watchdog_handing), so
-//    an aborted communicator gets no work.
+// 4. A call that hands work to NCCL takes the watchdog's lock to begin (watchdog_handing). The watchdog aborts NCCL under
+//    this lock, after waiting for the call to end, 1 s at most: an aborted communicator gets no work.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 

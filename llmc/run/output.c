@@ -112,7 +112,6 @@ int setup_output(Run *r, Error *e) {
         &r->saving.archive, &r->setup.parallel, r->setup.engine, &r->setup.model, r->setup.tokenizer, text, o->keep,
         r->output.metrics,  o->dropout};
     TRY(saver_create(&r->saving.saver, &saver, e));
-    if (saves_in_background(&r->setup, &r->position)) saver_prepare(r->saving.saver);
     if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
                  r->position.at.tokens, o->run.horizon_tokens);

@@ -196,6 +196,7 @@ int train_run(Run *r, Error *e) {
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
+    if (saves_in_background(&r->setup, &r->position)) saver_prepare(r->saving.saver); // its copy's memory slows steps down
     TRY(compare_ranks(&r->setup, &r->position, e));
     if (is_rank0(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);
