@@ -2,7 +2,7 @@
 # The demo: trains a GPT-2 of one million parameters in one to four minutes. Its text is the first 8 MB of the C headers
 # under /usr/include, in the order of their paths: every machine that can build gns.c has them. Training sees a quarter.
 # `make demo TEXT=path` takes a file or a directory of your own instead.
-# The same command resumes a stopped run. A run on another text is moved aside. The demo writes only under build/demo/.
+# The same command resumes a stopped run; each text has a directory of its own under build/demo/, where the demo writes.
 set -euo pipefail
 text=${1:-}
 case $text in "" | /*) ;; *) text=$PWD/$text ;; esac
@@ -12,11 +12,6 @@ cd "$root/build/demo"
 exec {lock}> lock
 flock -n $lock || fail 64 "another demo is at work in $PWD" "Wait for it to end"
 if [ -n "$text" ]; then
-    [ -e "$text" ] || fail 65 "TEXT=$text: no such file or directory" "Name one that exists"
-    kinds=(-iname '*.txt' -o -iname '*.md' -o -iname '*.jsonl' -o -iname '*.ndjson' -o -iname '*.jl' -o -iname '*.json') # those that data/tokenize reads
-    [ ! -d "$text" ] || [ -n "$(find "$text/" -type f \( "${kinds[@]}" \) -print -quit)" ] ||
-        fail 65 "TEXT=$text: no .txt, .md, .jsonl or .ndjson file in it" \
-            "Make one text of other files: find '$text' -name '*.c' -exec cat {} + > text.txt; make demo TEXT=text.txt"
     echo "== the text: $text; its last tenth is for validation"
     input=(--val-fraction 0.1 "$text")
 else
@@ -25,34 +20,17 @@ else
     [ -s headers.txt ] || fail 65 "no headers under /usr/include" "Install libc6-dev, or use make demo TEXT=path"
     input=(--val-every-file 10 --max-bytes 8000000 --files-from headers.txt)
 fi
-"$root/data/tokenize" --tokenizer bytes --invalid bytes --force --out next/corpus "${input[@]}"
+rm -rf next
+"$root/data/tokenize" --tokenizer bytes --invalid bytes --out next/corpus "${input[@]}"
+directory=text-$(cksum next/corpus_*.bin | cksum | cut -d ' ' -f 1)
+[ -e "$directory" ] || mv next "$directory"
+cd "$directory"
 
 options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab-size 256
     --layers 2 --heads 6 --channels 192 --seq-len 64 --micro-batch 16 --train-tokens 2300000
     --optimizer muon --batch-tokens 1024 --lr 8e-3 --final-lr-frac 0.02 --warmup-tokens 50000 --beta2 0.99
     --ramp gns --batch-min 16 --batch-max 64 --ramp-step-rows 1e9 --ramp-waste 0.25 --ramp-lr-power 0.5 --gns-half-life 30000
     --val-every 250 --val-tokens 65536 --sample-every 1000000 --temperature 0.7)
-
-# Check the new text first: a text that cannot be trained on must not replace the old text or move a run aside.
-why=$(cd next && "$root/train_gpt2" "${options[@]}" --dry-run 2>&1 > /dev/null) || {
-    code=$?
-    echo "error: ${text:+TEXT=$text: }${why#error: }" >&2
-    exit $code
-}
-rm -f corpus_{train,val}_*.bin
-mv next/* .
-
-# Move a run on another text aside: a run resumes on its own text only. An older run may lack text.cksum.
-text_sum=$(cksum corpus_*.bin)
-if [ -e run ] && [ "$(cat run/text.cksum 2> /dev/null)" != "$text_sum" ]; then
-    [ -e run/text.cksum ] && is="is not" || is="is not known to be"
-    aside=1
-    while [ -e run.$aside ]; do aside=$((aside + 1)); done
-    echo "== the existing run $is of this text: it is moved to $PWD/run.$aside"
-    mv run run.$aside
-fi
-mkdir -p run
-echo "$text_sum" > run/text.cksum
 
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" "${options[@]}"

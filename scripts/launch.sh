@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2006
 # Sourced by the launchers after they set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
 # options after a launcher's name, or in a --config file there, replace the recipe's.
 # From the environment:
@@ -39,52 +39,10 @@ print_help() {
     print $'\n'"All options: $PROGRAM --help"
 }
 
-# Sets TRAIN and VAL: the options', else the environment's, else FineWeb. A plan may run before the data exist.
-need_files() {
-    local named hint="Make them with data/fineweb.sh, or set TRAIN and VAL"
-    given train && TRAIN=$(value train)
-    given val && VAL=$(value val)
-    named=${TRAIN:-}${VAL:-} TRAIN=${TRAIN:-${top}data/fineweb/fineweb_train_*.bin} VAL=${VAL:-${top}data/fineweb/fineweb_val_*.bin}
-    if given dry-run && [ -z "$named" ] && ! compgen -G "$TRAIN" > /dev/null; then
-        echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
-        TRAIN='' VAL=''
-        return
-    fi
-    [[ $TRAIN == *[:\ ]* ]] || compgen -G "$TRAIN" > /dev/null || fail 65 "no training shards at $TRAIN" "$hint"
-    compgen -G "$VAL" > /dev/null || fail 65 "no validation shards at $VAL" "$hint"
-}
-
-# Sets RANKS, if it is not given, to the number of GPUs. CUDA_VISIBLE_DEVICES limits them; an invalid one ends its list.
-need_ranks() {
-    local gpus
-    if [[ $PROGRAM == *cu && -z ${RUN:-} ]]; then
-        gpus=$(count_gpus)
-        [ "$gpus" -gt 0 ] || fail 69 "no NVIDIA GPU here (nvidia-smi lists none)" "Run this where there is one"
-        [ -z "${CUDA_VISIBLE_DEVICES+1}" ] || gpus=$(tr , '\n' <<< "$CUDA_VISIBLE_DEVICES" | sed '/^-/,$d' | grep -c .)
-        [ "${RANKS:=$gpus}" -le "$gpus" ] && [ "$gpus" -gt 0 ] || fail 69 \
-            "RANKS=$RANKS, and GPUs: $gpus${CUDA_VISIBLE_DEVICES+ in CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES}" "Use fewer ranks, or several machines: scripts/slurm/"
-    fi
-    [ "${RANKS:=1}" = 1 ] || grep -q MPI_Init_thread "$PROGRAM" ||
-        fail 64 "$PROGRAM was built without MPI or NCCL" "Install Open MPI and, for GPUs, NCCL; build it again"
-}
-
 ask_to_stop() { # PID: once it catches the signal
     local end=$((SECONDS + 10))
     until catches_usr1 "$1" || [ $SECONDS -ge $end ] || ! kill -0 "$1" 2> /dev/null; do sleep 0.1; done
     kill -USR1 "$1" 2> /dev/null
-}
-
-# Runs a command to its end. A request to stop reaches the command as SIGUSR1.
-run_job() {
-    local code
-    [ $asked = 0 ] || fail 75 "asked to stop before it began" "Run the same command again to resume"
-    setsid "$@" & # not on the terminal: its Ctrl-C would make mpirun kill its ranks
-    job=$!
-    forward_requests
-    wait_for_job
-    code=$?
-    job=''
-    code_of_ranks $code
 }
 
 # Sets the array `command` to a start that resumes: replaces --fresh and llm.c's -y by -y 1. That also overrules `fresh`
@@ -102,27 +60,26 @@ command_to_resume() { # COMMAND...
     command+=(-y 1)
 }
 
+# Starts `command`; a request to stop reaches it as SIGUSR1.
 train_until_done() {
-    local code before newest restarted=''
+    local code before newest
     while :; do
-        before=$(newest_checkpoint "$OUT")
-        run_job "${command[@]}"
-        code=$?
-        # Retry: processes of the previous start may still hold the run, so the trainer refuses the same command.
-        if [ $code = 64 ] && [ -n "$restarted" ] && [ $((SECONDS - restarted)) -lt 120 ]; then
-            sleep 10
-            continue
-        fi
+        before=`newest_checkpoint "$OUT"`
+        "${apart[@]}" "${command[@]}" &
+        job=$!
+        forward_requests
+        wait_for_job
+        code_of_ranks $?
+        code=$? job=''
         case $code in
         0 | 64 | 65 | 69 | 71 | 74 | 76) return $code ;; # done, or a restart does not help
         esac
         [ $asked = 0 ] || return $code
         [ $code != 75 ] || [ -z "${RUN:-}${GNS_END:-}" ] || return $code # the batch system's time is up, or --max-hours
-        newest=$(newest_checkpoint "$OUT")
+        newest=`newest_checkpoint "$OUT"`
         [ -n "$newest" ] && [ "$newest" != "$before" ] || return $code
         echo "exit code $code: starting again from $newest" >&2
         command_to_resume "${command[@]}"
-        restarted=$SECONDS
     done
 }
 
@@ -131,27 +88,34 @@ launch() { # OPTIONS...
     [[ " $* " != *" --help "* ]] || { print_help && exit; }
     [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
     [[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
-    options=$("${command[@]}" --print-options) || exit # it has said why
     unblock_signals "$@"
-    trap_stop_requests
-    announce_launcher launch.sh
+    options=$("${command[@]}" --print-options) || exit # it has said why
     ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
-    need_files
-    need_ranks
+
+    : "${TRAIN:=${top}data/fineweb/fineweb_train_*.bin}" "${VAL:=${top}data/fineweb/fineweb_val_*.bin}"
+    if given dry-run && ! given train && ! compgen -G "$TRAIN" > /dev/null; then
+        echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
+        TRAIN='' VAL=''
+    fi
     given out && OUT=$(value out)
     default out "${OUT:=${top}runs/$NAME}"
     default train "$TRAIN"
     default val "$VAL"
     default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
     [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
+
+    if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
+        RANKS=$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES-$(seq "$(count_gpus)")}" | sed '/^-/,$d' | grep -c .)
+    fi
     if [ -n "${RUN:-}" ]; then
         # shellcheck disable=SC2206
         command=($RUN "${command[@]}")
-    elif [ "$RANKS" -gt 1 ]; then
+    elif [ "${RANKS:-1}" -gt 1 ]; then
         # shellcheck disable=SC2046
         command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
     fi
     [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # a job that Slurm queues again
+    trap_stop_requests
     train_until_done
     exit
 }

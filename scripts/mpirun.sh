@@ -10,8 +10,8 @@
 #   - If a rank was killed, mpirun returns 128 and the signal's number, or 0 with --continuous. Here it becomes 78.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
-#   - If mpirun or this script is killed with KILL, the ranks notice it (llmc/ranks/launcher.h), save and exit. Files that
-#     a killed mpirun leaves in /dev/shm and TMPDIR are removed.
+#   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is, they notice it (llmc/ranks/comm.c),
+#     save and exit, and the files that it leaves in /dev/shm and TMPDIR are removed.
 #   - If nothing reads its output, mpirun kills its ranks after about ten lines; and Ctrl-C of `... | tee log` ends the
 #     tee first. Here mpirun writes to a process that outlives the reader.
 #   - mpirun refuses to run as root, the user of most containers. Here it runs.
@@ -23,7 +23,7 @@ set -u
 unblock_signals "$@"
 trap_stop_requests
 trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
-announce_launcher mpirun.sh
+export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 
 # Prints mpirun's child processes, without zombies. (Not every kernel has /proc/PID/task/PID/children.)
@@ -33,7 +33,7 @@ children() {
 
 # Prints the ranks on this machine, also after mpirun has ended.
 ranks() {
-    grep -lszF " mpirun.sh:$$@" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
+    grep -lszxF "GNS_MPIRUN=$$" /proc/[0-9]*/environ | xargs -r grep -lsz '^OMPI_COMM_WORLD_RANK=' | cut -d / -f 3
 }
 
 # Signals the ranks here. After 20 s without any, signals mpirun: the ranks are on other machines or another program's.
@@ -65,6 +65,7 @@ kill_hung_mpirun() {
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
+        kill -0 $$ || { ask_to_stop && return; } # this script was killed, and mpirun may lose the signal of its end
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
@@ -115,13 +116,13 @@ else
     exec {err}> >(copy_output >&2)
     readers+=" $!"
 fi
-# Start mpirun in a separate session: the terminal's Ctrl-C does not reach it. It unblocks the signals for its ranks.
+# mpirun unblocks the signals for its ranks.
 block=(env) blocked=0
 if env --block-signal=HUP,INT,TERM true 2> /dev/null; then # not before coreutils 8.31
     block+=("--block-signal=HUP,INT,TERM")
-    blocked=$((hup_bit | int_bit | term_bit))
+    blocked=$((1 << 0 | 1 << 1 | 1 << 14)) # these signals in /proc/PID/status
 fi
-(announce_launcher mpirun "$BASHPID" && exec "${block[@]}" setsid mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&-) &
+"${block[@]}" "${apart[@]}" mpirun "$@" >&"$out" 2>&"$err" {out}>&- {err}>&- &
 job=$!
 exec {out}>&- {err}>&-
 forward_requests

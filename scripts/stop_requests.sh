@@ -3,18 +3,19 @@
 # Once signals are trapped, code that may wait uses `COMMAND`: if a trap is due while bash 5.2 reads a $(COMMAND), as it is
 # for the second one of a command, its action is a syntax error, the request is lost and the script ends with 0.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
-hup_bit=$((1 << ($(kill -l HUP) - 1))) int_bit=$((1 << ($(kill -l INT) - 1)))
-usr1_bit=$((1 << ($(kill -l USR1) - 1))) usr2_bit=$((1 << ($(kill -l USR2) - 1))) term_bit=$((1 << ($(kill -l TERM) - 1)))
+usr1_bit=$((1 << ($(kill -l USR1) - 1)))
 
-# Starts the script again with the default action of signals that its parent (a batch system, a service) ignores or
-# blocks: a shell cannot trap those.
+# Starts the script again with the default action of signals that its parent (a batch system, a service) may ignore or
+# block: a shell cannot trap those.
 unblock_signals() { # the script's arguments
-    local set deaf=0
-    for set in $(sed -nE 's/^Sig(Blk|Ign):[[:space:]]*//p' "/proc/$$/status" 2> /dev/null); do deaf=$((deaf | 16#$set)); done
-    ((deaf & (usr1_bit | usr2_bit | term_bit))) && [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] || return 0
-    env --default-signal=TERM,USR1,USR2 true 2> /dev/null || return 0 # coreutils before 8.31 cannot
+    [ -z "${GNS_SIGNALS_UNBLOCKED:-}" ] && env --default-signal=TERM,USR1,USR2 true 2> /dev/null || return 0 # coreutils 8.31
     GNS_SIGNALS_UNBLOCKED=1 exec env --default-signal=TERM,USR1,USR2 "${BASH:-bash}" "$self" "$@"
 }
+
+# Starts a command in a session of its own, which the terminal's Ctrl-C does not reach. The command gets USR1 when this
+# script ends, also by KILL (not with util-linux before 2.33).
+apart=(setsid setpriv --pdeathsig USR1)
+"${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
 # Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started. A second
 # request sends a second signal. Requests until 2 s after the first was forwarded count as one: `timeout` sends two
@@ -25,19 +26,12 @@ trap_stop_requests() {
     trap '[ $asked -gt 0 ] || on_stop_request' HUP
     trap on_stop_request INT TERM USR1 # USR1 last: a script that catches it catches all
 }
-uptime_now() { # sets `now` in 1/100 s: a monotonic clock, without bash 5
-    read -r now _ < /proc/uptime
-    now=$((10#${now/./}))
-}
 on_stop_request() {
-    local now
-    uptime_now
-    [ $asked = 0 ] || [ $((now - first)) -ge 200 ] || return 0
+    [ $asked = 0 ] || [ $((SECONDS - first)) -gt 2 ] || return 0
     asked=$((asked + 1))
-    [ $asked -gt 1 ] || first=$((now + 6000)) # 60 s ahead, until ask_to_stop has found the ranks
+    [ $asked -gt 1 ] || first=$((SECONDS + 60)) # until ask_to_stop has found the ranks
     forward_requests
-    uptime_now
-    [ $asked -gt 1 ] || first=$now
+    [ $asked -gt 1 ] || first=$SECONDS
 }
 forward_requests() {
     while [ -n "$job" ] && [ $sent -lt $asked ]; do
@@ -53,13 +47,6 @@ wait_for_job() {
         kill -0 "$job" 2> /dev/null || break # if it lives, a trap has interrupted the wait
     done
     wait "$job" # again: an interrupted wait returns the trap's code
-}
-
-# Lets the ranks watch the script (llmc/ranks/launcher.h): SIGKILL ends it without notice.
-announce_launcher() { # NAME [PID]; this script by default
-    local place
-    read -r place 2> /dev/null < /proc/sys/kernel/random/boot_id
-    export GNS_LAUNCHERS="${GNS_LAUNCHERS:-} $1:${2:-$$}@$place/`readlink /proc/self/ns/pid 2> /dev/null`"
 }
 
 # True if a process catches SIGUSR1. Before it has installed its handler, SIGUSR1 kills it.

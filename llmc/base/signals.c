@@ -44,6 +44,8 @@ void signals_install(void) {
 
 void signals_orphaned(const char *why) { atomic_store(&orphaned, why); }
 
+bool signals_is_orphan(void) { return atomic_load(&orphaned) != NULL; }
+
 const char *signals_requested(void) {
     int signal_number = requested;
     for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++)

@@ -13,6 +13,7 @@ void signals_install(void);
 
 // Requests a stop because the process that started this one is gone. why: a string constant, for messages.
 void signals_orphaned(const char *why);
+bool signals_is_orphan(void);
 
 // Returns why to stop: the name of a signal, such as "SIGTERM", or the `why` of signals_orphaned. NULL: no request.
 const char *signals_requested(void);

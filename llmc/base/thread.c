@@ -9,65 +9,22 @@
 #include <time.h>
 #include <unistd.h>
 
-static void *run_worker(void *worker) {
-    Worker *w = worker;
-    pthread_mutex_lock(&w->lock);
-    while (!w->ends) {
-        while (!w->run && !w->ends) pthread_cond_wait(&w->changed, &w->lock);
-        if (!w->run) break;
-        pthread_mutex_unlock(&w->lock);
-        w->run(w->argument);
-        pthread_mutex_lock(&w->lock);
-        w->run = NULL;
-        pthread_cond_broadcast(&w->changed);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return NULL;
-}
-
-static int start_thread(Worker *w, const char *what, Error *e) {
+int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e) {
     sigset_t all, before;
     sigfillset(&all);
     sigdelset(&all, SIGALRM);
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->changed, NULL);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&w->thread, NULL, run_worker, w); // inherits the mask
+    int failed = pthread_create(&w->thread, NULL, run, argument); // inherits the mask
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    w->exists = !failed;
+    w->runs = !failed;
     if (!failed) return 0;
     return FAIL(e, ERR_MEMORY, "raise the limit on threads", "cannot start a thread for %s: %s", what,
                 strerror(failed));
 }
 
-int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e) {
-    if (!w->exists) TRY(start_thread(w, what, e));
-    pthread_mutex_lock(&w->lock);
-    w->run = run;
-    w->argument = argument;
-    pthread_cond_broadcast(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    return 0;
-}
-
 void worker_join(Worker *w) {
-    if (!w->exists) return;
-    pthread_mutex_lock(&w->lock);
-    while (w->run) pthread_cond_wait(&w->changed, &w->lock);
-    pthread_mutex_unlock(&w->lock);
-}
-
-void worker_destroy(Worker *w) {
-    if (!w->exists) return;
-    worker_join(w);
-    pthread_mutex_lock(&w->lock);
-    w->ends = true;
-    pthread_cond_broadcast(&w->changed);
-    pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->lock);
-    *w = (Worker){0};
+    if (w->runs) pthread_join(w->thread, NULL);
+    w->runs = false;
 }
 
 void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
@@ -105,7 +62,7 @@ void ticker_destroy(Ticker *t) {
     t->stop = true;
     pthread_cond_signal(&t->ends);
     pthread_mutex_unlock(&t->lock);
-    worker_destroy(&t->worker);
+    worker_join(&t->worker);
     pthread_cond_destroy(&t->ends);
     pthread_mutex_destroy(&t->lock);
 }

@@ -4,21 +4,16 @@
 #include "base/common.h"
 #include <pthread.h>
 
-// Runs one function at a time on a thread. The first worker_start creates the thread. All zero: no thread.
+// A thread that runs one function. All zero: none.
 typedef struct {
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    void *(*run)(void *); // NULL: idle
-    void *argument;
-    bool exists, ends;
+    bool runs;
 } Worker;
 
-// Runs a function on the idle worker. Its thread blocks all signals but SIGALRM: that ends the process on any thread
+// Starts the thread, after the last one was joined. It blocks all signals but SIGALRM: that ends the process on any thread
 // (watchdog.c). `what` names the thread in the message. ERR_MEMORY if the limit on threads is reached.
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
-void worker_join(Worker *w);    // waits until it is idle
-void worker_destroy(Worker *w); // waits, then ends the thread
+void worker_join(Worker *w); // waits for its end
 
 // A thread that calls `tick` ten times a second and holds the lock meanwhile. The lock may guard the owner's data as
 // well.

@@ -41,6 +41,12 @@ static bool cores_of(pid_t process, cpu_set_t *set) {
     return false;
 }
 
+// True if the launcher is gone; this requests a stop. (PMIx tells it to a rank below a shell of its own, open_mpi.h.)
+static bool is_orphan(const Comm *comm) {
+    if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
+    return signals_is_orphan();
+}
+
 #ifdef GNS_MPI
 
 // ---- MPI ------------------------------------------------------------------------------------------------------------
@@ -118,7 +124,7 @@ static int join(Comm *comm, double deadline, Error *e) {
         .board = board_open(rank, ranks),
         .deadline = deadline,
         .end = abort_job,
-        .launchers = &comm->launchers,
+        .launcher = comm->launcher,
     };
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
     watchdog_begin(comm->watchdog, "start of MPI");
@@ -134,14 +140,14 @@ static int join(Comm *comm, double deadline, Error *e) {
     return join_machine(comm, e);
 }
 
-// Ends MPI on this rank: 3 to 6 of program.c's list. MPI stays open if mpirun is gone: MPI_Finalize needs it.
+// Ends MPI on this rank: 3 to 6 of program.c's list. MPI stays open if the launcher is gone: MPI_Finalize needs it.
 static int leave(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;
     if (e->code && !comm->settled) abort_job(e->code);
     watchdog_begin(comm->watchdog, "end of MPI");
     int code = e->code, result = MPI_Barrier(MPI_COMM_WORLD);
-    if (result == MPI_SUCCESS && !launchers_reporter_gone(&comm->launchers)) {
+    if (result == MPI_SUCCESS && !is_orphan(comm)) {
         open_mpi_settle();
         result = MPI_Finalize();
     }
@@ -162,7 +168,7 @@ static int leave(Comm *comm, const Error *e) {
 int comm_create(Comm *comm, double deadline, Error *e) {
     cpu_set_t mine, launcher; // the parent of this machine's ranks: mpirun, its daemon, or Slurm's
     *comm = (Comm){.ranks = 1, .local_ranks = 1};
-    launchers_watch(&comm->launchers, getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK"));
+    if (getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK")) comm->launcher = (int)getppid();
     bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
     comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
     comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
@@ -173,16 +179,15 @@ int comm_create(Comm *comm, double deadline, Error *e) {
     return 0;
 }
 
-void comm_outlive_launchers(Comm *comm) {
+void comm_outlive_launcher(Comm *comm) {
 #ifdef GNS_MPI
     if (mpi_runs()) open_mpi_survive();
 #endif
-    comm->outlives_launchers = true;
+    comm->outlives_launcher = true;
 }
 
 bool comm_asked_to_stop(const Comm *comm) {
-    if (comm->outlives_launchers) launchers_check(&comm->launchers);
-    return signals_requested() != NULL;
+    return (comm->outlives_launcher && is_orphan(comm)) || signals_requested();
 }
 
 int comm_finish(Comm *comm, const Error *e) {

@@ -5,7 +5,6 @@
 // in the order of the ranks: every rank has the same bits.
 #pragma once
 
-#include "ranks/launcher.h"
 #include "ranks/watchdog.h"
 
 GNS_C_BEGIN
@@ -28,9 +27,9 @@ typedef struct {
     Error beat_failed; // why it failed: the next broadcast returns it. Code 0: it did not
     bool settled;      // all ranks know the error that they return, and `speaker` prints it
     int speaker;
-    Watchdog *watchdog; // NULL: one process
-    Launchers launchers;
-    bool outlives_launchers; // a lost launcher is a request to stop
+    Watchdog *watchdog;     // NULL: one process
+    int launcher;           // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
+    bool outlives_launcher; // a lost launcher is a request to stop
 } Comm;
 
 // Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a step
@@ -41,8 +40,8 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // MPI, or a launcher that Open MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// From here on comm_asked_to_stop is also true once a program that started this rank (launcher.h) has ended.
-void comm_outlive_launchers(Comm *comm);
+// From here on comm_asked_to_stop is also true once the launcher has ended.
+void comm_outlive_launcher(Comm *comm);
 
 // True if this rank was asked to stop (base/signals.h), whether or not the others know.
 bool comm_asked_to_stop(const Comm *comm);

@@ -13,6 +13,7 @@
 enum {
     SECONDS_TO_END = 5,     // for MPI to end the job; then this process exits by itself
     SECONDS_FOR_OTHERS = 1, // after an unsure report, for reports of other machines (invariant 4)
+    ORPHAN_SECONDS = 5,     // deadline of set-up without a launcher, which would tell this rank that others ended
     HANDING_MS = 1000       // for the main thread to return from the device's communication before it is aborted
 };
 static const double seconds_for_other_machines = 4; // before an unsure report: their clocks started earlier or later
@@ -113,13 +114,13 @@ static void name_suspects(const Watchdog *w, const View *v, double now, Error *e
 }
 
 static bool is_orphan(const Watchdog *w) {
-    return w->phase == PHASE_SETUP && launchers_reporter_gone(w->config.launchers);
+    return w->phase == PHASE_SETUP && w->config.launcher && getppid() != w->config.launcher;
 }
 
 static double phase_deadline(const Watchdog *w) {
     static const double times[PHASE_COUNT] = {[PHASE_SETUP] = 6, [PHASE_STEP] = 1, [PHASE_CHECKPOINT] = 3};
     double seconds = times[w->phase] * w->config.deadline;
-    return is_orphan(w) ? fmin(seconds, WATCHDOG_ORPHAN_SECONDS) : seconds;
+    return is_orphan(w) ? fmin(seconds, ORPHAN_SECONDS) : seconds;
 }
 
 static void describe(const Watchdog *w, const View *v, double now, Error *e) {

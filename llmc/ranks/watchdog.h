@@ -11,7 +11,7 @@
 //      says what the board shows and blames no rank. First it leaves other machines time to end the job.
 #pragma once
 
-#include "ranks/launcher.h"
+#include "base/common.h"
 
 GNS_C_BEGIN
 
@@ -22,16 +22,14 @@ size_t watchdog_board_bytes(int count);     // of `count` lines, zeros at first
 
 typedef struct Watchdog Watchdog;
 
-enum { WATCHDOG_ORPHAN_SECONDS = 5 }; // deadline of set-up without a launcher: no one tells a rank that others ended
-
 typedef struct {
-    int rank, ranks;            // as the launcher says; watchdog_join corrects them
-    int here;                   // ranks on this machine, as the launcher says; 0: unknown
-    const char *host;           // this machine's name, or "" if there is one machine. Outlives the watchdog
-    WatchdogEntry *board;       // (ranks); each rank of this machine writes its own line; may be NULL
-    double deadline;            // seconds in PHASE_STEP; three times as long for a piece of a save, six times for set-up
-    void (*end)(int code);      // ends the whole job; does not return
-    const Launchers *launchers; // outlives the watchdog
+    int rank, ranks;       // as the launcher says; watchdog_join corrects them
+    int here;              // ranks on this machine, as the launcher says; 0: unknown
+    const char *host;      // this machine's name, or "" if there is one machine. Outlives the watchdog
+    WatchdogEntry *board;  // (ranks); each rank of this machine writes its own line; may be NULL
+    double deadline;       // seconds in PHASE_STEP; three times as long for a piece of a save, six times for set-up
+    void (*end)(int code); // ends the whole job; does not return
+    int launcher;          // the parent process; with another parent set-up ends soon. 0: none
 } WatchdogConfig;
 
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);

@@ -79,7 +79,7 @@ int saver_create(Saver **out, const SaverConfig *config, Error *e) {
 
 void saver_destroy(Saver *s) {
     if (!s) return;
-    worker_destroy(&s->worker);
+    worker_join(&s->worker);
     if (s->copy) engine_unpin(s->config.engine, s->copy);
     memory_free(s->copy);
     memory_free(s->piece);

@@ -45,7 +45,7 @@ int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, 
 
 void loader_destroy(Loader *loader) {
     if (!loader) return;
-    worker_destroy(&loader->worker);
+    worker_join(&loader->worker);
     for (int i = 0; i < 2; i++) memory_free(loader->request[i].rows);
     memory_free(loader);
 }

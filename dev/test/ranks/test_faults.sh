@@ -133,11 +133,6 @@ stopped_alone() { # on a machine of its own, which nobody sees
     deadline=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs, collective number [0-9]+: look at the other machines" \
         --checkpoint-every 0 && nobody_accused
 }
-hangs_elsewhere() { # its watchdog runs: both see which of their machine's ranks is at the earliest collective
-    local machine=("$work/machine.sh" 2)
-    deadline=3 harm 4 3 hang "$1" 78 "^error \(rank [23] on node1\): .*; this machine's 2 ranks run; rank 3 \(process [0-9]+ on node1\) is at the earliest collective" \
-        --checkpoint-every 0 && nobody_accused
-}
 # before MPI knows the rank, or while it joins
 never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
@@ -153,7 +148,6 @@ elsewhere() { # which of several machines a rank is on
     apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'shard 20240521 400 > t.bin' --steps 9 &&
         apart 65 '^error \(rank 1 on node1\): this rank has other training data' 'shorter > t.bin' --steps 9
 }
-token_out_of_range() { apart 65 '^error \(rank 1\): t.bin' 'printf "\054\001" | dd of=t.bin bs=1 seek=1100 conv=notrunc status=none' --steps 9; }
 shard_that_shrinks() { # while it is read
     (until grep -qs '"step"' out/metrics.jsonl; do sleep 0.05; done && : > d1/t.bin) &
     # shellcheck disable=SC2086
@@ -164,7 +158,7 @@ shard_that_shrinks() { # while it is read
 }
 shard_that_shrinks_while_saving() { # rank 0 knows, and cannot have the others wait
     # shellcheck disable=SC2086
-    deadline=4 apart 65 '^error \(rank 0\): t.bin' true FAULT_FSYNC=0.5 FAULT_SAVING=t.bin $forever --checkpoint-every 400 && one_error
+    deadline=4 apart 65 '^error \(rank 0\): t.bin' true FAULT_FSYNC=0.2 FAULT_SAVING=t.bin $forever --checkpoint-every 400 --zero 0 && one_error
 }
 
 with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and one that runs PROGRAM with these options as well
@@ -182,20 +176,20 @@ nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --
 
 # A checkpoint is written for longer than the others have patience in a step: the reason is told all the same.
 not_finite_while_saving() { # OPTIONS...: all know, and wait for the save with a checkpoint's patience
-    deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.5 --steps 99 --out nan --lr 100 --grad-clip 0 \
+    deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.2 --steps 99 --out nan --lr 100 --grad-clip 0 \
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
 asked_to_stop_while_saving() { # OPTIONS...: two saves, and both make progress
     # shellcheck disable=SC2086
-    deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.5 FAULT_SAVING=ask $forever --out stop \
+    deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
 # Long work of rank 0 that makes progress is no hang, however long the others wait. A call that never returns is one.
 saves_slowly() { # OPTIONS...
-    deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.6 --steps 3 --out slow "$@"
+    deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.25 --steps 3 --out slow "$@"
 }
 samples_slowly() {
-    deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.04 --steps 2 --out slow --sample-every 1 --sample-tokens 100
+    deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
 hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training, when the next is due
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
@@ -203,7 +197,7 @@ hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training
 }
 # The same while rank 0 reads the checkpoint to go on from.
 resumes_slowly() {
-    run 2 0 . --steps 3 --out slow && deadline=2 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=1 --steps 6 --out slow
+    run 2 0 . --steps 3 --out slow && deadline=0.7 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=0.4 --steps 6 --out slow
 }
 hangs_while_resuming() {
     run 2 0 . --steps 3 --out slow && deadline=0.5 run 2 78 '^error \(rank [01]\): set-up.*; rank 0 \(process [0-9]+\) keeps the others waiting' \
@@ -211,7 +205,7 @@ hangs_while_resuming() {
 }
 alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is one rank: there is nobody to wait for
     local machine=(env -u OMPI_COMM_WORLD_SIZE)
-    deadline=0.7 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=2.5 --steps 3 --out alone
+    deadline=0.1 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=0.4 --steps 3 --out alone
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
 ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # whose thread has not run since MPI_Init
@@ -309,27 +303,21 @@ while read -r m name arguments; do # MODE (- or zero3) FAULT ARGUMENTS...
     # shellcheck disable=SC2086
     mode=$([ "$m" = - ] || echo "$zero3") fault "$name" $arguments
 done << 'EOF'
-- killed 2 0 1
 - killed 2 1 0.05
 zero3 killed 4 1 0.8
 - exits 2 1 +0.7 3
-- exits 3 0 0.1 1
 - exits_with_0 3 1 +0.7
 - stopped 2 0 +0.7
-zero3 stopped 3 2 +0.4
 - stopped_elsewhere +0.4
 - stopped_alone +0.5
-- hangs_elsewhere +0.6
 - never_came 3 0
 - stopped_early 3 2 0.05
 - elsewhere
-- token_out_of_range
 - shard_that_shrinks
 - other_options
 - bad_options_on_one_rank
 - another_build
 - nowhere_to_write
-- hangs 2 0 +0.6
 - hangs 3 2 +0.7 --zero 1 --checkpoint-every 20
 zero3 hangs 3 0 +0.9 --checkpoint-every 20
 - not_finite_while_saving

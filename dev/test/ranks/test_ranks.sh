@@ -48,13 +48,14 @@ close() {
             END { if (!bad && !n) { print what ": no values"; exit 1 } }'
 }
 
-exact_run="--gns exact --steps 50"
+exact_run="--gns exact --steps 30"
+short="--gns exact --steps 16 --batch-tokens 176"
 # Such a kappa, because c stays 1: so short a run does not get to know it.
-ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
+ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 20000 --gns-half-life 4000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
     close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
-        close "$1" "$2" grad_norm 1e-4 && close "$1" "$2" gns_ln_s 1e-4 && close "$1" "$2" gns_ln_g2 1e-4
+        close "$1" "$2" grad_norm 5e-4 && close "$1" "$2" gns_ln_s 1e-4 && close "$1" "$2" gns_ln_g2 1e-4
 }
 same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
 same_moments() { cmp "$(newest_checkpoint "$1")/training/optimizer.safetensors" "$(newest_checkpoint "$2")/training/optimizer.safetensors"; }
@@ -74,9 +75,9 @@ ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; } # RANKS
 the_ramp_grew() {
     [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
 }
-measures_a_step() { # in every mode; then the run is the one that is told what it measured
+measures_a_step() { # then the run is the one that is told what it measured
     local mode x measured=${ramp_run/--ramp-step-rows 1e9/}
-    for mode in "--zero 0" "--zero 1 --optimizer muon" "--zero 2" "--zero 3 --recompute block"; do
+    for mode in "--zero 1 --optimizer muon" "--zero 3 --recompute block"; do
         rm -rf measured told
         run 3 measured $measured $mode && x=$(sed -nE 's/^ *"ramp_step_rows": ([0-9.e+]+),.*/\1/p' measured/run.json) &&
             run 3 told $measured $mode --ramp-step-rows "$x" && same measured told || { echo "$mode: $x"; return 1; }
@@ -84,28 +85,26 @@ measures_a_step() { # in every mode; then the run is the one that is told what i
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
 runs_repeat() { run 3 again $ramp_run && same r3 again; }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit: in steps of 5 to 40 rows, 1 to 7 micro-steps of 3 rows on a rank,
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit: in steps of 5 to 40 rows, 1 to 5 micro-steps of 3 rows on a rank,
 # some ranks with one less; and in one micro-step of up to 20 rows, where ZeRO-2 and 3 have no whole gradient. With three
 # ranks the last part of a bucket is the longest.
-zero_agrees() { # RANKS STAGE...
-    for zero in 0 "${@:2}"; do
-        run "$1" "z$1_$zero" $ramp_run --zero $zero && same "r$1" "z$1_$zero" || return 1
+zero_agrees() {
+    local zero
+    for zero in 0 2 3; do
+        run 3 z3_$zero $ramp_run --zero $zero && same r3 z3_$zero || return 1
     done
-    grep -q '^note: gradients are whole on every rank' "z$1_3.log" || { echo "whole gradients without a word"; return 1; }
-    wide "$1" "w$1_0" $ramp_run --zero 0 || return 1
-    for zero in "${@:2}"; do
-        wide "$1" "w$1_$zero" $ramp_run --zero $zero && same "w$1_0" "w$1_$zero" &&
-            ! grep '^note: gradients are whole' "w$1_$zero.log" || return 1
+    grep -q '^note: gradients are whole on every rank' z3_3.log || { echo "whole gradients without a word"; return 1; }
+    for zero in 0 2 3; do
+        wide 3 w3_$zero $ramp_run --zero $zero && same w3_0 w3_$zero && ! grep '^note: gradients are whole' w3_$zero.log || return 1
     done
-}
-two_micro_steps_at_most() { # ZeRO-2 keeps whole gradients as soon as a step may have two
-    micro=7 layers=4 run 3 two0 $ramp_run --zero 0 && micro=7 layers=4 run 3 two2 $ramp_run --zero 2 && same two0 two2
+    for zero in 0 2; do micro=2 layers=4 run 3 two$zero $short --zero $zero || return 1; done # two micro-steps at most
+    same two0 two2
 }
 zero_in_bf16() { # the weights that travel are rounded, the masters are not
     "$train" --dry-run --dtype bf16 --model d1 > bf16.log 2>&1
     [ $? != 69 ] || skip "no instructions for bf16" || return
     run 2 h0 $ramp_run --dtype bf16 --zero 0 && ! same_weights h0 r2 > /dev/null || return 1
-    for zero in 1 2 3; do
+    for zero in 1 3; do
         run 2 h$zero $ramp_run --dtype bf16 --zero $zero && same h0 h$zero || return 1
     done
 }
@@ -115,12 +114,11 @@ a_smoothed_loss() { # with the other numbers of a step, over all ranks
 }
 # Another optimizer on several ranks: as on one, and the same bits at every stage. Muon's matrices are whole on a rank; of
 # five ranks one has none of a block.
-short="--gns exact --steps 24 --batch-tokens 176"
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
     for zero in 0 1 2 3; do
-        layers=4 run "$2" "${all}_$zero" $short --optimizer "$1" --zero $zero --checkpoint-every 12 --keep 0 || return 1
+        layers=4 run "$2" "${all}_$zero" $short --optimizer "$1" --zero $zero --checkpoint-every 8 --keep 0 || return 1
     done
     agree "o_$1" "${all}_1" && close_total "o_$1" "${all}_1" && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
         same_run "${all}_2" "${all}_3"
@@ -154,37 +152,29 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
 fills_its_hours() { # --train-hours: the length, and what a step costs, are decided once, and a resumed run has them
-    local ranks begun took base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
-    for ranks in 1 2; do
-        begun=$(date +%s%N)
-        run $ranks t$ranks $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
-        [ $took -gt 1000 ] && [ $took -lt 40000 ] || { echo "$took ms of 7200"; tail -n 3 t$ranks.log; return 1; }
-        local tokens
-        tokens=$(grep -oE '"tokens": [0-9]+' t$ranks/metrics.jsonl | tail -n 1 | grep -oE '[0-9]+')
-        [ "$(grep -c "^length  $tokens tokens fill" t$ranks.log)" = 1 ] && grep -q "\"horizon_tokens\": $tokens," t$ranks/run.json &&
-            [ "$(grep -c first_step t$ranks/run.json)" = 1 ] || { echo "$tokens"; grep horizon t$ranks/run.json; return 1; }
-        cp -r t$ranks u$ranks && forget_newest u$ranks && resumes $ranks u$ranks $base --train-hours 0.002 && ! grep '^length' u$ranks.log && same_run t$ranks u$ranks || { tail -n 3 u$ranks.log; return 1; }
-    done
-    wanted=64 run 1 t1 $base --train-hours 0.003 &&
-        grep -q "this run has 0.002, and its length is decided. use --train-tokens; its length is" t1.log
+    local begun took tokens base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
+    begun=$(date +%s%N)
+    run 2 t2 $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
+    [ $took -gt 1000 ] && [ $took -lt 40000 ] || { echo "$took ms of 7200"; tail -n 3 t2.log; return 1; }
+    tokens=$(grep -oE '"tokens": [0-9]+' t2/metrics.jsonl | tail -n 1 | grep -oE '[0-9]+')
+    [ "$(grep -c "^length  $tokens tokens fill" t2.log)" = 1 ] && grep -q "\"horizon_tokens\": $tokens," t2/run.json &&
+        [ "$(grep -c first_step t2/run.json)" = 1 ] || { echo "$tokens"; grep horizon t2/run.json; return 1; }
+    cp -r t2 u2 && forget_newest u2 && resumes 2 u2 $base --train-hours 0.002 && ! grep '^length' u2.log && same_run t2 u2 || { tail -n 3 u2.log; return 1; }
+    wanted=64 run 2 t2 $base --train-hours 0.003 &&
+        grep -q "this run has 0.002, and its length is decided. use --train-tokens; its length is" t2.log
 }
-reduced_at_every_micro_step() { # the sum's order is another: the same up to rounding, and the same again
-    for ranks in 2 3; do
-        run $ranks m$ranks $ramp_run --zero 2 --reduce micro-step && agree r1 m$ranks || return 1
-    done
-    run 3 m_again $ramp_run --zero 2 --reduce micro-step && same_weights m3 m_again || return 1
-    run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
+reduced_at_every_micro_step() { # the sum's order is another: the same up to rounding
+    run 3 m3 $ramp_run --zero 2 --reduce micro-step && agree r1 m3 &&
+        run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same w3_0 m_one
 }
 resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state, as if nothing had happened
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 && forget_newest z2 && cp -r z2 z3 &&
         resumes 3 z3 $ramp_run --zero 0 && same r3 z3 || return 1
-    for modes in "2 0" "3 2" "1 3"; do # FROM TO, with sharded gradients
-        local from=${modes% *} to=${modes#* } out=z_${modes// /_}
-        wide 3 "$out" $ramp_run --zero "$from" --checkpoint-every 50 --keep 0 && forget_newest "$out" &&
-            micro=20 layers=4 resumes 3 "$out" $ramp_run --zero "$to" && same w3_0 "$out" || return 1
-    done
+    # with sharded gradients and weights
+    wide 3 z_3_2 $ramp_run --zero 3 --checkpoint-every 50 --keep 0 && forget_newest z_3_2 &&
+        micro=20 layers=4 resumes 3 z_3_2 $ramp_run --zero 2 && same w3_0 z_3_2
 }
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
 # Compares the plan, and the program's own memory by a small model, with what is resident. On some ranks MPI has copies of a
@@ -229,8 +219,8 @@ masks_agree() { # dropout and document masks are the same for every number of ra
     run 1 d_none $few && run 1 d_drop $few --dropout 0.2 && ! close d_none d_drop loss 1e-3 > /dev/null || return 1
     few="$few --dropout 0.2 --document-mask"
     run 1 d1 $few && ! close d_drop d1 loss 3e-5 > /dev/null && micro=2 run 1 d_two $few && agree d1 d_two || return 1
-    for zero in 0 1 2 3; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
-    same_weights d3_0 d3_1 && same_weights d3_0 d3_2 && same_weights d3_0 d3_3 && close_total d1 d3_2
+    for zero in 0 3; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
+    same_weights d3_0 d3_3 && close_total d1 d3_3
 }
 the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-example norms: near the exact one at the end
     lr=0 micro=1 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 --skip-loss-z 2 || return 1
@@ -256,10 +246,9 @@ a_skipped_step_measures_nothing() {
 }
 samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step, or do so
     # for each token (ZeRO-3)
-    layers=4 run 3 silent $exact_run --batch-tokens 192 --zero 1 || return 1
+    layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
-        layers=4 run 3 sampled$zero $exact_run --batch-tokens 192 --zero $zero --sample-every 15 --sample-tokens 3 \
-            --deadline 15 && same_weights sampled$zero silent || return 1
+        layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
     done
     cmp sampled1/samples.jsonl sampled3/samples.jsonl
 }
@@ -273,13 +262,11 @@ one_rank_samples() { # and checks: the others would wait for it at the end of th
     }
     answers 64 '^error.*: --sample-only.* not 2' 2 --sample-only --model "$from" --sample-tokens 3 &&
         answers 64 '^error.*: --check.* not 2' 2 --check "$from" && answers 0 . 1 --check "$from" &&
-        answers 0 . 1 --sample-only --model "$from" --sample-tokens 3 && answers 0 '' 2 --sample-only --model "$from" --dry-run
+        answers 0 . 1 --sample-only --model "$from" --sample-tokens 3
 }
 not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
     local small="--train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --seq-len 16 --batch-tokens 192 --threads 1"
-    for attempt in 1 2 3; do
-        wanted=76 lr=100 run 3 infinite$attempt --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1 || return 1
-    done
+    wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
 replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that speak of another batch
@@ -311,7 +298,6 @@ exact_agrees 2 176
 exact_agrees 4 176
 ramp_agrees 2
 ramp_agrees 3
-ramp_agrees 4
 the_ramp_grew
 measures_a_step
 runs_repeat
@@ -322,10 +308,7 @@ optimizer_agrees muon 5
 another_optimizer_resumes
 goes_on_from_the_moments
 fills_its_hours
-zero_agrees 2 3
-zero_agrees 3 2 3
-zero_agrees 4 3
-two_micro_steps_at_most
+zero_agrees
 masks_agree
 reduced_at_every_micro_step
 resumes_in_another_mode

@@ -48,12 +48,10 @@ static const Board boards[] = {
 static void end(int code) { _exit(code); }
 
 static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int rank, double deadline) {
-    static Launchers launchers;
-    launchers = (Launchers){.count = board->orphaned, .one = {{.process = -1, .reports_exits = true}}};
     Watchdog *w = NULL;
     Error e;
     WatchdogConfig config = {.rank = rank, .ranks = board->ranks, .here = board->here, .host = "", .board = entries,
-                             .deadline = deadline, .end = end, .launchers = &launchers};
+                             .deadline = deadline, .end = end, .launcher = board->orphaned ? -1 : 0};
     if (watchdog_create(&w, &config, &e)) _exit(1);
     if (!board->set_up) {
         watchdog_join(w, rank, board->ranks);
