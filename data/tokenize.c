@@ -9,7 +9,6 @@
 #include "writer.h"
 #include "base/signals.h"
 #include "base/terminal.h"
-#include "base/thread.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -234,7 +233,6 @@ static int tokenize(int argc, char **argv, Error *e) {
     // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
     TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e));
     signals_install();
-    thread_start_team((int)run.options.threads + 1);
     TRY_GOTO(run_prepare(&run, e));
 #pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single

@@ -300,54 +300,33 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
 
 // ---- Replicas -------------------------------------------------------------------------------------------------------
 
-static int gather_hashes(Parallel *p, Range range, uint64_t *hashes, Error *e) {
-    uint64_t mine;
-    TRY(engine_hash(p->engine, range, &mine, e));
-    return comm_gather(p->comm, &mine, hashes, sizeof mine, e);
-}
-
-static bool all_same(const uint64_t *hashes, int ranks) {
-    for (int r = 1; r < ranks; r++)
-        if (hashes[r] != hashes[0]) return false;
-    return true;
-}
-
-// Returns the error that weights differ. It names the ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all
-// ranks if there is no majority. hashes: (ranks) of all weights; overwritten in the search for the first tensor.
-static int fail_weights(Parallel *p, uint64_t *hashes, Error *e) {
-    char minority[512] = "", (*hosts)[COMM_HOST];
-    const Tensor *t = p->model->tensors, *last = t + p->model->tensor_count - 1;
-    int ranks = p->comm->ranks;
-    TRY(memory_alloc((void **)&hosts, COMM_HOST * (size_t)ranks, "the machines' names", e));
-    int code = comm_gather(p->comm, p->comm->host, hosts, COMM_HOST, e);
-    for (int r = 0, used = 0; !code && r < ranks && used < (int)sizeof minority; r++) {
+// Names the ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
+int parallel_compare(Parallel *p, Error *e) {
+    typedef struct {
+        uint64_t hash;
+        char host[COMM_HOST];
+    } Replica;
+    Replica mine = {0}, *all; // (ranks)
+    char minority[512] = "";
+    int ranks = p->comm->ranks, used = 0;
+    if (!p->buckets) return 0;
+    TRY(engine_hash(p->engine, (Range){0, p->model->flat_count}, &mine.hash, e));
+    memcpy(mine.host, p->comm->host, COMM_HOST);
+    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)ranks, "the ranks' hashes", e));
+    int code = comm_gather(p->comm, &mine, all, sizeof mine, e);
+    for (int r = 0; !code && r < ranks && used < (int)sizeof minority; r++) {
         int same = 0;
-        for (int i = 0; i < ranks; i++) same += hashes[i] == hashes[r];
+        for (int i = 0; i < ranks; i++) same += all[i].hash == all[r].hash;
         if (2 * same <= ranks)
             used += snprintf(minority + used, sizeof minority - (size_t)used, "%s%d%s%s", used ? ", " : "", r,
-                             *hosts[r] ? " on " : "", hosts[r]);
+                             *all[r].host ? " on " : "", all[r].host);
     }
-    memory_free(hosts);
-    TRY(code);
-    for (; t < last; t++) { // each with the padding after it
-        TRY(gather_hashes(p, (Range){t->offset, t[1].offset}, hashes, e));
-        if (!all_same(hashes, ranks)) break;
-    }
+    memory_free(all);
+    if (code || !used) return code;
     comm_settle(p->comm); // all ranks find the same
-    return FAIL(
-        e, ERR_RANK,
-        "suspect faulty memory or a faulty GPU on those machines. The same command resumes from the newest checkpoint",
-        "ranks %s: weights that must be the same on all ranks differ, first in %s", minority, t->name);
-}
-
-int parallel_compare(Parallel *p, Error *e) {
-    uint64_t *hashes; // (ranks)
-    if (!p->buckets) return 0;
-    TRY(memory_alloc((void **)&hashes, sizeof *hashes * (size_t)p->comm->ranks, "the ranks' hashes", e));
-    int code = gather_hashes(p, (Range){0, p->model->flat_count}, hashes, e);
-    if (!code && !all_same(hashes, p->comm->ranks)) code = fail_weights(p, hashes, e);
-    memory_free(hashes);
-    return code;
+    return FAIL(e, ERR_RANK,
+                "suspect faulty memory or a faulty GPU there. The same command resumes from the newest checkpoint",
+                "ranks %s: weights that must be the same on all ranks differ", minority);
 }
 
 // ---- Rank 0 works alone ---------------------------------------------------------------------------------------------

@@ -1,10 +1,8 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors. If the
-# harness is installed (LM_EVAL, build/venv or PATH), its accuracy on made-up questions must be that of --eval-only. Uses
+# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors. Uses
 # $GNS_BUILD (dev/test/run.sh sets it).
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
-harness=$(command -v "${LM_EVAL:-}" "$root/build/venv/bin/lm_eval" lm_eval | head -n 1)
 unset LM_EVAL TOKENIZER DTYPE
 cd "$work" || exit 70
 
@@ -65,38 +63,7 @@ a_failing_harness_is_said() {
     fails 65 'exit code 3' script run && says log huggingface.co && echo 0 > code.txt
 }
 
-the_harness_agrees() { # on acc, which both define alike
-    tr -cs '[:lower:]' ' ' < text.txt | grep -oE '\b[a-z]+ [a-z]+ [a-z]{4,12}\b' | awk 'NR >= 60 && NR % 60 < 4 {
-        w[NR % 60] = $3; if (NR % 60 == 0) ctx = $1 " " $2
-        if (NR % 60 == 3) { n++; printf "{\"ctx\": \"%s\", \"endings\": [\"%s\", \"%s\", \"%s\", \"%s\"], \"label\": %d}\n",
-            ctx, w[n % 4], w[(n + 1) % 4], w[(n + 2) % 4], w[(n + 3) % 4], (4 - n % 4) % 4 } }' > questions.jsonl
-    cat > made_up.yaml << END
-task: made_up
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    validation: $work/questions.jsonl
-validation_split: validation
-output_type: multiple_choice
-doc_to_text: "{{ctx}}"
-doc_to_target: "{{label}}"
-doc_to_choice: "{{endings}}"
-metric_list:
-  - metric: acc
-END
-    HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME=$work/cache LM_EVAL=$harness timeout 300 "$root/scripts/lm_eval.sh" run --device cpu --batch_size 8 --tasks made_up \
-        --include_path "$work" > out.txt 2> err.txt || { cat err.txt out.txt; return 1; }
-    "$train" --eval-only --model run/step_00000012 --hellaswag questions.jsonl > ours.txt || return 1
-    local theirs ours
-    theirs=$(awk -F'|' '$6 ~ /^ *acc *$/ { print $8 + 0 }' out.txt)
-    ours=$(awk '$1 == "acc" { printf "%.4f", $2 }' ours.txt)
-    [ -n "$ours" ] && awk -v a="$ours" -v b="$theirs" 'BEGIN { d = a - b; exit !(b > 0 && d < 1e-4 && d > -1e-4) }' ||
-        { cat out.txt ours.txt; return 1; }
-}
-
 for test in defaults options_are_handed_on refusals a_failing_harness_is_said; do
     try $test
 done
-if [ -n "$harness" ] && "$(head -n 1 "$harness" | sed -E 's/^#!//')" -c 'import torch, accelerate, datasets' 2> /dev/null; then try the_harness_agrees
-else echo "SKIP lm_eval/the_harness_agrees: no lm_eval here; pip install 'lm-eval[hf]', and LM_EVAL=its path"; fi
 exit $failed

@@ -13,14 +13,6 @@ fake silent <<< 'exit 0'
 fake absent <<< 'echo "SKIP absent: not here"; exit 77'
 # Of another session, as mpirun's ranks may be.
 fake endless <<< "echo 'PASS endless/one'; setsid sleep 1000 & echo \$! > '$work/apart'; sleep 1000; echo 'PASS endless/two'"
-# Each of the two waits for the other, and only Ctrl-C's signal ends what it started.
-for name in left right; do
-    other=$([ $name = left ] && echo right || echo left)
-    fake $name <<< "echo 'PASS $name/one'; : > '$work/$name'; for ((i = 0; i < 500; i++)); do [ -e '$work/$other' ] && break; sleep 0.02; done
-        [ -e '$work/$other' ] && bash -c 'kill -INT \$\$'; [ \$? = 130 ] && echo 'PASS $name/two'"
-done
-fake make <<< "out=\$(make --no-print-directory -s -j2 -f '$work/inner' 2>&1); [ -z \"\$out\" ] && echo 'PASS make/one' || echo \"FAIL make/one: \$out\""
-
 runs() { # LAST_LINE CODE NAME...: of the tests of these names
     local last=$1 want=$2 code
     shift 2
@@ -43,27 +35,12 @@ ends_what_never_ends() { # with all that it started, and runs the next test
     echo "process $apart still runs"
     return 1
 }
-side_by_side() { # the output of each in one piece
-    runs "4 passed, 0 failed, 0 skipped" 0 left.sh right.sh || return 1
-    local lines
-    lines=$(grep -oE '^(PASS|----) [a-z_]*' "$work/log" | cut -d ' ' -f 2 | sed 's/^test_//' | uniq | xargs)
-    [[ $lines == @("left right"|"right left") ]] || { cat "$work/log"; return 1; }
-    rm "$work/left" "$work/right"
-    sed -i 's/500/25/' "$work"/test_{left,right}.sh
-    GNS_TEST_JOBS=1 runs "3 passed, 1 failed, 0 skipped" 1 left.sh right.sh && [ "$(grep -c '^----' "$work/log")" = 2 ]
-}
-inner_make() { # minds its own -j
-    printf 'all:\n\t@true\n' > "$work/inner"
-    printf 'all:\n\t+@dev/test/run.sh %s %s\n' "$work" "$work/test_make.sh" > "$work/outer"
-    make --no-print-directory -j4 -f "$work/outer" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
-}
-
 no_result() { # a test without a directory of its own is a failure, and so are no tests at a time
-    TMPDIR=$work/nowhere runs "0 passed, 2 failed, 0 skipped" 1 left.sh right.sh || return 1
+    TMPDIR=$work/nowhere runs "0 passed, 2 failed, 0 skipped" 1 good.sh bad.sh || return 1
     ! GNS_TEST_JOBS=0 dev/test/run.sh "$work" > "$work/log" 2>&1 && grep -q '^GNS_TEST_JOBS is 0; set it to 1 or more' "$work/log"
 }
 
-for test in counts side_by_side ends_what_never_ends inner_make no_result; do
+for test in counts ends_what_never_ends no_result; do
     try $test
 done
 exit $failed
