@@ -44,7 +44,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
         Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // true: data has arrived, no note is due
         while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
             if (reader_stopped(r) || atomic_load(r->refused)) return 0;
-            wait_note(&wait, r->fd, input_name(input), 0);
+            wait_note(&wait, r->fd, input_name(input));
         }
         ssize_t got = read(r->fd, r->buffer + r->have, room);
         if (got < 0 && errno == EINTR) continue;

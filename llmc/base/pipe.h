@@ -3,19 +3,17 @@
 
 #include "base/common.h"
 
-// wait_note prints, once, that the program waits for `name`, 2 s after `since` (clock_seconds). have: bytes read so
-// far.
+// wait_note prints, once, that the program waits for `name`, 2 s after `since` (clock_seconds).
 typedef struct {
     double since;
     bool said;
 } Wait;
-void wait_note(Wait *wait, int fd, const char *name, size_t have);
+void wait_note(Wait *wait, int fd, const char *name);
 
 const char *pipe_name(const char *path); // for messages: "-" becomes "standard input"
 
 // True if the path is neither a regular file nor a directory.
 bool pipe_is(const char *path);
 
-// Reads a whole file or pipe of at most max_bytes and adds a NUL; *out from memory_alloc. Calls wait_note while it
-// waits. ERR_STOPPED if a signal asks to stop.
+// Reads a whole file or pipe of at most max_bytes and adds a NUL; *out from memory_alloc. Waits for its end.
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);

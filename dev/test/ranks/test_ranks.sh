@@ -5,7 +5,6 @@ set -u
 . "$(dirname "$0")/../checks.sh" ranks
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 mpi_here
-state=$root/$build/dev/test/ranks/ranks_state
 cd "$work" || exit 70
 
 # The same text whenever this is run: words with a tendency to follow one another.
@@ -55,7 +54,7 @@ ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 20000 --gns-hal
 
 agree() { # A B
     close "$1" "$2" batch 0 && close "$1" "$2" examples 0 && close "$1" "$2" loss 1e-5 && close "$1" "$2" val_loss 1e-5 &&
-        close "$1" "$2" grad_norm 5e-4 && close "$1" "$2" gns_ln_s 1e-4 && close "$1" "$2" gns_ln_g2 1e-4
+        close "$1" "$2" grad_norm 5e-4 && close "$1" "$2" gns_ln_s 5e-4 && close "$1" "$2" gns_ln_g2 5e-4
 }
 same_weights() { cmp "$(newest_checkpoint "$1")/model.safetensors" "$(newest_checkpoint "$2")/model.safetensors"; }
 same_moments() { cmp "$(newest_checkpoint "$1")/training/optimizer.safetensors" "$(newest_checkpoint "$2")/training/optimizer.safetensors"; }
@@ -198,19 +197,12 @@ sharded_weights_take_the_planned_memory() {
             if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
                 print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
-gradients_are_collected() {
-    for ranks in 1 2 3 4; do
-        for how in "fp32 2" "bf16 3"; do
-            # shellcheck disable=SC2086
-            [ "$(mpi $ranks "$state" $how 2>&1 | tee state.log)" = ok ] || { cat state.log; return 1; }
-        done
-    done
-}
-bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by; of the first step the same gradient, rounded
-    run 3 bf16 $exact_run --batch-tokens 192 --comm-dtype bf16 && ! same_weights e3_192 bf16 > /dev/null &&
-        close e3_192 bf16 loss 0.02 || return 1
-    for run in e3_192 bf16; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
-    close first_e3_192 first_bf16 grad_norm 1e-3
+bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by, at each stage; of the first step the same gradient, rounded
+    local zero
+    for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
+    same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
+    for run in e3_192 bf16_1; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
+    close first_e3_192 first_bf16_1 grad_norm 1e-3
 }
 masks_agree() { # dropout and document masks are the same for every number of ranks and micro-batch; each line is a document
     local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
@@ -314,7 +306,6 @@ reduced_at_every_micro_step
 resumes_in_another_mode
 resumes_with_other_ranks
 sharded_weights_take_the_planned_memory
-gradients_are_collected
 bf16_on_the_wire
 the_ranks_own_estimate
 the_estimate_of_single_rows

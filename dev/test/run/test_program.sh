@@ -275,22 +275,9 @@ a_prompt_from_a_file() { # longer than an option's text and than the model's con
         ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is the file copied into each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
-a_prompt_from_a_pipe() { # which is waited for, with a note after 2 s; a signal ends the wait
-    local pid
-    mkfifo slow
-    sample --sample-tokens 5 --prompt @slow > s2 2> wait.log &
-    "$train" $small --out z --steps 2 --sample-every 1 --prompt @slow > /dev/null 2> stop.log &
-    pid=$!
-    until [ "$(cat wait.log stop.log | grep -cx 'note: waiting for slow (a pipe), which is empty so far')" = 2 ]; do
-        kill -0 $pid 2> /dev/null || break
-        sleep 0.05
-    done
-    kill -TERM $pid 2> /dev/null
-    wait $pid
-    [ $? = 75 ] && [ ! -e z ] || { cat stop.log; return 1; }
-    cat prompt.txt > slow
-    wait
-    sample --sample-tokens 5 --prompt @- < <(cat prompt.txt) > s3 && sample --sample-tokens 5 --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
+a_prompt_from_a_pipe() {
+    sample --sample-tokens 5 --prompt @<(cat prompt.txt) > s2 && sample --sample-tokens 5 --prompt @- < <(cat prompt.txt) > s3 &&
+        sample --sample-tokens 5 --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
 }
 keeps_the_nucleus() { # the tokens of --top-k and --top-p, at a temperature, as Python has them
     local python
