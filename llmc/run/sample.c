@@ -71,17 +71,6 @@ static void print_token(const Tokenizer *tokenizer, int token, FILE *out) {
     print_text(text, bytes, out);
 }
 
-// Prints the prompt's last `shown` bytes, from the beginning of a character (UTF-8: at most 4 bytes).
-static void print_prompt(const SampleConfig *config, FILE *out, FILE *copy) {
-    const char *prompt = config->prompt;
-    size_t bytes = strlen(prompt), first = config->shown && config->shown < bytes ? bytes - config->shown : 0;
-    for (int i = 0; first > 0 && i < 3 && ((unsigned char)prompt[first] & 0xc0) == 0x80; i++) first++;
-    if (first > 0) fputs("...", out);
-    print_text(prompt + first, bytes - first, out);
-    if (copy && config->copy_prompt) print_text(prompt, bytes, copy);
-    fflush(out);
-}
-
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e) {
     const int V = shape->model->config.vocab, eot = tokenizer_eot(tokenizer);
@@ -97,7 +86,10 @@ int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *toke
     TRY_GOTO(memory_alloc((void **)&scratch, (size_t)V * sizeof *scratch, "a sample", e));
     if (*prompt) {
         TRY_GOTO(tokenizer_encode(tokenizer, prompt, strlen(prompt), tokens, &count, e));
-        print_prompt(config, out, copy);
+        const char *shown = config->hide_prompt ? "..." : prompt;
+        print_text(shown, strlen(shown), out);
+        if (copy && !config->hide_prompt) print_text(prompt, strlen(prompt), copy);
+        fflush(out);
     } else if (eot >= 0 || tokenizer_encode(tokenizer, "\n", 1, tokens, &count, e)) { // <|endoftext|>, or a newline
         tokens[0] = (uint16_t)(eot < 0 ? 0 : eot);
         count = 1;
@@ -142,8 +134,7 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
         .top_p = o->top_p,
         .seed = (uint64_t)o->seed,
         .prompt = prompt,
-        .shown = r->output.metrics ? 200 : 0, // in a run's log the prompt precedes every sample
-        .copy_prompt = !setup->prompt_file,   // the user has the file, which may be long
+        .hide_prompt = r->output.metrics && setup->prompt_file, // which may be long, and is the same in every sample
         .pulse = &pulse,
         .parallel = &r->setup.parallel,
     };

@@ -11,8 +11,7 @@ typedef struct {
     double top_p;       // of these, among the fewest likeliest with this probability together; 1: among all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
-    size_t shown;       // bytes of the prompt's end to show, at most; 0: all of it
-    bool copy_prompt;   // the copy has the prompt too
+    bool hide_prompt;   // leave it out, with "..." in `out`
     const Pulse *pulse; // beats for each token; may be NULL
     Parallel *parallel; // of the engine; may be NULL
 } SampleConfig;
@@ -22,8 +21,7 @@ typedef struct {
 // scratch (V) is overwritten. Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
 
-// Draws a text. Writes the prompt, after "..." if only its end is shown, and the text to `out`; and, unless it is NULL,
-// to `copy`, with all of the prompt or none (copy_prompt). stream: the number of the sample in its run. When the
-// context is full, the oldest tokens are dropped.
+// Draws a text. Writes the prompt and the text to `out`, and to `copy` unless that is NULL. stream: the number of the
+// sample in its run. When the context is full, the oldest tokens are dropped.
 int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
                 uint64_t stream, FILE *out, FILE *copy, Error *e);
