@@ -1,7 +1,6 @@
 // One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
 #include "run/save.h"
 
-#include "base/terminal.h"
 #include "math/adamw.h"
 
 // Exact: the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
@@ -219,14 +218,7 @@ static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
 // *B: rank 0's choice of the next step's rows, over all ranks.
 static int agree_batch(Run *r, int64_t *B, Error *e) {
     *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
-    TRY(comm_broadcast(r->setup.comm, B, sizeof *B, e));
-    if (*B % r->setup.comm->ranks == 0 || r->position.uneven || !is_rank0(&r->setup)) return 0;
-    if (r->position.ramp.config.mode == RAMP_GNS) return 0; // any number of rows is ordinary
-    r->position.uneven = true;
-    progress_break(&r->output.progress);
-    print_folded(stderr, 6, "note: step %lld has %lld rows for %d ranks: some wait for ranks with one more row\n",
-                 (long long)r->position.at.step + 1, (long long)*B, r->setup.comm->ranks);
-    return 0;
+    return comm_broadcast(r->setup.comm, B, sizeof *B, e);
 }
 
 // True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
@@ -304,7 +296,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
 // *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. Their rate of 0 keeps the
-// weights, but not the moments. The first step does not count: a GPU's update is timed with the next step.
+// weights, but not the moments. The first step does not count: a GPU's update is timed with the next step. ERR_STOPPED
+// after a signal.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
@@ -322,6 +315,10 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         const bool overflowed = overflows(setup, position, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&position->at.loss_scale, overflowed);
+        if (!position->stop) continue;
+        TRY(parallel_drain(&r->setup.parallel, e));
+        comm_settle(setup->comm);
+        return FAIL(e, ERR_STOPPED, "run the same command again", "%s before the first step", stop_cause(r));
     }
     return 0;
 }

@@ -4,6 +4,8 @@
 #include "model/engine.h"
 #include "../trainer.h"
 
+#include <signal.h>
+
 enum { T = 8, V = 256, MICRO_BATCH = 4, LOW = 3, HIGH = 11, REFERENCE = 6, TOKENS = 1600, WARMUP = 200, SEED = 31 };
 enum { RAMP_LOW = 2, RAMP_HIGH = 32, RAMP_TOKENS = 6000, HALF_LIFE = 60 }; // of the ramp by the noise scale
 static const double peak = 1e-2, final_frac = 0.1, grad_clip = 1;
@@ -147,7 +149,7 @@ static struct {
     double above, scale;
     unsigned in_steps;
     bool loss;
-    int step;
+    int step, stop_in; // the step in which a signal comes; 0: none
 } overflow = {.above = INFINITY};
 
 static void overflowing_scale(Engine *engine, double scale) {
@@ -156,7 +158,8 @@ static void overflowing_scale(Engine *engine, double scale) {
 }
 
 static int overflowing_begin(Engine *engine, Error *e) {
-    overflow.step++;
+    if (++overflow.step == overflow.stop_in) raise(SIGTERM);
+    if (overflow.stop_in && overflow.step > overflow.stop_in) printf("a step after the signal\n");
     return cpu_engine.begin_step(engine, e);
 }
 
@@ -391,6 +394,17 @@ static void test_ramp_measures(void) {
     CHECK(file_mentions("told3/metrics.jsonl", "\"overflows\": 3"), "no overflow");
 }
 
+// A signal ends the measuring at once. Nothing is saved: the same command begins again.
+static void test_stop_while_measuring(void) {
+    overflow.stop_in = 3;
+    trainer.engine = overflowing_engine();
+    CHECK_RUN(run_ramp(1000, "--out stopped"), ERR_STOPPED, "stopped: SIGTERM before the first step", "!a step after");
+    CHECK(count_checkpoints("stopped") == 0, "a checkpoint of step 0");
+    overflow.stop_in = 0;
+    trainer.engine = cpu_engine;
+    CHECK_RUN(run_ramp(1000, "--out stopped"), 0, "!moved to");
+}
+
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
         EngineApi engine = overflowing_engine();
@@ -407,5 +421,6 @@ int main(int argc, char **argv) {
     RUN(test_ramp_target);
     RUN(test_ramp_of_the_whole_model);
     RUN(test_ramp_measures);
+    RUN(test_stop_while_measuring);
     return trainer_end();
 }
