@@ -16,31 +16,16 @@
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    const long long horizon = o->run.horizon_tokens;
-    const char *longer = "longer --train-tokens";
-    char why[ARCHIVE_PATH + 200];
-    if (reached_loss(r)) {
-        snprintf(why, sizeof why, "its validation loss of %.4f is not above --stop-at-loss %g", at->val_loss,
-                 o->stop_at_loss);
-        longer = "lower --stop-at-loss";
-    } else if (at->tokens < horizon) {
-        snprintf(why, sizeof why,
-                 "--patience %lld ended it: the lowest validation loss, %.4f, is that of %s/step_%08lld",
-                 (long long)o->patience, at->best.loss, o->out, (long long)at->best.step);
-        longer = "larger --patience";
-    } else if (o->steps) { // counted in this command's batch; the steps done may have had another
-        snprintf(why, sizeof why, "--steps %lld of %lld tokens are %lld tokens", (long long)o->steps,
-                 (long long)(o->run.batch_ref_rows * o->seq_len), horizon);
-        longer = "longer --steps";
-    } else if (o->epochs) {
-        snprintf(why, sizeof why, "--epochs %g are %lld tokens", o->epochs, horizon);
-        longer = "longer --epochs";
-    } else if (o->train_hours) snprintf(why, sizeof why, "--train-hours %g were %lld tokens", o->train_hours, horizon);
-    else snprintf(why, sizeof why, "--train-tokens is %lld", (long long)o->train_tokens);
-    print_folded(stdout, 4,
-                 "this run is complete: %lld steps, %lld tokens are done, and %s. The model is in %s. A %s resumes, "
-                 "--fresh starts over\n",
-                 (long long)at->step, (long long)at->tokens, why, r->saving.saved, longer);
+    const char *longer = reached_loss(r)                      ? "A lower --stop-at-loss"
+                         : at->tokens < o->run.horizon_tokens ? "A larger --patience"
+                         : o->steps                           ? "A longer --steps"
+                         : o->epochs                          ? "A longer --epochs"
+                                                              : "A longer --train-tokens";
+    print_folded(
+        stdout, 4,
+        "this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
+        "%s. %s resumes, --fresh starts over\n",
+        (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
 }
 
 // Every rank must have rows in every step except the last, which the horizon cuts.

@@ -52,7 +52,7 @@ typedef struct {
 
 typedef struct {
     Dataset *train, *val; // val may be NULL
-    ShardList shards;     // of `train`
+    ShardList shards, val_shards;
     HellaSwag *hellaswag; // NULL: none
     Loader *loader;       // of `train`
     uint16_t *rows;       // (micro_batch, T + 1), for evaluation
@@ -68,7 +68,6 @@ typedef struct {
     StepResult result;     // of this step
     bool stop;             // a signal asked some rank to stop; all ranks know
     bool save;             // rank 0 wants a save because lines of its log wait in memory; all ranks know
-    bool uneven;           // some step's shares differed, and a note said so
     double val_bytes;      // of the last validation's text, a token; 0: unknown
     int64_t clipped;       // steps since the start whose gradient was clipped
     double begun;          // seconds of the clock, the time of earlier parts subtracted
@@ -88,7 +87,6 @@ typedef struct {
     double step_began;          // seconds of the clock; 0 before the first
     double timed_tokens;        // of steps, for --train-hours
     double timed_seconds;       // of the same steps
-    double val_seconds;         // of the last validation; 0 before the first
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
     bool log_save_tried;        // a save for the lines of the log that wait now was tried

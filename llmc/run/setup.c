@@ -327,31 +327,31 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones.
-static int decide_tuning(Run *r, Error *e) {
-    Error misfit = {0};
-    if (!is_rank0(&r->setup)) return 0;
-    if (engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit))
-        print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
-    progress_begin(&r->output.progress, "timing matrix products", 0);
-    if (r->setup.options.tune) TRY(engine_tune(r->setup.engine, e));
-    progress_end(&r->output.progress);
-    strcpy(r->position.at.tuning, engine_tuning(r->setup.engine));
-    return 0;
-}
-
-// Gives all ranks the algorithms of rank 0. If they do not fit a rank, no rank uses any.
+// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones. Gives all
+// ranks those of rank 0. If they do not fit a rank, no rank uses any.
 int setup_tuning(Run *r, Error *e) {
+    Setup *s = &r->setup;
+    char *tuning = r->position.at.tuning;
     Error misfit = {0};
-    TRY(comm_agree(r->setup.comm, decide_tuning(r, e), e));
-    TRY(comm_broadcast(r->setup.comm, r->position.at.tuning, sizeof r->position.at.tuning, e));
-    double misfits = !is_rank0(&r->setup) && engine_set_tuning(r->setup.engine, r->position.at.tuning, &misfit) ? 1 : 0;
-    TRY(comm_sum(r->setup.comm, &misfits, 1, e));
+    int code = 0;
+    if (is_rank0(s)) {
+        if (engine_set_tuning(s->engine, tuning, &misfit))
+            print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved,
+                         misfit.what);
+        progress_begin(&r->output.progress, "timing matrix products", 0);
+        if (s->options.tune) code = engine_tune(s->engine, e);
+        progress_end(&r->output.progress);
+        strcpy(tuning, engine_tuning(s->engine));
+    }
+    TRY(comm_agree(s->comm, code, e));
+    TRY(comm_broadcast(s->comm, tuning, sizeof r->position.at.tuning, e));
+    double misfits = !is_rank0(s) && engine_set_tuning(s->engine, tuning, &misfit) ? 1 : 0;
+    TRY(comm_sum(s->comm, &misfits, 1, e));
     if (misfits == 0) return 0;
-    if (is_rank0(&r->setup))
+    if (is_rank0(s))
         print_folded(stderr, 6, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
-    r->position.at.tuning[0] = 0;
-    return engine_set_tuning(r->setup.engine, "", e);
+    tuning[0] = 0;
+    return engine_set_tuning(s->engine, "", e);
 }
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
@@ -397,6 +397,7 @@ int setup_data(Run *r, Error *e) {
     if (data->train || data->val) TRY(check_words(&r->setup, data->train ? data->train : data->val, e));
     if (hellaswag) TRY(hellaswag_open(&data->hellaswag, o->hellaswag, r->setup.tokenizer, V, T, e));
     if (data->train) TRY(shard_list_create(&data->shards, data->train, e));
+    if (data->val) TRY(shard_list_create(&data->val_shards, data->val, e));
     progress_end(&r->output.progress);
     return 0;
 }
@@ -416,7 +417,6 @@ static uint64_t hash_shards(const ShardList *list) {
 static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     const RunData *data = &r->data;
     const Ramp *ramp = &r->position.ramp;
-    ShardList val;
     FileDigest questions;
     if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
     // the vocabulary may come from the tokenizer
@@ -424,15 +424,7 @@ static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
     hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.shape.separator, sizeof r->setup.shape.separator);
     hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
-    for (int s = 0; data->train && s < dataset_describe(data->train).sources; s++) {
-        int shards = dataset_source(data->train, s).shards;
-        hash[SAME_TRAIN] = hash_bytes(hash[SAME_TRAIN], &shards, sizeof shards);
-    }
-    if (data->val) {
-        TRY(shard_list_create(&val, data->val, e));
-        hash[SAME_VAL] = hash_shards(&val);
-        shard_list_destroy(&val);
-    }
+    if (data->val) hash[SAME_VAL] = hash_shards(&data->val_shards);
     if (!data->hellaswag) return 0;
     TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, &questions, e));
     hash[SAME_QUESTIONS] = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
@@ -520,6 +512,7 @@ int run_destroy(Run *r, Error *e) {
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);
     ramp_destroy(&r->position.ramp);
+    shard_list_destroy(&r->data.val_shards);
     shard_list_destroy(&r->data.shards);
     hellaswag_close(r->data.hellaswag);
     dataset_close(r->data.val);

@@ -21,22 +21,15 @@ static void print_model(FILE *f, const Run *r) {
 }
 
 // Compares contents: a copy has another name.
-static void print_shared_shards(FILE *f, const RunData *data) {
-    ShardList val;
+static void print_shared_shards(FILE *f, const ShardList *train, const ShardList *val) {
     int shared = 0;
-    Error ignored;
-    if (!data->val || shard_list_create(&val, data->val, &ignored)) return;
-    for (int i = 0; i < val.count; i++) {
-        bool known = false;
-        for (int j = 0; j < data->shards.count && !known; j++)
-            known = digest_equal(&data->shards.shard[j].digest, &val.shard[i].digest);
-        shared += known;
-    }
+    for (int i = 0, known = 0; i < val->count; i++, shared += known)
+        for (int j = known = 0; j < train->count && !known; j++)
+            known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);
     if (shared)
         fprintf(f,
                 "note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
-                shared, val.count);
-    shard_list_destroy(&val);
+                shared, val->count);
 }
 
 static void print_data(FILE *f, const Setup *setup, const RunData *data) {
@@ -52,7 +45,7 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
         fprintf(f, "        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                 (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
-    print_shared_shards(f, data);
+    print_shared_shards(f, &data->shards, &data->val_shards);
 }
 
 static void print_length(FILE *f, const Setup *setup, const Position *position) {
@@ -111,9 +104,6 @@ static void print_notes(FILE *f, const Run *r) {
     if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
         fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
                    "micro-step shards them, in sums of another order\n");
-    if (data->train && setup->shape.label_smoothing > 0)
-        fprintf(f, "note: the loss has --label-smoothing %g; nll, and the validation loss, are without it\n",
-                o->label_smoothing);
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                    "DIRECTORY\n");

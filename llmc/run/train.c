@@ -62,11 +62,10 @@ static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     r->saving.timed_seconds += batch / m->tok_per_s;
     if (left > 0.9 * time && (m->step < STEPS || left > 0.98 * time)) return 0;
     const double a_token = r->saving.timed_seconds / r->saving.timed_tokens;
-    double validation = 0; // seconds a step: of the last one, or a guess: training is three passes
-    if (r->data.val && o->val_every > 0) {
-        const double text = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens);
-        validation = (r->saving.val_seconds > 0 ? r->saving.val_seconds : text * a_token / 3) / (double)o->val_every;
-    }
+    double validation = 0; // seconds a step: one pass, where training takes three
+    if (r->data.val && o->val_every > 0)
+        validation = fmin((double)o->val_tokens, (double)dataset_describe(r->data.val).tokens) * a_token / 3 /
+                     (double)o->val_every;
     const double steps = fmax(0, left) / (batch * a_token + validation);
     const double all = fmin((double)m->tokens + steps * batch, (double)HORIZON_UNDECIDED);
     const double unit = pow(10, floor(log10(all)) - 2);
@@ -91,9 +90,7 @@ static int decide_length(Run *r, const StepMetrics *m, Error *e) {
 
 static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
-    const double start = clock_seconds();
     TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &r->output.progress, &v, e));
-    r->saving.val_seconds = clock_seconds() - start;
     r->position.at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved

@@ -194,7 +194,7 @@ static void test_stop_at_loss(void) {
     CHECK(log_mentions(path_of("validation loss %.4f, at most --stop-at-loss %g, after %ld steps, %ld tokens, ",
                                lowest.loss, lowest.loss, lowest.step, lowest.step * 16)),
           "%s", log_tail());
-    CHECK_RUN(trainer_run(early, seed, TOKENS, lowest.loss), 0, "this run is complete", "is not above --stop-at-loss");
+    CHECK_RUN(trainer_run(early, seed, TOKENS, lowest.loss), 0, "this run is complete", "A lower --stop-at-loss resumes");
     CHECK(trainer_run(early, seed, TOKENS, 1e-3) == 0, "%s", log_tail());
     CHECK(same_metrics("part/metrics.jsonl", "part.1/metrics.jsonl"), "it changes the numbers");
     CHECK_RUN(trainer_run(RUN_COMMAND "--train-tokens 96 --val-every 0 --stop-at-loss 1", seed), 64, "--val-every");
