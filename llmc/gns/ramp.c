@@ -1,9 +1,9 @@
 #include "gns/ramp.h"
 
 #include "base/files.h"
+#include "base/json.h"
 
 #include <assert.h>
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,113 +29,46 @@ int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error
     return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns or replay:FILE", "--ramp %s: no such ramp", text);
 }
 
-// ---- Replay ---------------------------------------------------------------------------------------------------------
-
-// Reads one line. *rows: the batch; 0: the line is no step (validation).
-static int ramp_replay_line(const char *line, int64_t expected_step, int64_t *rows, Error *e) {
-    *rows = 0;
-    cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
-    int code = 0;
-    if (!cJSON_IsObject(object)) {
-        code = FAIL(e, ERR_INPUT, "give the metrics.jsonl of an earlier run", "not a JSON object");
-        goto done;
-    }
-    const cJSON *step = cJSON_GetObjectItemCaseSensitive(object, "step");
-    const cJSON *batch = cJSON_GetObjectItemCaseSensitive(object, "batch");
-    if (!step || !batch) goto done;
-    if (!cJSON_IsNumber(batch) || !(batch->valuedouble >= 1 && batch->valuedouble <= RAMP_REPLAY_MAX_ROWS) ||
-        batch->valuedouble != floor(batch->valuedouble)) {
-        code = FAIL(e, ERR_INPUT, "it must be a whole number of 1 or more", "`batch` is not a number of rows");
-        goto done;
-    }
-    if (!cJSON_IsNumber(step) || step->valuedouble != (double)expected_step) {
-        code = FAIL(e, ERR_INPUT, "the steps of a run must be complete and in order", "`step` is not %lld",
-                    (long long)expected_step);
-        goto done;
-    }
-    *rows = (int64_t)batch->valuedouble;
-done:
-    cJSON_Delete(object);
-    return code;
-}
-
-// Fills r->replay from the text. Cuts the text into lines in place.
-static int ramp_replay_parse(Ramp *r, char *text, const char *path, Error *e) {
-    double tokens = 0;
-    int64_t lines = 0;
-    for (char *line = text, *next; *line; line = next) {
-        lines++;
-        char *end = strchr(line, '\n');
-        next = end ? end + 1 : line + strlen(line);
-        if (end) *end = 0;
-        int64_t rows;
-        if (ramp_replay_line(line, r->replay_steps + 1, &rows, e))
-            return error_prefix(e, "%s line %lld", path, (long long)lines);
-        if (rows == 0) continue;
-        r->replay[r->replay_steps++] = rows;
-        tokens += (double)rows * (double)r->config.seq_len;
-    }
-    if (tokens < r->config.train_tokens)
-        return FAIL(e, ERR_INPUT, "shorten --train-tokens or replay a longer run",
-                    "%s ends at line %lld after %.0f tokens, this run takes %.0f", path, (long long)lines, tokens,
-                    r->config.train_tokens);
-    return 0;
-}
-
-static size_t ramp_count_lines(const char *text) {
-    size_t lines = 1; // the last one may lack its newline
-    for (; *text; text++) lines += *text == '\n';
-    return lines;
-}
-
-static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
-    char *text = NULL;
-    size_t bytes;
-    int code = 0;
-    TRY_GOTO(file_read(path, RAMP_REPLAY_BYTES, &text, &bytes, e));
-    if (strlen(text) != bytes) {
-        code = FAIL(e, ERR_INPUT, "give the metrics.jsonl of an earlier run", "%s line %zu: a NUL byte", path,
-                    ramp_count_lines(text));
-        goto done;
-    }
-    TRY_GOTO(memory_alloc((void **)&r->replay, ramp_count_lines(text) * sizeof(int64_t), "batches to replay", e));
-    TRY_GOTO(ramp_replay_parse(r, text, path, e));
-done:
-    memory_free(text);
-    return code;
-}
-
 // ---- Create and destroy ---------------------------------------------------------------------------------------------
 
-static int ramp_check(const RampConfig *c, Error *e) {
-    if (c->batch_ref < 1 || c->seq_len < 1 || !(c->train_tokens > 0))
-        return FAIL(e, ERR_USAGE, "set --batch-tokens, --seq-len and --train-tokens",
-                    "a ramp needs a reference batch, a row length and a horizon");
-    if (c->mode != RAMP_FIXED && c->mode != RAMP_REPLAY && !(1 <= c->batch_min && c->batch_min <= c->batch_max))
-        return FAIL(e, ERR_USAGE, "use 1 <= --batch-min <= --batch-max", "--batch-min %lld, --batch-max %lld: no range",
-                    (long long)c->batch_min, (long long)c->batch_max);
-    if (c->mode == RAMP_SEESAW && !(c->schedule.lr > 0))
-        return FAIL(e, ERR_USAGE, "use a larger --lr, or --ramp linear",
-                    "--ramp seesaw follows the learning rate, and --lr is %g", c->schedule.lr);
-    if (c->mode != RAMP_GNS) return 0;
-    if (c->batch_min < 2)
-        return FAIL(e, ERR_USAGE, "use --batch-min 2 or more", "--ramp gns cannot measure noise in a batch of 1 row");
-    if (!(c->kappa > 0 && c->waste > 0))
-        return FAIL(e, ERR_USAGE, "leave them out for the defaults",
-                    "--ramp-kappa %g, --ramp-waste %g: both must be above 0", c->kappa, c->waste);
-    if (!(c->half_life_tokens > 0))
-        return FAIL(e, ERR_USAGE, "leave it out for the default, 0.5% of --train-tokens",
-                    "--gns-half-life %g is not above 0", c->half_life_tokens);
-    return 0;
+// Fills r->replay with the `batch` of every line that has a `step` and a `batch`; lines of validations have none.
+static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
+    const char *const hint =
+        "give the metrics.jsonl of an earlier run; the steps of a run must be complete and in order";
+    char *text = NULL;
+    size_t bytes, lines = 0, most = 1; // the last line may lack its newline
+    double tokens = 0;
+    int code = file_read(path, RAMP_REPLAY_BYTES, &text, &bytes, e);
+    for (size_t i = 0; !code && i < bytes; i++) most += text[i] == '\n';
+    if (!code) code = memory_alloc((void **)&r->replay, most * sizeof *r->replay, "batches to replay", e);
+    for (char *rest = text, *line; !code && rest && *rest && (line = strsep(&rest, "\n")); lines++) {
+        const double expected = (double)r->replay_steps + 1;
+        cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
+        const cJSON *step = json_get(object, "step"), *batch = json_get(object, "batch");
+        const char *wrong = NULL;
+        if (!cJSON_IsObject(object)) wrong = "not a JSON object";
+        else if (step && batch && !json_whole(batch, 1, RAMP_REPLAY_MAX_ROWS))
+            wrong = "`batch` is not a number of rows";
+        else if (step && batch && !json_whole(step, expected, expected)) wrong = "`step` is not the next one";
+        else if (step && batch) {
+            r->replay[r->replay_steps++] = (int64_t)batch->valuedouble;
+            tokens += batch->valuedouble * (double)r->config.seq_len;
+        }
+        if (wrong) code = FAIL(e, ERR_INPUT, hint, "%s line %zu: %s", path, lines + 1, wrong);
+        cJSON_Delete(object);
+    }
+    memory_free(text);
+    if (code || tokens >= r->config.train_tokens) return code;
+    return FAIL(e, ERR_INPUT, "shorten --train-tokens or replay a longer run",
+                "%s ends at line %zu after %.0f tokens, this run takes %.0f", path, lines, tokens,
+                r->config.train_tokens);
 }
 
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e) {
     *r = (Ramp){.config = *config, .replay_path = replay_path};
-    TRY(ramp_check(config, e));
+    assert(config->batch_ref > 0 && config->seq_len > 0 && config->train_tokens > 0);
     if (config->mode == RAMP_GNS) r->state.rows = (double)config->batch_min;
-    if (config->mode != RAMP_REPLAY) return 0;
-    if (!replay_path) return FAIL(e, ERR_USAGE, "use --ramp replay:FILE", "--ramp replay names no file");
-    int code = ramp_replay_read(r, replay_path, e);
+    int code = config->mode == RAMP_REPLAY ? ramp_replay_read(r, replay_path, e) : 0;
     if (code) ramp_destroy(r);
     return code;
 }
@@ -200,26 +133,23 @@ int64_t ramp_smallest(const Ramp *r) {
     return fewest;
 }
 
-// ERR_INPUT unless the file has `tokens` tokens by `step`. A complete run is not checked.
-static int ramp_check_replay(const Ramp *r, int64_t step, int64_t tokens, Error *e) {
-    int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
-    for (int64_t i = 0; i < known; i++) rows += r->replay[i];
-    double replayed = (double)rows * (double)r->config.seq_len;
-    if ((double)tokens >= r->config.train_tokens || replayed == (double)tokens) return 0;
-    return FAIL(
-        e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
-        "--ramp replay:%s: the file has %.0f tokens up to step %lld, but this run has done %lld tokens in %lld steps",
-        r->replay_path, replayed, (long long)known, (long long)tokens, (long long)step);
-}
-
 // Limits rows to today's range; NaN gives batch_min.
 static double ramp_limit(const RampConfig *c, double rows) {
     return fmin(fmax(rows, (double)c->batch_min), (double)c->batch_max);
 }
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
-    if (r->config.mode == RAMP_GNS) r->state.rows = ramp_limit(&r->config, r->state.rows);
-    return r->config.mode == RAMP_REPLAY ? ramp_check_replay(r, step, tokens, e) : 0;
+    const RampConfig *c = &r->config;
+    if (c->mode == RAMP_GNS) r->state.rows = ramp_limit(c, r->state.rows);
+    if (c->mode != RAMP_REPLAY || (double)tokens >= c->train_tokens) return 0; // a complete run is not checked
+    int64_t known = step < r->replay_steps ? step : r->replay_steps, rows = 0;
+    for (int64_t i = 0; i < known; i++) rows += r->replay[i];
+    double replayed = (double)rows * (double)c->seq_len;
+    if (replayed == (double)tokens) return 0;
+    return FAIL(
+        e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
+        "--ramp replay:%s: the file has %.0f tokens up to step %lld, but this run has done %lld tokens in %lld steps",
+        r->replay_path, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
 // The best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of one bounds the other.

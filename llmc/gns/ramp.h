@@ -78,12 +78,12 @@ typedef struct {
 // Reads "fixed", "linear", "seesaw", "gns" or "replay:FILE"; *replay_path points into text, or is NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e);
 
-// replay_path: used in replay mode only, and kept. The file must cover the whole horizon.
+// replay_path: used in replay mode only, and kept. ERR_INPUT unless the file covers the whole horizon.
 int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
 void ramp_destroy(Ramp *r);
 
 // Brings the batch into the range of today's options. Call it after loading r->state from a checkpoint of `step` steps
-// and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step (see ramp_check_replay).
+// and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.

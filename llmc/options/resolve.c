@@ -62,6 +62,11 @@ static int resolve_ramp(Options *o, Error *e) {
     if (o->batch_min && o->batch_max && o->batch_min > o->batch_max)
         return FAIL(e, ERR_USAGE, "swap them", "--batch-min %lld is above --batch-max %lld", (long long)o->batch_min,
                     (long long)o->batch_max);
+    if (o->run.ramp_mode == RAMP_GNS && o->batch_min < 2)
+        return FAIL(e, ERR_USAGE, "use --batch-min 2 or more", "--ramp gns cannot measure noise in a batch of 1 row");
+    if (o->run.ramp_mode == RAMP_SEESAW && o->lr == 0)
+        return FAIL(e, ERR_USAGE, "use a larger --lr, or --ramp linear",
+                    "--ramp seesaw follows the learning rate, and --lr is 0");
     return 0;
 }
 
@@ -85,7 +90,8 @@ static int resolve_aliases(Options *o, Error *e) {
 static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
-    if (o->train_hours) return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // run_set_horizon
+    if (o->train_hours)
+        return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // run_set_horizon
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
         if (!*o->train)

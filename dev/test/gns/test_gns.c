@@ -6,52 +6,25 @@
 #include "gns/noise.h"
 #include "math/rng.h"
 
-// Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2. Isotropic: all directions alike.
-// Spiked: one direction carries 90% of the noise, the farthest from a smooth sum.
+// Gaussian gradients g = G + noise in D dimensions, tr(Sigma) = trace, |G|^2 = g2; all directions alike.
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
-    double mean[D], deviation[D]; // of one example's gradient, by direction
+    double mean, deviation; // of one example's gradient, in each direction
     uint64_t stream, drawn;
-    double spare; // half of a Box-Muller pair; NaN: none
 } Source;
 
 typedef struct {
     double n, q;
 } Norms;
 
-// Continues the stream with another |G|^2 and tr(Sigma).
-static void source_scale(Source *s, double g2, double trace, bool spiked) {
-    for (int d = 0; d < D; d++) {
-        s->mean[d] = sqrt(g2 / D);
-        double share = spiked ? (d == 0 ? 0.9 : 0.1 / (D - 1)) : 1.0 / D;
-        s->deviation[d] = sqrt(trace * share);
-    }
-}
-
-static Source source_make(double g2, double trace, bool spiked, uint64_t stream) {
-    Source s = {.stream = stream, .spare = NAN};
-    source_scale(&s, g2, trace, spiked);
-    return s;
-}
-
-// Two normals a Philox block: this file draws some ten million.
-static double source_normal(Source *s) {
-    if (!isnan(s->spare)) {
-        double z = s->spare;
-        s->spare = NAN;
-        return z;
-    }
-    double u = 1 - rng_uniform(77, s->stream, 2 * s->drawn), v = rng_uniform(77, s->stream, 2 * s->drawn + 1);
-    s->drawn++;
-    double r = sqrt(-2 * log(u)), a = 2 * acos(-1) * v;
-    s->spare = r * sin(a);
-    return r * cos(a);
+static Source source_make(double g2, double trace, uint64_t stream) {
+    return (Source){sqrt(g2 / D), sqrt(trace / D), stream, 0};
 }
 
 static void source_draw(Source *s, int B, double g[MAX_B][D]) {
     for (int b = 0; b < B; b++)
-        for (int d = 0; d < D; d++) g[b][d] = s->mean[d] + s->deviation[d] * source_normal(s);
+        for (int d = 0; d < D; d++) g[b][d] = s->mean + s->deviation * rng_normal(77, s->stream, s->drawn++);
 }
 
 static Norms norms_of(int B, double g[MAX_B][D]) {
@@ -87,14 +60,13 @@ static GnsTracker tracked(Source *source, int B, double half_life, double steps)
 // ---- the estimators -------------------------------------------------------------------------------------------------
 
 // S is the trace of the sample covariance (with B - 1), and G2 the mean product of two different examples, so both are
-// unbiased. Eight rows one by one, in float as an engine accumulates them, give the same as all at once.
+// unbiased.
 static void test_identities(void) {
     enum { B = 8 };
-    Source source = source_make(1, 20, true, 101);
+    Source source = source_make(1, 20, 101);
     for (int trial = 0; trial < 200; trial++) {
         double g[MAX_B][D], trace = 0, products = 0;
         source_draw(&source, B, g);
-        float sum[D] = {0}, squares = 0, q = 0;
         for (int d = 0; d < D; d++) {
             double mean = 0;
             for (int b = 0; b < B; b++) mean += g[b][d] / B;
@@ -103,18 +75,9 @@ static void test_identities(void) {
                 for (int a = 0; a < B; a++) products += a == b ? 0 : g[a][d] * g[b][d] / (B * (B - 1));
             }
         }
-        for (int b = 0; b < B; b++)
-            for (int d = 0; d < D; d++) {
-                sum[d] += (float)g[b][d];
-                squares += (float)g[b][d] * (float)g[b][d];
-            }
-        for (int d = 0; d < D; d++) q += sum[d] * sum[d];
         Norms once = norms_of(B, g);
         CHECK_CLOSE(gns_s(B, once.n, once.q), trace, 1e-12, 0);
         CHECK_CLOSE(gns_g2(B, once.n, once.q), products, 1e-12, once.n);
-        CHECK_CLOSE(squares / B, once.n, 1e-5, 0);
-        CHECK_CLOSE(q / (B * B), once.q, 1e-5, 0);
-        CHECK_CLOSE(gns_s(B, squares / B, q / (B * B)), trace, 1e-5, 0);
     }
 }
 
@@ -126,7 +89,7 @@ static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
     double g2[STEPS], s[STEPS], tokens[STEPS];
-    Source source = source_make(1, 10, false, 102);
+    Source source = source_make(1, 10, 102);
     GnsTracker t;
     gns_init(&t, half_life);
     t.diff_sq = diff_sq;
@@ -228,10 +191,10 @@ static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
     CHECK(c.ratio == 1 && c.var == 0 && c.half_life == 100, "start");
-    Source total = source_make(1, 10, false, 500), ln = source_make(0.1, 0.4, false, 501);
+    Source total = source_make(1, 10, 500), ln = source_make(0.1, 0.4, 501);
     for (int i = 0; i < 400; i++) calibration_observe(&c, &total, &ln, 16, LATE);
     CHECK_CLOSE(c.ratio, 2.5, 0.1, 0);
-    total = source_make(1e-5, 10, false, 502), ln = source_make(1e-6, 0.4, false, 503); // G vanishes in noise
+    total = source_make(1e-5, 10, 502), ln = source_make(1e-6, 0.4, 503); // G vanishes in noise
     for (int i = 0; i < 3000; i++) {
         calibration_observe(&c, &total, &ln, 16, LATE);
         GnsEstimate t = gns_estimate(&c.total), l = gns_estimate(&c.ln);
@@ -275,7 +238,7 @@ static void test_calibration_error(void) {
 
 // gns_scaled_lower solves gns_lower's equation with c S; c's error adds to that of S. Each error lowers the bound.
 static void test_scaled_lower(void) {
-    Source source = source_make(1, 10, false, 521);
+    Source source = source_make(1, 10, 521);
     GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);
     CHECK(isnan(gns_scaled_lower(&nothing, (GnsFactor){2, 0, 0}, 1, 0)), "a bound from nothing");
     GnsEstimate e = gns_estimate(&t);
@@ -287,60 +250,6 @@ static void test_scaled_lower(void) {
     double error = sqrt(c * c * v.s + pow(c * e.s * c_se, 2) - 2 * R * c * v.g2_s + R * R * v.g2);
     CHECK_CLOSE(c * e.s - R * e.g2, k * error, 1e-9, 0);
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
-}
-
-// A made-up model whose steps are sampled.
-typedef struct {
-    Source total, ln;
-    GnsCalibration c;
-} Calibrated;
-
-static Calibrated calibrated(uint64_t stream, double half_life) { // in samples
-    Calibrated m = {.total = source_make(1, 1, false, stream), .ln = source_make(1, 1, false, stream + 1)};
-    gns_calibration_init(&m.c, half_life / GNS_CALIBRATION_HALF_LIVES);
-    return m;
-}
-
-// Adds a sampled step of 16 rows. ln_scale: the LayerNorms' scale; the whole model's is `ratio` times that.
-static void calibrate(Calibrated *m, double ln_scale, double ratio, double g2, double done) {
-    source_scale(&m->total, g2, ratio * ln_scale * g2, false);
-    source_scale(&m->ln, g2 / 100, ln_scale * g2 / 100, false);
-    calibration_observe(&m->c, &m->total, &m->ln, 16, done);
-}
-
-// True within a factor of 1.5.
-static bool about(double ratio, double want) { return fabs(log(ratio / want)) < log(1.5); }
-
-// The start of a run: over 10 half-lives of 15 samples |G|^2 falls by 10^4 and the ratio rises from 0.8 to 2.5, then
-// both stay. Soon afterwards the measured ratio must be the new one. If all differences counted alike, the error would
-// remember the large |G|^2 for another 15 half-lives, and hold an early ratio.
-static void test_calibration_is_timely(void) {
-    enum { RUNS = 40, FALL = 150 };
-    int known[2] = {0, 0}; // 4 and 8 half-lives after the fall
-    for (uint64_t run = 0; run < RUNS; run++) {
-        Calibrated m = calibrated(510 + 2 * run, 15);
-        for (int i = 1; i <= FALL + 120; i++) {
-            double done = fmin((double)i / FALL, 1);
-            calibrate(&m, 2 * pow(8, done), 0.8 + 1.7 * done, pow(1e-4, done), LATE);
-            if (i == FALL + 60) known[0] += about(m.c.ratio, 2.5);
-        }
-        known[1] += about(m.c.ratio, 2.5);
-    }
-    CHECK(known[0] >= 0.8 * RUNS && known[1] >= 0.8 * RUNS, "of %d runs %d and %d had the ratio", RUNS, known[0],
-          known[1]);
-}
-
-// In the first steps |G|^2 falls as the square of the tokens, and the ratio is a third. At 2.5% of the run, one full
-// half-life, c must be the present ratio.
-static void test_calibration_forgets_the_start(void) {
-    enum { RUNS = 20, STEPS = 400 };
-    int good = 0;
-    for (uint64_t run = 0; run < RUNS; run++) {
-        Calibrated m = calibrated(530 + 2 * run, STEPS);
-        for (int i = 1; i <= STEPS; i++) calibrate(&m, 8, i < STEPS / 4 ? 0.8 : 2.4, pow(i, -2), i);
-        good += about(m.c.ratio, 2.4);
-    }
-    CHECK(good >= 0.9 * RUNS, "%d of %d runs had the ratio", good, RUNS);
 }
 
 // A half-life holds as many samples at 8 rows as at 256, and more in its first tenth.
@@ -365,18 +274,22 @@ static void test_samples_are_spaced_in_tokens(void) {
         }
 }
 
-// If G2 is lost in noise, a few samples in a half-life must not look like a known ratio by chance.
+// If G2 is lost in noise (the LayerNorms' scale is 32 rows, the model's 2.5 times that), a few samples in a half-life
+// must not look like a known ratio by chance.
 static void test_calibration_is_wary(void) {
-    enum { RUNS = 400 };
-    const double half_lives[] = {1.5, 4};
+    enum { RUNS = 400, B = 16 };
+    const double half_lives[] = {1.5, 4}; // in samples
     for (int h = 0; h < 2; h++) {
         int wrong = 0;
-        for (int run = 0; run < RUNS; run++) {
-            Calibrated m = calibrated(700 + 2 * (uint64_t)(run + RUNS * h), half_lives[h]);
+        for (uint64_t run = 0; run < RUNS; run++) {
+            uint64_t stream = 700 + 2 * (run + RUNS * (uint64_t)h);
+            Source total = source_make(1, 80, stream), ln = source_make(0.01, 0.32, stream + 1);
+            GnsCalibration c;
             bool off = false;
+            gns_calibration_init(&c, half_lives[h] / GNS_CALIBRATION_HALF_LIVES);
             for (int i = 0; i < 8 * half_lives[h]; i++) {
-                calibrate(&m, 32, 2.5, 1, LATE);
-                off |= m.c.ratio != 1 && !about(m.c.ratio, 2.5);
+                calibration_observe(&c, &total, &ln, B, LATE);
+                off |= c.ratio != 1 && fabs(log(c.ratio / 2.5)) > log(1.5);
             }
             wrong += off;
         }
@@ -389,20 +302,16 @@ static void test_calibration_is_wary(void) {
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
-    for (int total = 0; total < 2; total++)
-        for (int given = 0; given < 2; given++) {
-            Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .sum_w2 = 0.1}, .follows_total = total};
-            noise.fixed_ratio = given ? 0.5 : 0;
-            NoiseSignal signal = noise_signal(&noise);
-            bool measured = !total && !given;
-            CHECK(signal.tracker == (total ? &noise.total : &noise.ln), "total %d: another tracker", total);
-            CHECK(signal.c.value == (total   ? 1
-                                     : given ? 0.5
-                                             : 3),
-                  "total %d, given %d: c %g", total, given, signal.c.value);
-            CHECK(signal.c.var == (measured ? 0.04 : 0) && signal.c.sum_w2 == (measured ? 0.1 : 0),
-                  "total %d, given %d: error %g", total, given, signal.c.var);
-        }
+    for (int i = 0; i < 4; i++) {
+        bool total = i & 1, given = i & 2, measured = i == 0;
+        Noise noise = {.calibration = {.ratio = 3, .var = 0.04, .sum_w2 = 0.1}, .follows_total = total};
+        noise.fixed_ratio = given ? 0.5 : 0;
+        NoiseSignal signal = noise_signal(&noise);
+        CHECK(signal.tracker == (total ? &noise.total : &noise.ln), "case %d: another tracker", i);
+        CHECK(signal.c.value == (measured ? 3 : total ? 1 : 0.5), "case %d: c %g", i, signal.c.value);
+        CHECK(signal.c.var == (measured ? 0.04 : 0) && signal.c.sum_w2 == (measured ? 0.1 : 0), "case %d: error %g", i,
+              signal.c.var);
+    }
 }
 
 // ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
@@ -537,7 +446,6 @@ static void test_groups(void) {
 
 int main(void) {
     RUN(test_identities, test_tracker, test_lower_formula, test_calibration, test_calibration_error, test_scaled_lower,
-        test_calibration_is_timely, test_calibration_forgets_the_start, test_samples_are_spaced_in_tokens,
-        test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
+        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
     return test_summary();
 }
