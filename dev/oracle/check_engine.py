@@ -1,69 +1,51 @@
 """Compares what an engine computed with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
 
-Prints a line a check, as dev/test/test.h does, and exits with 1 where one failed. The error of a tensor is
-|a - b| / |b| in the Euclidean norm, b the oracle's; that of a list of numbers the largest of |a - b| / |b|.
+The error of a tensor is |a - b| / |b| in the Euclidean norm, b the oracle's; that of a list of numbers the largest of
+|a - b| / |b|.
 """
 
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 import gpt2
+from harness import Mismatch, attempt, finish
 
 TOLERANCE = 1e-5  # fp32 engines
 ZERO_TOLERANCE = 1e-6  # of a gradient that is exactly zero, relative to its tensor's norm
-SELF_TOLERANCE = 1e-12  # of the oracle's own identities
-
-
-class Mismatch(Exception):
-    pass
 
 
 class Dump:
-    """One case: the engine's tensors and settings, and the oracle's answers to the same."""
+    """The engine's tensors and settings, and the oracle's answers to the same."""
 
     def __init__(self, path):
         with safe_open(path, "numpy") as f:
             self.tensors = {name: f.get_tensor(name) for name in f.keys()}
             self.meta = {key: float(value) for key, value in f.metadata().items()}
-        self.heads = int(self.meta["heads"])
-        self.params = {name: p.astype(np.float64) for name, p in self.group("param0").items()}
-        self.rows = self.get("tokens")  # (steps, B, T + 1)
-        self.T = self.rows.shape[2] - 1
+        self.heads, self.rows = int(self.meta["heads"]), self.tensors["tokens"]  # (steps, B, T + 1)
+        self.params = {name.removeprefix("param0/"): p.astype(np.float64) for name, p in self.tensors.items()
+                       if name.startswith("param0/")}
         shape = (int(self.meta["steps"]), int(self.meta["batch"]), int(self.meta["seq_len"]) + 1)
         if self.rows.shape != shape or not self.params:
             raise Mismatch(f"tokens are {self.rows.shape}, the settings say {shape}")
         separator = int(self.meta["separator"]) if self.meta["separator"] >= 0 else None
         self.examples = gpt2.examples_fn(self.heads, self.meta["label_smoothing"], separator)
-        (losses, nlls), self.gradients, self.head_share = self.examples(self.params, self.rows[0], self.factors_at(1))
-        self.losses, self.nlls = np.asarray(losses), np.asarray(nlls)
-        self.eval_losses = self.nlls  # nothing drops in an evaluation
-        if self.meta["dropout"]:
-            loss = lambda params, row: gpt2.tied_loss(params, row, self.heads, separator=separator)[1]
-            self.eval_losses = np.asarray(gpt2.jax.jit(gpt2.jax.vmap(loss, (None, 0)))(self.params, self.rows[0]))
-        self.gradients = {name: np.asarray(g) for name, g in self.gradients.items()}
-        self.head_share = np.asarray(self.head_share)
+        (losses, nlls), gradients = self.examples(self.params, self.rows[0], self.factors_at(1))
+        self.losses = {"loss": losses, "nll": nlls, "loss_eval": nlls}
+        if self.meta["dropout"]:  # nothing drops in an evaluation
+            self.losses["loss_eval"] = gpt2.examples_fn(self.heads, 0.0, separator)(self.params, self.rows[0])[0][1]
+        self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def factors_at(self, step):
         """Dropout's factors of the examples of step 1, 2, ..., which are numbered through."""
         if not self.meta["dropout"]:
             return None
-        B = self.rows.shape[1]
+        B, T = self.rows.shape[1], self.rows.shape[2] - 1
         first = int(self.meta["first_example"]) + (step - 1) * B
         layers, C = int(self.meta["layers"]), int(self.meta["channels"])
-        seed = int(self.meta["seed"])
-        return gpt2.mask_factors(self.meta["dropout"], seed, first, B, self.T, C, layers, self.heads)
-
-    def get(self, name):
-        if name not in self.tensors:
-            raise Mismatch(f"{name} is missing")
-        return self.tensors[name]
-
-    def group(self, prefix):
-        return {name[len(prefix) + 1 :]: t for name, t in self.tensors.items() if name.startswith(prefix + "/")}
+        return gpt2.mask_factors(self.meta["dropout"], int(self.meta["seed"]), first, B, T, C, layers, self.heads)
 
     def zero_part(self, name):
         """Where a tensor's gradient is exactly zero. A constant added to every key shifts a row of scores, which the
@@ -72,150 +54,65 @@ class Dump:
         C = zero.shape[-1] // 3
         if name.endswith("attn.c_attn.bias"):
             zero[C : 2 * C] = True
-        if ".attn.c_attn." in name and self.T == 1:
+        if ".attn.c_attn." in name and self.rows.shape[2] == 2:
             zero[..., : 2 * C] = True
         return zero
 
 
-def worst_of(errors):
-    """Raises unless every (name, error) is within the tolerance; NaN is not. Returns the worst."""
-    name, error = max(errors, key=lambda item: (np.isnan(item[1]), item[1]))
-    if not error <= TOLERANCE:
-        raise Mismatch(f"{name}: relative error {error:.3g}, more than {TOLERANCE:g}")
-    return name, error
+def differences(a, b):
+    a, b = np.asarray(a, dtype=np.float64), np.asarray(b)
+    if a.shape != b.shape:
+        raise Mismatch(f"shape {a.shape}, want {b.shape}")
+    return a - b, b
 
 
 def numbers_error(a, b):
-    a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if a.shape != b.shape:
-        raise Mismatch(f"shape {a.shape}, want {b.shape}")
-    return float(np.max(np.abs(a - b) / np.abs(b)))
+    difference, b = differences(a, b)
+    return np.max(np.abs(difference) / np.abs(b))
 
 
-def tensor_error(name, a, b, keep=None):
-    if a.shape != b.shape:
-        raise Mismatch(f"{name}: shape {a.shape}, want {b.shape}")
-    difference, b = a.astype(np.float64) - b, np.asarray(b)
-    if keep is not None:
-        difference, b = difference[keep], b[keep]
-    return float(np.linalg.norm(difference.ravel()) / np.linalg.norm(b.ravel()))
+def tensor_error(a, b, part=...):
+    difference, b = differences(a, b)
+    return np.linalg.norm(difference[part].ravel()) / np.linalg.norm(b[part].ravel())
 
 
-def check_cross_term(dump):
-    """The oracle with itself: |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U> for the tied tensor, the cross term large enough
-    to be missed."""
-    g, U = dump.gradients[gpt2.WTE], dump.head_share
-    E = g - U
-    cross = (E * U).reshape(len(g), -1).sum(axis=1)
-    parts = gpt2.square(E) + gpt2.square(U) + 2 * cross
-    error = numbers_error(parts, gpt2.square(g))
-    share = np.max(np.abs(2 * cross) / gpt2.square(g))
-    if not error <= SELF_TOLERANCE:
-        raise Mismatch(f"the parts differ from the whole by {error:.3g}")
-    if not share > 100 * TOLERANCE:
-        raise Mismatch(f"a cross term of {share:.3g} of the whole would not be missed")
-    return f"2<E,U> up to {share:.2g} of the whole", error
-
-
-def check_loss(dump):
-    wanted = {"loss": dump.losses, "nll": dump.nlls, "loss_eval": dump.eval_losses}
-    return worst_of([(name, numbers_error(dump.get(name), want)) for name, want in wanted.items()])
-
-
-def check_grad(dump):
-    errors = []
-    for name, g in dump.gradients.items():
-        got, want, zero = dump.get(f"grad/{name}"), g.mean(axis=0), dump.zero_part(name)
-        errors.append((name, tensor_error(name, got, want, ~zero)))
-        noise = np.linalg.norm(got[zero]) / np.linalg.norm(want)
-        if not noise <= ZERO_TOLERANCE:
-            raise Mismatch(f"{name}: what must be zero is {noise:.3g} of the gradient")
-    return worst_of(errors)
-
-
-def check_tensors(dump, kind, want):
-    """want: of the examples' gradients (B, ...) of a tensor."""
-    return worst_of([(name, numbers_error(dump.get(f"{kind}/{name}"), want(g))) for name, g in dump.gradients.items()])
-
-
-def check_example_sq(dump):
-    return check_tensors(dump, "example_sq", gpt2.square)
-
-
-def check_example_sq_sum(dump):
-    return check_tensors(dump, "example_sq_sum", lambda g: gpt2.square(g).sum())
-
-
-def check_grad_sq(dump):
-    """|sum over b of g_b|^2 as the engine reports it."""
-    return check_tensors(dump, "grad_sq", lambda g: np.sum(g.sum(axis=0) ** 2))
-
-
-def check_example_sq_ln(dump):
-    """Sums of the LayerNorm backward alone: in this mode the other tensors are not measured."""
-    errors = []
-    for name, g in dump.gradients.items():
-        got = dump.get(f"example_sq_ln/{name}")
+def check_case(path):
+    dump = Dump(path)
+    errors = {name: numbers_error(dump.tensors[name], want) for name, want in dump.losses.items()}
+    for name, g in dump.gradients.items():  # (B, ...)
+        squares = gpt2.square(g)
+        wanted = {"example_sq": squares, "example_sq_sum": squares.sum(), "grad_sq": np.sum(g.sum(axis=0) ** 2)}
         if ".ln_" in f".{name}":
-            errors.append((name, numbers_error(got, gpt2.square(g).sum())))
-        elif not np.isnan(got):
-            raise Mismatch(f"{name}: {got:g}, want NaN")
-    return worst_of(errors)
+            wanted["example_sq_ln"] = squares.sum()
+        elif not np.isnan(dump.tensors[f"example_sq_ln/{name}"]):
+            raise Mismatch(f"example_sq_ln/{name}: a number; this mode measures the LayerNorms only")
+        for kind, want in wanted.items():
+            errors[f"{kind}/{name}"] = numbers_error(dump.tensors[f"{kind}/{name}"], want)
 
+        got, want, zero = dump.tensors[f"grad/{name}"], g.mean(axis=0), dump.zero_part(name)
+        errors[f"grad/{name}"] = tensor_error(got, want, ~zero)
+        if not np.linalg.norm(got[zero]) <= ZERO_TOLERANCE * np.linalg.norm(want):
+            raise Mismatch(f"grad/{name}: {np.linalg.norm(got[zero]):.3g} where it must be zero")
 
-def check_training(dump):
-    """Ten steps of the optimizer: the losses on the way and the parameters at the end."""
     losses, params = gpt2.train(dump.params, dump.rows, dump.heads, dump.meta, dump.examples, dump.factors_at)
-    errors = [("losses", numbers_error(dump.get("losses"), losses))]
+    errors["losses"] = numbers_error(dump.tensors["losses"], losses)
     for name, want in params.items():
-        errors.append((name, tensor_error(name, dump.get(f"paramN/{name}"), want, ~dump.zero_part(name))))
-    moved = min(tensor_error(name, params[name], dump.params[name]) for name in params)
-    if not moved > 100 * TOLERANCE:
-        raise Mismatch(f"a tensor moved by {moved:.3g} only: the check would not see a missing update")
-    return worst_of(errors)
+        errors[f"paramN/{name}"] = tensor_error(dump.tensors[f"paramN/{name}"], want, ~dump.zero_part(name))
+        if not tensor_error(want, dump.params[name]) > 100 * TOLERANCE:
+            raise Mismatch(f"{name}: hardly moves, so this would not see a missing update")
+    if not dump.tensors["padding_max"] == 0:  # elements of the flat arrays that belong to no tensor
+        raise Mismatch(f"padding holds {dump.tensors['padding_max']:g}")
 
-
-def check_padding(dump):
-    """Elements of the flat arrays that belong to no tensor stay zero."""
-    most = float(dump.get("padding_max"))
-    if not most == 0:
-        raise Mismatch(f"padding holds {most:g}")
-    return "largest", most
-
-
-CHECKS = (check_cross_term, check_loss, check_grad, check_grad_sq, check_example_sq, check_example_sq_sum)
-CHECKS += (check_example_sq_ln, check_training, check_padding)
-
-
-def attempt(what, function, argument):
-    """Prints the line of a check. Returns what it returned; None where it failed."""
-    start = time.perf_counter()
-    try:
-        result = function(argument)
-    except (Mismatch, SafetensorError, KeyError, ValueError) as why:
-        print(f"FAIL oracle/{what} {time.perf_counter() - start:.2f}s: {why!r}", flush=True)
-        return None
-    worst = f"  worst: {result[0]} {result[1]:.2g}\n" if isinstance(result, tuple) else ""
-    print(f"{worst}PASS oracle/{what} {time.perf_counter() - start:.2f}s", flush=True)
-    return result
-
-
-def check_file(path):
-    """Whether every check of one dump passed."""
-    dump = attempt(f"{path.stem}/dump", Dump, path)
-    return dump is not None and None not in [
-        attempt(f"{path.stem}/{check.__name__.removeprefix('check_')}", check, dump) for check in CHECKS
-    ]
-
-
-def main(directory):
-    paths = sorted(Path(directory).glob("*.safetensors"))
-    if not paths:
-        print(f"FAIL oracle/dumps 0.00s: {directory} has no *.safetensors")
-    return 0 if paths and all([check_file(path) for path in paths]) else 1
+    name, error = max(errors.items(), key=lambda item: (np.isnan(item[1]), item[1]))
+    if not error <= TOLERANCE:
+        raise Mismatch(f"{name}: relative error {error:.3g}, more than {TOLERANCE:g}")
+    return f"{len(errors)} comparisons; worst: {name} {error:.2g}"
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[1]))
+    paths = sorted(Path(sys.argv[1]).glob("*.safetensors"))
+    if not paths:
+        sys.exit(f"FAIL oracle/dumps 0.00s: {sys.argv[1]} has no *.safetensors")
+    for path in paths:
+        attempt(f"oracle/{path.stem}", check_case, path)
+    finish()

@@ -1,16 +1,13 @@
 """Evaluation against the oracle: check_evaluation.py BUILD, with the compiled programs.
 
 Made-up questions in both of HellaSwag's formats and validation shards, scored here in float64 from the texts and by the
-program: what --eval-only prints, at several lengths and micro-batches. Prints lines as dev/test/test.h does.
+program: what --eval-only prints, at several lengths and micro-batches.
 """
 
-import contextlib
-import functools
 import json
 import math
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,16 +19,14 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import gpt2
+import harness
+from harness import Mismatch, attempt, finish, run
 
 VOCAB = 256  # tokens are bytes
 TOLERANCE = 2e-5  # of sums and losses, relative
 PRINTED = 1e-6  # half of the last digit, and a little
 WORDS = """the a man woman dog roof guitar water then slowly quickly is was starts to pull cut wash her his and with
 from red café naïve 12 3.5 (again) "quoted" don't into out of , . !""".split()
-
-
-class Mismatch(Exception):
-    pass
 
 
 class World:
@@ -56,13 +51,7 @@ class World:
     def losses(self, rows):
         """From rows (N, T + 1), padded at the end, to the losses (N, T), in float64."""
         params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
-
-        def one(row):
-            z = gpt2.logits(params, params[gpt2.WTE], row[:-1], self.heads)
-            z = z - z.max(axis=-1, keepdims=True)
-            log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
-            return -log_p[jnp.arange(len(row) - 1), row[1:]]
-
+        one = lambda row: gpt2.token_losses(params, row, self.heads)[1]
         return np.asarray(jax.lax.map(one, jnp.asarray(rows)))
 
 
@@ -93,18 +82,10 @@ def write_questions(path, questions):
     write_int32_file(path, [20240522, 1, len(questions), longest], stream)
 
 
-def run(world, *command, code=0):
-    done = subprocess.run([str(c) for c in command], cwd=world.work, capture_output=True, text=True, timeout=120)
-    if done.returncode != code:
-        raise Mismatch(f"{Path(command[0]).name} ended with {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
-    return done.stdout
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # HellaSwag by the definition in llmc/text/hellaswag.h
 
 
-@functools.cache
 def oracle_hellaswag(world, T):
     """acc and acc_norm of the questions that can be asked."""
     rows, begins, counts, asked = [], [], [], []
@@ -133,13 +114,8 @@ def score(losses, labels):
 
 
 def close(got, want, what):
-    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
-    if got.shape != want.shape:
-        raise Mismatch(f"{what}: {got.shape} values, want {want.shape}")
-    error = float(np.max(np.abs(got - want) / np.abs(want)))
-    if not error <= TOLERANCE:
-        raise Mismatch(f"{what}: relative error {error:.3g}")
-    return error
+    if not abs(got - want) <= TOLERANCE * abs(want):
+        raise Mismatch(f"{what}: {got}, want {want}")
 
 
 def printed_number(text, name):
@@ -154,8 +130,7 @@ def oracle_validation(world, T, rows=None):
     rows = rows or windows
     starts = [i * windows // rows * T for i in range(rows)]
     batch = np.array([world.tokens[s : s + T + 1] for s in starts])
-    losses = world.losses(batch)
-    return losses.mean(), losses.mean() / math.log(2)  # a token is a byte
+    return world.losses(batch).mean()
 
 
 def check_eval_only(build, world, T):
@@ -164,53 +139,31 @@ def check_eval_only(build, world, T):
     options = ["--eval-only", "--model", world.model, "--val", world.shard, "--seq-len", T,
                "--tokenizer", "bytes"]
     for path, rows in ((world.jsonl, 5), (world.bin, 64)):
-        text = run(world, build / "train_gpt2", *options, "--hellaswag", path, "--micro-batch", rows)
-        loss, bits = oracle_validation(world, T)
+        text = run(world.work, build / "train_gpt2", *options, "--hellaswag", path, "--micro-batch", rows).decode()
+        loss = oracle_validation(world, T)
         close(printed_number(text, "loss"), loss, "loss")
         close(printed_number(text, "perplexity"), math.exp(loss), "perplexity")
-        close(printed_number(text, "bits a byte"), bits, "bits a byte")
+        close(printed_number(text, "bits a byte"), loss / math.log(2), "bits a byte")  # a token is a byte
         for name in ("acc", "acc_norm"):
             share, ambiguous = want[name]
             if not abs(printed_number(text, name) - share) <= PRINTED + ambiguous:
                 raise Mismatch(f"{name}: {printed_number(text, name)}, want {share}")
-    text = run(world, build / "train_gpt2", *options, "--val-tokens", 3 * T - 1)
-    close(printed_number(text, "loss"), oracle_validation(world, T, 3)[0], "loss of 3 windows")
+    text = run(world.work, build / "train_gpt2", *options, "--val-tokens", 3 * T - 1).decode()
+    close(printed_number(text, "loss"), oracle_validation(world, T, 3), "loss of 3 windows")
     if sorted(world.work.rglob("*")) != before:
         raise Mismatch("files were written")
 
 
-@contextlib.contextmanager
-def reported(name):
-    start = time.time()
-    try:
-        yield
-        print(f"PASS evaluation/{name} {time.time() - start:.2f}s", flush=True)
-    except (Mismatch, subprocess.TimeoutExpired) as why:
-        print(f"FAIL evaluation/{name} {time.time() - start:.2f}s: {why}", flush=True)
-        reported.failed = True
-
-
-reported.failed = False
-
-
-def check_world(build, rng, lengths, **shape):
-    with tempfile.TemporaryDirectory() as work:
-        world = World(work, rng, **shape)
-        for T in lengths:
-            with reported(f"eval_only_T{T}"):
-                check_eval_only(build, world, T)
-
-
-def main():
-    build = Path(sys.argv[1]).resolve()
+def main(build):
     seed = int(os.environ.get("SEED", time.time_ns() % 10**9))
-    rng = np.random.default_rng(seed)
-    # Bytes: endings fit in 96, some contexts do not; with 40 some questions cannot be asked.
-    check_world(build, rng, [96, 40, 200], questions=48, layers=2, heads=2, channels=32, context=200)
-    if reported.failed:
+    with tempfile.TemporaryDirectory() as work:
+        world = World(work, np.random.default_rng(seed), questions=48, layers=2, heads=2, channels=32, context=200)
+        for T in (96, 40, 200):  # endings fit in 96, some contexts do not; with 40 some questions cannot be asked
+            attempt(f"evaluation/eval_only_T{T}", check_eval_only, build, world, T)
+    if harness.failures:
         print(f"  SEED={seed}")
-    sys.exit(reported.failed)
+    finish()
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]).resolve())

@@ -1,27 +1,28 @@
 """Exchanges models with Hugging Face's transformers: check_transformers.py BUILD, with the compiled programs.
 
-What transformers saves must load here, and what a run saves here must load there, and give the same logits; a run's
-tokenizer must make the same tokens in both. Prints lines as dev/test/test.h does.
+What transformers saves must load here, and what a run saves here must load there, with the same loss on the same rows; a
+run's tokenizer must make the same tokens in both.
 """
 
-import json
 import os
-import subprocess
+import re
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is on this disk
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, logging
 
-TOLERANCE = 1e-4  # of a logit, absolute, fp32
+from harness import Mismatch, attempt, finish, run
+
+TOLERANCE = 1e-5  # of a loss, absolute, fp32
 LIVELY = 0.3  # least standard deviation of logits: at 0 everything agrees
+ROWS = 3
 HEADER_BYTES = 1024  # of a token shard; uint16 tokens follow
-BYTE_CONTEXT = 29  # T of the run on bytes
 EOT = "<|endoftext|>"
 CHAT_USER, CHAT_END = "<|user|>", "<|im_end|>"
 TEXT = "The gradient noise scale, tr(Σ)/|G|² — \"naïve\" 🙂:\n\tint x = 1234;  don't\r\n"
@@ -36,33 +37,25 @@ SHAPES = {
 TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Mismatch(Exception):
-    pass
-
-
 class Programs:
     def __init__(self, build, work):
         self.build, self.work = Path(build).resolve(), Path(work)
 
     def run(self, name, *arguments):
-        command = [self.build / name, *map(str, arguments)]
-        done = subprocess.run(command, cwd=self.work, capture_output=True, timeout=120)
-        if done.returncode:
-            last = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise Mismatch(f"{name} ended with {done.returncode}: {last[-400:]}")
-        return done.stdout
+        return run(self.work, self.build / name, *arguments)
 
     def learn_vocabulary(self, size, directory):
         script = Path(__file__).resolve().parents[2] / "scripts/train_bpe.py"
-        command = [sys.executable, script, "--vocab-size", str(size), "--out", directory, "corpus.txt"]
-        subprocess.run(command, cwd=self.work, capture_output=True, check=True)
+        run(self.work, sys.executable, script, "--vocab-size", size, "--out", directory, "corpus.txt")
 
-    def logits(self, directory):
-        """Tokens (rows, T), and the logits after each (rows, T, V) that our engine computes from a directory."""
-        path = self.work / "logits.safetensors"
-        self.run("dev/test/scripts/print_logits", directory, path)
-        with safe_open(path, "pt") as f:
-            return f.get_tensor("tokens").long(), f.get_tensor("logits")
+    def loss(self, directory, rows):
+        """The loss that our engine computes from a directory on rows (N, T + 1), each of which ends with the next one's start."""
+        tokens = [*rows[:, :-1].flatten(), rows[-1, -1]]
+        header = np.zeros(HEADER_BYTES // 4, "<i4")
+        header[:3] = 20240520, 1, len(tokens)
+        (self.work / "rows.bin").write_bytes(header.tobytes() + np.array(tokens, "<u2").tobytes())
+        said = self.run("train_gpt2", "--eval-only", "--model", directory, "--val", "rows.bin", "--seq-len", rows.shape[1] - 1)
+        return float(re.search(rb"loss +([0-9.]+)", said)[1])
 
     def encode(self, tokenizer, text):
         """The tokens of a text with a directory's tokenizer, through a shard; a document begins with EOT there."""
@@ -100,19 +93,20 @@ def load_here(directory):
     return model.eval()
 
 
-def compare_logits(programs, directory):
-    """The largest difference between our logits and transformers' for one directory."""
-    tokens, ours = programs.logits(directory)
+def compare_losses(programs, directory):
+    """Our loss and transformers' for one directory, on random tokens."""
+    model = load_here(directory)
+    V, T = model.config.vocab_size, model.config.n_positions
+    tokens = torch.randint(V, (ROWS * T + 1,))
+    rows = tokens.unfold(0, T + 1, T)
     with torch.no_grad():
-        reference = load_here(directory)(tokens).logits
-    if ours.shape != reference.shape:
-        raise Mismatch(f"shape {tuple(ours.shape)}, want {tuple(reference.shape)}")
-    spread, error = float(reference.std()), float((ours.double() - reference.double()).abs().max())
-    if not spread > LIVELY:
-        raise Mismatch(f"logits spread by {spread:.2g} only: the check would not see a difference")
-    if not error <= TOLERANCE:  # NaN is not
-        raise Mismatch(f"logits differ by {error:.3g}, more than {TOLERANCE:g}")
-    return f"logits differ by {error:.2g} at most, spread {spread:.2g}"
+        logits = model(rows[:, :-1]).logits.double()
+    theirs, ours = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())), programs.loss(directory, rows)
+    if not logits.std() > LIVELY:
+        raise Mismatch(f"logits spread by {logits.std():.2g} only: the check would not see a difference")
+    if not abs(ours - theirs) <= TOLERANCE:  # NaN is not
+        raise Mismatch(f"a loss of {ours:.6f}, in transformers {theirs:.6f}")
+    return f"a loss of {ours:.6f}, in transformers {theirs:.6f}"
 
 
 def check_import(programs, shape, dtype):
@@ -122,7 +116,7 @@ def check_import(programs, shape, dtype):
         found = {f.get_tensor(name).dtype for name in f.keys()}
     if found != {dtype}:
         raise Mismatch(f"transformers saved {found}")
-    return compare_logits(programs, directory)
+    return compare_losses(programs, directory)
 
 
 def check_import_sharded(programs):
@@ -131,7 +125,7 @@ def check_import_sharded(programs):
     files = list(directory.glob("model-*.safetensors"))
     if len(files) < 3 or not (directory / "model.safetensors.index.json").exists():
         raise Mismatch(f"transformers saved {len(files)} files")
-    return f"{len(files)} files, " + compare_logits(programs, directory)
+    return f"{len(files)} files, " + compare_losses(programs, directory)
 
 
 def check_import_base(programs):
@@ -141,17 +135,14 @@ def check_import_base(programs):
     with safe_open(directory / "model.safetensors", "pt") as f:
         if "wte.weight" not in f.keys():
             raise Mismatch("transformers saved other names")
-    return compare_logits(programs, directory)
+    return compare_losses(programs, directory)
 
 
 def byte_run(programs):
     (programs.work / "corpus.txt").write_bytes(CORPUS.encode())
-    (programs.work / "held_out.txt").write_bytes(CORPUS.encode()[: BYTE_CONTEXT + 1])
     programs.run("data/tokenize", "--tokenizer", "bytes", "--out", "bytes", "corpus.txt")
-    programs.run("data/tokenize", "--tokenizer", "bytes", "--out", "held_out", "--invalid", "bytes", "held_out.txt")
-    data = ("--train", "bytes_train_*.bin", "--val", "held_out_train_*.bin")
-    shape = ("--vocab-size", 256, "--layers", 2, "--heads", 3, "--channels", 48, "--seq-len", BYTE_CONTEXT)
-    return programs.train("run_bytes", *data, *shape)
+    shape = ("--vocab-size", 256, "--layers", 2, "--heads", 3, "--channels", 48, "--seq-len", 29)
+    return programs.train("run_bytes", "--train", "bytes_train_*.bin", *shape)
 
 
 def bpe_run(programs):
@@ -190,19 +181,6 @@ def check_chat_tokenizer(programs, run):
     if (config.bos_token_id, config.eos_token_id) != (300, 301):
         raise Mismatch(f"a text begins with {config.bos_token_id} and ends with {config.eos_token_id}")
     return f"{len(tokens)} tokens, of them 4 added"
-
-
-def check_loss(_, run):
-    """The run's last validation, of the weights that it had in memory: one row of held-out bytes."""
-    lines = (run.parent / "metrics.jsonl").read_text().splitlines()
-    ours = [json.loads(line)["val_loss"] for line in lines if "val_loss" in line][-1]
-    row = torch.tensor([list(CORPUS.encode())[: BYTE_CONTEXT + 1]])
-    with torch.no_grad():
-        logits = load_here(run)(row[:, :-1]).logits
-    reference = float(torch.nn.functional.cross_entropy(logits[0].double(), row[0, 1:]))
-    if not abs(ours - reference) <= TOLERANCE:
-        raise Mismatch(f"a loss of {ours:.6f} in the run is {reference:.6f} in transformers")
-    return f"{ours:.6f} and {reference:.6f}"
 
 
 def check_bytes_tokenizer(_, run):
@@ -250,48 +228,26 @@ def check_generate(programs, run):
     return repr(text)
 
 
-def attempt(what, check, *arguments):
-    """Prints the check's line. Returns what it returned; None where it failed."""
-    start = time.perf_counter()
-    try:
-        result = check(*arguments)
-    except Exception as why:  # whatever transformers raises is a failure of the file it read
-        reason = str(why) if isinstance(why, Mismatch) else repr(why)
-        print(f"FAIL transformers/{what} {time.perf_counter() - start:.2f}s: {reason}", flush=True)
-        return None
-    print(f"  {result}\nPASS transformers/{what} {time.perf_counter() - start:.2f}s", flush=True)
-    return result
-
-
-def check_run(programs, kind, make_run, **checks):
-    """Whatever a run saved, checks: {name: function of programs and the checkpoint's directory}."""
-    run = attempt(f"{kind}/run", make_run, programs)
-    if run is None:
-        return [None]
-    checks |= {"logits": compare_logits, "generate": check_generate}
-    return [attempt(f"{kind}/{name}", check, programs, run) for name, check in checks.items()]
-
-
 def main(build):
     torch.set_num_threads(1)
+    torch.manual_seed(5)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as work:
         programs = Programs(build, work)
-        results = [
-            attempt(f"import/{name}_{kind}", check_import, programs, shape, dtype)
-            for name, shape in SHAPES.items()
-            for kind, dtype in TYPES.items()
-        ]
-        results.append(attempt("import/sharded", check_import_sharded, programs))
-        results.append(attempt("import/base", check_import_base, programs))
-        results += check_run(programs, "bytes", byte_run, tokenizer=check_bytes_tokenizer, loss=check_loss)
-        results += check_run(programs, "bpe", bpe_run, tokenizer=check_bpe_tokenizer)
-        results += check_run(programs, "chat", chat_run, tokenizer=check_chat_tokenizer)
-    return 1 if None in results else 0
+        for name, shape in SHAPES.items():
+            for kind, dtype in TYPES.items():
+                attempt(f"transformers/import/{name}_{kind}", check_import, programs, shape, dtype)
+        attempt("transformers/import/sharded", check_import_sharded, programs)
+        attempt("transformers/import/base", check_import_base, programs)
+        for make_run, check_tokenizer in ((byte_run, check_bytes_tokenizer), (bpe_run, check_bpe_tokenizer), (chat_run, check_chat_tokenizer)):
+            kind = f"transformers/{make_run.__name__}"
+            if checkpoint := attempt(kind, make_run, programs):
+                attempt(f"{kind}/tokenizer", check_tokenizer, programs, checkpoint)
+                attempt(f"{kind}/loss", compare_losses, programs, checkpoint)
+                attempt(f"{kind}/generate", check_generate, programs, checkpoint)
+    finish()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

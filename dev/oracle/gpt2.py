@@ -72,10 +72,9 @@ def attention(params, name, x, heads, document, drop):  # (T, C)
     return linear(params, name + ".c_proj", mixed)
 
 
-def logits(params, head, tokens, heads, factors=None, separator=None):
-    """Logits (T, V) of one row of tokens (T). head: the output weight, (V, C), apart from the input embedding. factors:
-    of dropout's masks, by place, as mask_factors makes them; None: nothing drops. separator: opens a document, which nothing else
-    sees, and in which positions restart; None: a row is one document."""
+def logits(params, tokens, heads, factors=None, separator=None):
+    """Logits (T, V) of one row of tokens (T). factors: dropout's, by place, as mask_factors makes them; None: nothing
+    drops. separator: opens a document, which sees only itself and in which positions restart; None: a row is one document."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -89,7 +88,7 @@ def logits(params, head, tokens, heads, factors=None, separator=None):
         x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop))
         hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x)))
         x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden))
-    return norm("ln_f", x) @ head.T
+    return norm("ln_f", x) @ params[WTE].T
 
 
 def philox(counter, key, rounds=10):
@@ -132,33 +131,29 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
     return factors
 
 
-def example_loss(params, head, row, heads, smoothing=0.0, factors=None, separator=None):
-    """L_b: mean over T of the cross-entropy with the words' distribution; and with the words themselves. row (T + 1)."""
-    z = logits(params, head, row[:-1], heads, factors, separator)
+def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None):
+    """From a row (T + 1) to the cross-entropies (T) with the words' smoothed distribution, and with the words themselves."""
+    z = logits(params, row[:-1], heads, factors, separator)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
     V = z.shape[-1]
     words = jnp.eye(V)[row[1:]]
     wanted = (1 - smoothing) * words + smoothing * jnp.full(V, 1 / V)
-    return -(wanted * log_p).sum(axis=-1).mean(), -(words * log_p).sum(axis=-1).mean()
-
-
-def tied_loss(params, row, heads, smoothing=0.0, factors=None, separator=None):
-    """L_b as a function of the parameters as they are: the head is the embedding."""
-    return example_loss(params, params[WTE], row, heads, smoothing, factors, separator)
+    return -(wanted * log_p).sum(axis=-1), -(words * log_p).sum(axis=-1)
 
 
 @functools.cache
 def examples_fn(heads, smoothing=0.0, separator=None):
-    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses (B), with label smoothing and
-    without, the gradient of every L_b by name, each (B, ...), and of the tied tensor the head's share U alone (the
-    embedding's share is E = g - U)."""
+    """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses L_b (B), means over T, with label
+    smoothing and without, and the gradient of every L_b by name, each (B, ...)."""
+
+    def loss(params, row, factors):
+        smoothed, plain = token_losses(params, row, heads, smoothing, factors, separator)
+        return smoothed.mean(), (smoothed.mean(), plain.mean())
 
     def one(params, row, factors):
-        options = (row, heads, smoothing, factors, separator)
-        losses, gradient = jax.value_and_grad(tied_loss, has_aux=True)(params, *options)
-        head_share, _ = jax.grad(example_loss, argnums=1, has_aux=True)(params, params[WTE], *options)
-        return losses, gradient, head_share
+        gradient, losses = jax.grad(loss, has_aux=True)(params, row, factors)
+        return losses, gradient
 
     compiled = jax.jit(jax.vmap(one, in_axes=(None, 0, 0)))
     return lambda params, rows, factors=None: compiled(params, rows, factors)
@@ -245,7 +240,7 @@ def train(params, batches, heads, hyper, examples=None, factors_at=lambda step: 
     update = OPTIMIZERS[int(hyper["optimizer"])]
     moments, losses, tokens = dict.fromkeys(params), [], 0
     for step, rows in enumerate(batches, start=1):
-        (loss, _), per_example, _ = examples(params, rows, factors_at(step))
+        (loss, _), per_example = examples(params, rows, factors_at(step))
         gradient = clipped({name: np.asarray(g).mean(axis=0) for name, g in per_example.items()}, hyper["grad_clip"])
         losses.append(float(loss.mean()))
         tokens += rows.shape[0] * (rows.shape[1] - 1)  # done after this step

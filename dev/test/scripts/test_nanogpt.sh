@@ -1,11 +1,78 @@
 #!/usr/bin/env bash
-# scripts/from_nanogpt.py: the logits of what it writes (dev/oracle/check_nanogpt.py), by its functions where there are
-# numpy and safetensors, and as a command where $PYTHON, build/venv or python3 has torch too (it is large, so
-# scripts/deps.sh does not install it); and what it refuses.
+# scripts/from_nanogpt.py: GPT-2s with nanoGPT's names and layout come back as they were; the characters of meta.pkl; and what
+# it refuses. torch is large, so scripts/deps.sh does not install it: a stand-in that pickles arrays takes its place, and the
+# real one, where $PYTHON, build/venv or python3 has it, does the same again.
 set -u
 . "$(dirname "$0")/../checks.sh" nanogpt
 python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"
-"$python" dev/oracle/check_nanogpt.py "$build" || failed=1
+
+mkdir "$work/stand_in"
+cat > "$work/stand_in/torch.py" << 'END'
+import pickle
+class Tensor:
+    def __init__(self, x): self.x = x
+    def float(self): return self
+    def numpy(self): return self.x
+from_numpy = Tensor
+def save(checkpoint, path):
+    with open(path, "wb") as file: pickle.dump(checkpoint, file)
+def load(path, map_location, weights_only):
+    with open(path, "rb") as file: return pickle.load(file)
+END
+cat > "$work/convert.py" << 'END'
+import os, pickle, subprocess, sys
+import numpy as np, torch
+from safetensors.numpy import load_file
+work = sys.argv[1]
+C, T, L, characters = 8, 4, 2, ["\n", " ", '"', "\x7f", "a", "\u00e9", "\u20ac"]
+V, draw = len(characters), lambda *shape: np.random.normal(size=shape).astype("f")
+os.makedirs(f"{work}/out")
+os.makedirs(f"{work}/data/letters")
+pickle.dump({"itos": dict(enumerate(characters))}, open(f"{work}/data/letters/meta.pkl", "wb"))
+for variant in ("plain", "bias", "bias_mask_compiled"):
+    want = {"wte.weight": draw(V, C), "wpe.weight": draw(T, C)}
+    shapes = {"ln_f": (C,)}
+    for i in range(L):
+        shapes |= {f"h.{i}.ln_1": (C,), f"h.{i}.attn.c_attn": (C, 3 * C), f"h.{i}.attn.c_proj": (C, C), f"h.{i}.ln_2": (C,),
+                   f"h.{i}.mlp.c_fc": (C, 4 * C), f"h.{i}.mlp.c_proj": (4 * C, C)}
+    for name, shape in shapes.items():
+        want[name + ".weight"] = draw(*shape)
+        want[name + ".bias"] = draw(shape[-1]) if "bias" in variant else np.zeros(shape[-1], "f")
+    model = {name: x.T if name.startswith("h.") else x for name, x in want.items() if "bias" in variant or not name.endswith("bias")}
+    model["wte.weight"] = np.concatenate([want["wte.weight"], draw(2, C)])  # nanoGPT pads
+    if "mask" in variant:
+        model |= {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, T, T), "f")) for i in range(L)}
+    model = {"transformer." + name: x for name, x in model.items()} | {"lm_head.weight": model["wte.weight"]}
+    model = {"_orig_mod." * ("compiled" in variant) + name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in model.items()}
+    torch.save({"model": model, "model_args": dict(n_layer=L, n_head=2, n_embd=C, block_size=T, vocab_size=V + 2, dropout=0.0),
+                "optimizer": {}, "iter_num": 5, "config": {"dataset": "letters"}}, f"{work}/out/ckpt.pt")
+    subprocess.run([sys.executable, "scripts/from_nanogpt.py", f"{work}/out/ckpt.pt", f"{work}/{variant}", "--vocab-size", str(V)], check=True)
+    got = load_file(f"{work}/{variant}/model.safetensors")
+    wrong = [name for name in set(got) | set(want) if not np.array_equal(got.get(name), want.get(name))]
+    assert not wrong, (variant, wrong)
+END
+converts() { # NAME: with the torch that $python finds
+    begin
+    returns 0 "$python" "$work/convert.py" "$work/$1"
+    check "$(tail -n 2 "$work/log")" says "$work/log" "; characters of $work/$1/out/../data/letters/meta.pkl"
+    returns 0 "$train" --check "$work/$1/bias"
+    returns 0 "$train" --sample-only --model "$work/$1/bias" --prompt 'a "é€'
+    check "$(cat "$work/log")" grep -qE '^a "é€' "$work/log"
+    end "$1"
+}
+export PYTHONPATH=$work/stand_in
+converts stand_in
+
+begin
+nano() { "$python" scripts/from_nanogpt.py "$work/stand_in/out/ckpt.pt" "$@"; }
+mv "$work/stand_in/data/letters/meta.pkl" "$work/moved.pkl"
+returns 0 nano "$work/without" --vocab-size 7
+check "$(cat "$work/log")" says "$work/log" "note: no tokenizer, which sampling needs: for a character model, give --meta"
+check "a tokenizer" [ ! -e "$work/without/vocab.json" ]
+returns 0 nano "$work/named" --vocab-size 7 --meta "$work/moved.pkl"
+check "another tokenizer" cmp "$work/stand_in/bias/vocab.json" "$work/named/vocab.json"
+end meta
+unset PYTHONPATH
 
 nano() { "$python" scripts/from_nanogpt.py "$@"; }
 begin
@@ -40,51 +107,14 @@ for content, says in (({"itos": {0: "a", 1: "b"}}, "(ValueError: itos is not 3 c
 END
 end refusals
 
-# The command finds the characters beside the checkpoint; with a stand-in for torch, which reads a pickle of arrays.
-begin
-mkdir -p "$work/stand_in" "$work/nano/out" "$work/nano/data/letters"
-cat > "$work/stand_in/torch.py" << 'END'
-import pickle
-class Tensor:
-    def __init__(self, x): self.x = x
-    def float(self): return self
-    def numpy(self): return self.x
-def load(path, map_location, weights_only):
-    with open(path, "rb") as file: checkpoint = pickle.load(file)
-    checkpoint["model"] = {name: Tensor(x) for name, x in checkpoint["model"].items()}
-    return checkpoint
-END
-returns 0 "$python" - "$work/nano" << 'END'
-import pickle, sys
-import numpy as np
-C, V, T = 8, 3, 4
-model = {"transformer.wte.weight": np.ones((V, C), "f"), "transformer.wpe.weight": np.ones((T, C), "f"), "transformer.ln_f.weight": np.ones(C, "f")}
-for name, shape in (("ln_1", (C,)), ("attn.c_attn", (3 * C, C)), ("attn.c_proj", (C, C)), ("ln_2", (C,)), ("mlp.c_fc", (4 * C, C)), ("mlp.c_proj", (C, 4 * C))):
-    model[f"transformer.h.0.{name}.weight"] = np.ones(shape, "f")
-args = dict(n_layer=1, n_head=1, n_embd=C, block_size=T, vocab_size=V)
-pickle.dump({"model": model, "model_args": args, "config": {"dataset": "letters"}}, open(f"{sys.argv[1]}/out/ckpt.pt", "wb"))
-pickle.dump({"itos": {0: "a", 1: "b", 2: "\u20ac"}}, open(f"{sys.argv[1]}/data/letters/meta.pkl", "wb"))
-END
-PYTHONPATH=$work/stand_in returns 0 "$python" scripts/from_nanogpt.py "$work/nano/out/ckpt.pt" "$work/found"
-check "$(cat "$work/log")" says "$work/log" "; characters of $work/nano/out/../data/letters/meta.pkl"
-returns 0 "$train" --sample-only --model "$work/found" --prompt 'ab€'
-check "$(cat "$work/log")" grep -qE '^ab€(a|b|€){400}$' "$work/log"
-mv "$work/nano/data/letters/meta.pkl" "$work/moved.pkl"
-PYTHONPATH=$work/stand_in returns 0 "$python" scripts/from_nanogpt.py "$work/nano/out/ckpt.pt" "$work/without"
-check "$(cat "$work/log")" says "$work/log" "note: no tokenizer, which sampling needs: for a character model, give --meta"
-check "a tokenizer" [ ! -e "$work/without/vocab.json" ]
-PYTHONPATH=$work/stand_in returns 0 "$python" scripts/from_nanogpt.py "$work/nano/out/ckpt.pt" "$work/named" --meta "$work/moved.pkl"
-check "another tokenizer" cmp "$work/found/vocab.json" "$work/named/vocab.json"
-end characters
-
 if python=$(find_python torch numpy safetensors); then
-    "$python" dev/oracle/check_nanogpt.py "$build" --ckpt || failed=1
+    converts torch
     begin
     echo "no checkpoint" > "$work/bad.pt"
     for file in "$work/none.pt" "$work/bad.pt"; do check "$file" refuses 65 "error: $file: " nano "$file" "$work/out"; done
     check "writes something" [ ! -e "$work/out" ]
     end bad_checkpoints
 else
-    echo "SKIP nanogpt/ckpt: no Python with torch, numpy and safetensors; pip install torch, and PYTHON=its python"
+    echo "SKIP nanogpt/torch: no Python with torch, numpy and safetensors; pip install torch, and PYTHON=its python"
 fi
 exit $failed
