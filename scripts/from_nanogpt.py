@@ -41,7 +41,7 @@ def convert(state, vocab):
         if name.startswith("h.") and name.endswith(".weight"):
             model.setdefault(name.removesuffix("weight") + "bias", np.zeros(x.shape[0], "<f4"))
             if x.ndim == 2:
-                model[name] = x.T
+                model[name] = np.ascontiguousarray(x.T)  # safetensors 0.8 ignores strides
     if "ln_f.weight" in model:
         model.setdefault("ln_f.bias", np.zeros_like(model["ln_f.weight"]))
     return model
