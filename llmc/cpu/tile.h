@@ -138,83 +138,53 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
     words_store(panel, 3 * width, SHUFFLE4(high01, high23, 2, 3, 6, 7));
 }
 
-#ifdef __AVX512F__
-// Transposes 16 rows of 4 words. A vector holds four words of each of rows i, i + 4, i + 8 and i + 12.
-VECTOR_INLINE void transpose_16x4(void *panel, size_t width, const void *src, size_t row_bytes) {
-    uint32_t *to = panel;
-    __m512i r[4];
-#    pragma GCC unroll 4
-    for (size_t i = 0; i < 4; i++) {
-        const char *row = (const char *)src + i * row_bytes;
-        r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)row));
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 4 * row_bytes)), 1);
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 8 * row_bytes)), 2);
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)(row + 12 * row_bytes)), 3);
-    }
-    __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), high01 = _mm512_unpackhi_epi32(r[0], r[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(r[2], r[3]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
-    _mm512_storeu_si512(to, _mm512_unpacklo_epi64(low01, low23));
-    _mm512_storeu_si512(to + width, _mm512_unpackhi_epi64(low01, low23));
-    _mm512_storeu_si512(to + 2 * width, _mm512_unpacklo_epi64(high01, high23));
-    _mm512_storeu_si512(to + 3 * width, _mm512_unpackhi_epi64(high01, high23));
+#ifdef __AVX2__
+// Loads four words of each of rows i, i + 4, ... of WIDE; of rows from `rows` on, other words.
+#    ifdef __AVX512F__
+enum { WIDE = 16 };
+typedef __m512i WideWords;
+#        define UNPACK(part, x, y) _mm512_unpack##part(x, y)
+VECTOR_INLINE WideWords wide_load(const size_t rows, size_t i, const char *src, size_t row_bytes) {
+    const char *row = src + i * row_bytes;
+    WideWords v = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)row));
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row + 4 * row_bytes)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row + 8 * row_bytes)), 2);
+    return rows <= 12 ? v : _mm512_inserti32x4(v, _mm_loadu_si128((const __m128i *)(row + 12 * row_bytes)), 3);
 }
+#    else
+enum { WIDE = 8 };
+typedef __m256i WideWords;
+#        define UNPACK(part, x, y) _mm256_unpack##part(x, y)
+VECTOR_INLINE WideWords wide_load(const size_t rows, size_t i, const char *src, size_t row_bytes) {
+    const char *low = src + i * row_bytes, *high = i + 4 < rows ? low + 4 * row_bytes : low;
+    return _mm256_loadu2_m128i((const __m128i *)high, (const __m128i *)low);
+}
+#    endif
 
-// Transposes 4 rows of 16 words. Lane `l` of a vector holds words 4 l + j of the rows.
-VECTOR_INLINE void transpose_4x16(void *panel, size_t width, const void *src, size_t row_bytes) {
-    const char *row = src;
-    __m512i r0 = _mm512_loadu_si512(row), r1 = _mm512_loadu_si512(row + row_bytes);
-    __m512i r2 = _mm512_loadu_si512(row + 2 * row_bytes), r3 = _mm512_loadu_si512(row + 3 * row_bytes);
-    __m512i low01 = _mm512_unpacklo_epi32(r0, r1), high01 = _mm512_unpackhi_epi32(r0, r1);
-    __m512i low23 = _mm512_unpacklo_epi32(r2, r3), high23 = _mm512_unpackhi_epi32(r2, r3);
-    __m512i word[4] = {_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
-                       _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)};
+// Transposes `rows` <= WIDE rows of 4 words. Always writes WIDE words: those after the first `rows` are arbitrary.
+VECTOR_INLINE void transpose_wide(const size_t rows, uint32_t *panel, size_t width, const char *src, size_t row_bytes) {
+    WideWords r0 = wide_load(rows, 0, src, row_bytes), r1 = wide_load(rows, 1, src, row_bytes);
+    WideWords r2 = wide_load(rows, 2, src, row_bytes), r3 = wide_load(rows, 3, src, row_bytes);
+    WideWords low01 = UNPACK(lo_epi32, r0, r1), high01 = UNPACK(hi_epi32, r0, r1);
+    WideWords low23 = UNPACK(lo_epi32, r2, r3), high23 = UNPACK(hi_epi32, r2, r3);
+    WideWords word[4] = {UNPACK(lo_epi64, low01, low23), UNPACK(hi_epi64, low01, low23),
+                         UNPACK(lo_epi64, high01, high23), UNPACK(hi_epi64, high01, high23)};
 #    pragma GCC unroll 4
-    for (size_t j = 0; j < 4; j++) {
-        uint32_t *to = (uint32_t *)panel + j * width;
-        _mm_storeu_si128((__m128i *)to, _mm512_castsi512_si128(word[j]));
-        _mm_storeu_si128((__m128i *)(to + 4 * width), _mm512_extracti32x4_epi32(word[j], 1));
-        _mm_storeu_si128((__m128i *)(to + 8 * width), _mm512_extracti32x4_epi32(word[j], 2));
-        _mm_storeu_si128((__m128i *)(to + 12 * width), _mm512_extracti32x4_epi32(word[j], 3));
-    }
-}
-#elif defined(__AVX2__)
-// Transposes `rows` <= 8 rows of 4 words. Always writes 8 words: those after the first `rows` are arbitrary.
-VECTOR_INLINE void transpose_8x4(const size_t rows, void *panel, size_t width, const void *src, size_t row_bytes) {
-    uint32_t *to = panel;
-    __m256i r[4];
-#    pragma GCC unroll 4
-    for (size_t i = 0; i < 4; i++) {
-        const char *low = (const char *)src + i * row_bytes, *high = i + 4 < rows ? low + 4 * row_bytes : low;
-        r[i] = _mm256_loadu2_m128i((const __m128i *)high, (const __m128i *)low);
-    }
-    __m256i low01 = _mm256_unpacklo_epi32(r[0], r[1]), high01 = _mm256_unpackhi_epi32(r[0], r[1]);
-    __m256i low23 = _mm256_unpacklo_epi32(r[2], r[3]), high23 = _mm256_unpackhi_epi32(r[2], r[3]);
-    _mm256_storeu_si256((__m256i *)to, _mm256_unpacklo_epi64(low01, low23));
-    _mm256_storeu_si256((__m256i *)(to + width), _mm256_unpackhi_epi64(low01, low23));
-    _mm256_storeu_si256((__m256i *)(to + 2 * width), _mm256_unpacklo_epi64(high01, high23));
-    _mm256_storeu_si256((__m256i *)(to + 3 * width), _mm256_unpackhi_epi64(high01, high23));
+    for (size_t k = 0; k < 4; k++) memcpy(panel + k * width, &word[k], sizeof word[k]);
 }
 #endif
 
-// panel (words, width) = `width` rows of src, transposed. words is a multiple of 4, and so is width with AVX-512.
+// panel (words, width) = `width` rows of src, transposed. words is a multiple of 4. With AVX-512 width is 12 or a
+// multiple of 16.
 VECTOR_INLINE void transpose_rows(void *panel, const size_t width, const void *src, size_t row_bytes, size_t words) {
     size_t i = 0, k = 0;
-#ifdef __AVX512F__
-    for (; i + 16 <= width; i += 16)
+#ifdef __AVX2__
+    for (; i + WIDE <= width; i += WIDE)
         for (size_t w = 0; w < words; w += 4)
-            transpose_16x4((uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
+            transpose_wide(WIDE, (uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
                            row_bytes);
-    for (; k + 16 <= words; k += 16) // 16 words are a cache line
-        for (size_t i4 = i; i4 + 4 <= width; i4 += 4)
-            transpose_4x16((uint32_t *)panel + k * width + i4, width, (const char *)src + i4 * row_bytes + 4 * k,
-                           row_bytes);
-#elif defined(__AVX2__)
-    for (; i + 8 <= width; i += 8)
-        for (size_t w = 0; w < words; w += 4)
-            transpose_8x4(8, (uint32_t *)panel + w * width + i, width, (const char *)src + i * row_bytes + 4 * w,
-                          row_bytes);
-    for (; width == 6 && k + 4 < words; k += 4) // the next call overwrites the two arbitrary words
-        transpose_8x4(6, (uint32_t *)panel + k * width, width, (const char *)src + 4 * k, row_bytes);
+    for (; width < WIDE && k + 4 < words; k += 4) // the next call overwrites the arbitrary words
+        transpose_wide(width, (uint32_t *)panel + k * width, width, (const char *)src + 4 * k, row_bytes);
 #endif
     for (; k < words; k += 4)
         for (size_t at = i; at < width; at += 4) {

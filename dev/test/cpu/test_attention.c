@@ -1,4 +1,4 @@
-// test_attention: forward and backward against plain double references on random shapes, guards and threads. test_gradients
+// test_attention: forward and backward against plain double references on random shapes, guards and threads. dev/oracle
 // checks the gradient's formula.
 #include "arrays.h"
 #include "cpu/attention.h"

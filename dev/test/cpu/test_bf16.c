@@ -1,5 +1,5 @@
 // The CPU engine in bf16 (--dtype bf16) against itself in fp32, on the same weights, which bf16 holds exactly: loss,
-// gradients, per-example norms; bits on several threads, with recomputation, and in state.
+// gradients, per-example norms; bits in state. test_masks has its bits on several threads and with recomputation.
 #include "base/float16.h"
 #include "cpu/matmul_kernel.h"
 #include "world.h"
@@ -21,7 +21,7 @@ static World rounded_world(void) {
     return w;
 }
 
-static Engine *typed_engine(const World *w, Dtype dtype, int threads, Recompute recompute, float smoothing) {
+static Engine *typed_engine(const World *w, Dtype dtype, int threads, float smoothing) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,
                                        .threads = threads,
                                        .gns = GNS_EXACT,
@@ -29,15 +29,13 @@ static Engine *typed_engine(const World *w, Dtype dtype, int threads, Recompute 
                                        .document_mask = dropout > 0,
                                        .separator = 3,
                                        .dropout = dropout_of(dropout, 11),
-                                       .recompute = recompute,
                                        .label_smoothing = smoothing});
 }
 
 // The tolerances of the CUDA engine's bf16 (dev/test/cuda/test_engine_cuda.cu).
 static void check_step(float smoothing) {
     World w = rounded_world();
-    Engine *exact = typed_engine(&w, DTYPE_FP32, 1, RECOMPUTE_NONE, smoothing),
-           *rounded = typed_engine(&w, DTYPE_BF16, 2, RECOMPUTE_NONE, smoothing);
+    Engine *exact = typed_engine(&w, DTYPE_FP32, 1, smoothing), *rounded = typed_engine(&w, DTYPE_BF16, 2, smoothing);
     Outcome want = measure(&w, exact, w.tokens, 100, ROWS, ROWS, GNS_EXACT),
             got = measure(&w, rounded, w.tokens, 100, ROWS, 4, GNS_EXACT);
     CHECK(fabs(got.loss - want.loss) < 2e-3 * ROWS, "loss %.6f, want %.6f", got.loss, want.loss);
@@ -58,30 +56,13 @@ static void check_step(float smoothing) {
 static void test_step(void) { check_step(0); }
 static void test_step_of_smoothed_loss(void) { check_step(0.2f); }
 
-// Threads and recomputation change no bit.
-static void test_same_bits(void) {
-    World w = rounded_world();
-    Outcome first = {0};
-    for (int i = 0; i < 4; i++) {
-        static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
-        Engine *engine = typed_engine(&w, DTYPE_BF16, 1 + i % 2, recompute[i], 0);
-        Outcome o = measure(&w, engine, w.tokens, 100, ROWS, ROWS, GNS_EXACT);
-        if (i == 0) first = o;
-        CHECK(!memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)) && o.loss == first.loss, "engine %d", i);
-        if (i > 0) free(o.grad);
-        engine_destroy(engine);
-    }
-    free(first.grad);
-    world_close(&w);
-}
-
 // Master weights are fp32: what is loaded comes back to the bit, and the kernels read it rounded.
 static void test_weights(void) {
     Error e;
     uint64_t hash[2];
     World w = rounded_world();
     for (size_t i = 0; i < w.model.flat_count; i++) w.param[i] *= 1 + 1e-5f;
-    Engine *engine = typed_engine(&w, DTYPE_BF16, 1, RECOMPUTE_NONE, 0);
+    Engine *engine = typed_engine(&w, DTYPE_BF16, 1, 0);
     float *back = malloc(w.model.flat_count * sizeof(float));
     CHECK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e) == 0, "%s", e.what);
     CHECK(!memcmp(back, w.param, w.model.flat_count * sizeof(float)), "other weights came back");
@@ -99,8 +80,8 @@ int main(void) {
         printf("SKIP test_bf16: this machine has no instructions for bf16\n");
         return ERR_SKIPPED;
     }
-    RUN(test_step, test_step_of_smoothed_loss, test_same_bits, test_weights);
+    RUN(test_step, test_step_of_smoothed_loss, test_weights);
     dropout = 0.2;
-    RUN(test_step, test_same_bits);
+    RUN(test_step);
     return test_summary();
 }

@@ -1,7 +1,8 @@
-// Masks of dropout and of documents. Dropout's against math/dropout.h, and their statistics; an engine with both masks has
-// the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row is its documents
-// alone. dev/oracle has the gradients.
+// Masks of dropout and of documents. Spans of dropout's masks against math/dropout.h (test_math pins their bits); an engine
+// with both masks has the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row
+// is its documents alone. dev/oracle has the gradients.
 #include "cpu/masks.h"
+#include "cpu/matmul.h"
 #include "world.h"
 
 // ---- Masks ----------------------------------------------------------------------------------------------------------
@@ -21,65 +22,17 @@ static void test_spans(void) {
     }
 }
 
-typedef struct {
-    Dropout d;
-    int place;
-    uint32_t head, row, column;
-} Element;
-
-static bool drops(Element x) { return dropout_factor(x.d, (DropoutPlace)x.place, x.head, x.row, x.column) == 0; }
-
-// Element i of a walk through all coordinates, and its neighbour in one of them.
-static Element element_of(double p, int i) {
-    return (Element){dropout_at(dropout_of(p, 77), (uint64_t)(i / 4096 % 16), i / 65536 % 2 * 2), i / 131072 % 2 * 2,
-                     (uint32_t)(i / 2048 % 2 * 2), (uint32_t)(i / 256 % 8 * 2), (uint32_t)(i % 256)};
-}
-static Element neighbour_of(Element x, int which) {
-    static const uint32_t steps[] = {1, 8, 1, 2, 8, 16}; // rows, then columns
-    x.d.seed += which == 0;
-    x.d.example += which == 1 ? 16 : 0;
-    x.d.layer += which == 2;
-    x.place += which == 3;
-    x.head += which == 4;
-    if (which == 5 || which == 6) x.row += steps[which - 5];
-    if (which > 6) x.column += steps[which - 5];
-    return x;
-}
-
-// How many of n are hit, in standard deviations of a binomial distribution from n p.
-static double deviations(int hits, int n, double p) { return (hits - n * p) / sqrt(n * p * (1 - p)); }
-
-static void test_statistics(void) {
-    enum { N = 1 << 18, NEIGHBOURS = 11 };
-    static const double rates[] = {0.1, 0.5, 0.9, 0.01};
-    for (int k = 0; k < 4; k++) {
-        double p = rates[k], sum = 0;
-        int hits = 0, both[NEIGHBOURS] = {0};
-        for (int i = 0; i < N; i++) {
-            Element x = element_of(p, i);
-            bool hit = drops(x);
-            hits += hit;
-            sum += (double)dropout_factor(x.d, (DropoutPlace)x.place, x.head, x.row, x.column);
-            for (int which = 0; which < NEIGHBOURS && hit; which++) both[which] += drops(neighbour_of(x, which));
-        }
-        CHECK(fabs(deviations(hits, N, p)) < 5, "p %g: %d of %d drop", p, hits, N);
-        CHECK(fabs(sum / N - 1) < 5 * sqrt(p / (1 - p) / N), "p %g: mean factor %g", p, sum / N);
-        for (int which = 0; which < NEIGHBOURS; which++)
-            CHECK(fabs(deviations(both[which], hits, p)) < 5, "p %g: of %d that drop, neighbour %d drops %d times", p,
-                  hits, which, both[which]);
-    }
-}
-
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
-static Engine *masked_engine(const World *w, double p, bool documents, int threads, Recompute recompute) {
+static Engine *masked_engine(const World *w, double p, bool documents, int threads, Recompute recompute, Dtype dtype) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,
                                        .threads = threads,
                                        .gns = GNS_EXACT,
                                        .recompute = recompute,
+                                       .dtype = dtype,
                                        .document_mask = documents,
                                        .separator = SEPARATOR,
                                        .dropout = dropout_of(p, 9)});
@@ -90,12 +43,12 @@ static Outcome measure_rows(const World *w, Engine *engine, int row, int rows, i
     return measure(w, engine, w->tokens + row * (T + 1), FIRST + row, rows, micro_batch, GNS_EXACT);
 }
 
-static void test_same_bits(void) {
+static void check_same_bits(double p, bool documents, Dtype dtype) {
     static const Recompute recompute[] = {RECOMPUTE_NONE, RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK};
     Outcome first = {0};
     World w = world_of(shape, T, ROWS, 3);
     for (int i = 0; i < 4; i++) {
-        Engine *engine = masked_engine(&w, 0.25, true, 1 + i % 2, recompute[i]);
+        Engine *engine = masked_engine(&w, p, documents, 1 + i % 2, recompute[i], dtype);
         Outcome o = measure_rows(&w, engine, 0, ROWS, 2);
         if (i == 0) first = o;
         CHECK(o.loss == first.loss && !memcmp(o.grad, first.grad, w.model.flat_count * sizeof(float)), "engine %d", i);
@@ -106,10 +59,17 @@ static void test_same_bits(void) {
     world_close(&w);
 }
 
+static void test_same_bits(void) {
+    check_same_bits(0.25, true, DTYPE_FP32);
+    if (!matmul_kernel(DTYPE_BF16)) return;
+    check_same_bits(0.25, true, DTYPE_BF16);
+    check_same_bits(0, false, DTYPE_BF16);
+}
+
 // An example's masks do not depend on the rows beside it: the losses' sum, and the examples' norms.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
-    Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE);
+    Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);
     double loss = 0, example_sq[64] = {0};
     for (int b = 0; b < ROWS; b++) {
         Outcome one = measure_rows(&w, engine, b, 1, 1);
@@ -133,7 +93,7 @@ static void test_only_training_drops(void) {
     double trained[2];
     World w = world_of(shape, T, ROWS, 3);
     for (int i = 0; i < 2; i++) {
-        Engine *engine = masked_engine(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE);
+        Engine *engine = masked_engine(&w, i ? 0.25 : 0, false, 1, RECOMPUTE_NONE, DTYPE_FP32);
         Outcome o = measure_rows(&w, engine, 0, ROWS, ROWS);
         trained[i] = o.loss;
         free(o.grad);
@@ -150,7 +110,8 @@ static void test_only_training_drops(void) {
 static void check_packed(World *w, const int *lengths) {
     Error e;
     float packed[T], alone[T], logits[2][50];
-    Engine *mask = masked_engine(w, 0, true, 2, RECOMPUTE_NONE), *plain = masked_engine(w, 0, false, 1, RECOMPUTE_NONE);
+    Engine *mask = masked_engine(w, 0, true, 2, RECOMPUTE_NONE, DTYPE_FP32),
+           *plain = masked_engine(w, 0, false, 1, RECOMPUTE_NONE, DTYPE_FP32);
     for (int t = 0; t <= T; t++) w->tokens[t] = (uint16_t)(w->tokens[t] == SEPARATOR ? 0 : w->tokens[t]);
     for (int i = 0, t = lengths[0]; t < T; t += lengths[++i]) w->tokens[t] = SEPARATOR;
     CHECK_OK(engine_eval(mask, w->tokens, 1, T, packed, &e), &e);
@@ -175,6 +136,6 @@ static void test_packed(void) {
 }
 
 int main(void) {
-    RUN(test_spans, test_statistics, test_same_bits, test_micro_batches, test_only_training_drops, test_packed);
+    RUN(test_spans, test_same_bits, test_micro_batches, test_only_training_drops, test_packed);
     return test_summary();
 }
