@@ -6,12 +6,11 @@
 //
 //     bench_save [directory ($TMPDIR) [model (gpt2-124M) [rounds (15) [micro-batch (4) [seq-len (64)]]]]]
 //
-// "save" lasts from the snapshot to the rename of the synced directory, with no other work. Its parts are the calls
-// that it makes (the linker sends them here: --wrap). Then every save is read back and verified, and the previous one
-// removed. "stall" is the time that the host waits before an update until the snapshot is taken, in a step of one
-// micro-step. A device may work meanwhile, so the extra length of that step is printed too.
+// "save" lasts until the checkpoint has its name and was read back, and the previous one is removed, with no other work. Its
+// parts are the calls that it makes (the linker sends them here: --wrap). "pause" is the time for which training stands still
+// at a save in the background: while the state is copied. The extra length of a step beside the save is printed too.
 #include "bench.h"
-#include "run/saver.h"
+#include "run/run.h"
 #include "../test/tree.h"
 
 #include <fcntl.h>
@@ -57,18 +56,15 @@ ssize_t __wrap_pread(int fd, void *data, size_t bytes, off_t offset) {
 typedef enum {
     SAVE,
     SAVE_RATIO, // to DD
-    SAVE_SNAPSHOT,
     SAVE_WRITE,
     SAVE_FSYNC,
+    SAVE_READ,
     SAVE_REST,
-    SAVE_VERIFY, // afterwards
-    SAVE_VERIFY_READ,
     DD,
     DD_DIRECT,
     PLAIN,
-    BESIDE_SNAPSHOT,
-    STALL,
-    STALL_SHARE,
+    PAUSE,
+    PAUSE_SHARE,
     LONGER,
     LONGER_SHARE,
     FIGURES
@@ -78,151 +74,123 @@ enum { ROUNDS_MAX = 100 };
 
 typedef struct {
     char out[ARCHIVE_PATH / 2];
-    Model model;
+    Run run;
     Comm comm;
-    Parallel parallel;
-    Engine *engine;
-    Saver *saver;
     int micro_batch, seq_len;
-    uint16_t *tokens;     // (micro_batch, seq_len + 1)
-    StepResult result;    // of a step
-    int64_t steps, saves; // so far
-    Metrics *metrics;
-    Archive archive; // of `out`
+    uint16_t *tokens; // (micro_batch, seq_len + 1)
     double figure[FIGURES][ROUNDS_MAX];
 } Bench;
 
+// The text of state.json.
+int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
+int __wrap_run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
+    (void)r, (void)e;
+    *text = strdup("{}\n");
+    return *bytes = strlen(*text), 0;
+}
+
 static int setup(Bench *b, const char *directory, const char *name, Error *e) {
     const ParallelConfig alone = {.zero = ZERO_0};
+    Run *r = &b->run;
+    Setup *s = &r->setup;
+    Archive *archive = &r->saving.archive;
     ModelConfig shape = {.vocab = 50257, .context = 1024};
     if (!model_preset(&shape, name)) return FAIL(e, ERR_USAGE, MODEL_PRESET_HELP, "no model is called %s", name);
     snprintf(b->out, sizeof b->out, "%s/bench_save_XXXXXX", directory);
     if (!mkdtemp(b->out)) return FAIL(e, ERR_WRITE, "name another directory", "%s: cannot create", b->out);
-    TRY(archive_open(&b->archive, b->out, e));
-    TRY(metrics_open(&b->metrics, b->archive.dir, b->out, &(LockHolder){0}, e));
-    TRY(metrics_begin(b->metrics, 0, 0, e));
-    TRY(model_create(&b->model, &shape, e));
-    EngineConfig config = {.model = &b->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
+    TRY(archive_open(archive, b->out, e));
+    strcpy(archive->id, "a benchmark");
+    TRY(metrics_open(&r->output.metrics, archive->dir, b->out, &(LockHolder){0}, e));
+    TRY(metrics_begin(r->output.metrics, 0, 0, e));
+    TRY(model_create(&s->model, &shape, e));
+    EngineConfig config = {.model = &s->model, .micro_batch = b->micro_batch, .seq_len = b->seq_len};
     TRY(memory_alloc_zero((void **)&b->tokens, sizeof *b->tokens * (size_t)(b->micro_batch * (b->seq_len + 1)),
                           "tokens", e));
-    TRY(bench_results(&b->result, &b->model, e));
+    TRY(bench_results(&r->position.result, &s->model, e));
     b->comm = (Comm){.ranks = 1, .local_ranks = 1};
-    TRY(parallel_create(&b->parallel, &b->comm, &b->model, &alone, e));
-    TRY(engine_create(&GNS_ENGINE, &b->engine, &config, e));
-    TRY(parallel_start(&b->parallel, b->engine, WIRE_FP32, e));
-    SaverConfig saver = {.archive = &b->archive,
-                         .parallel = &b->parallel,
-                         .engine = b->engine,
-                         .model = &b->model,
-                         .text = {-1, -1},
-                         .keep = 1,
-                         .metrics = b->metrics};
-    TRY(saver_create(&b->saver, &saver, e));
-    saver_prepare(b->saver);
-    return 0;
+    s->comm = &b->comm;
+    s->options.keep = 1;
+    strcpy(s->options.model, name);
+    TRY(parallel_create(&s->parallel, s->comm, &s->model, &alone, e));
+    TRY(engine_create(&GNS_ENGINE, &s->engine, &config, e));
+    TRY(parallel_start(&s->parallel, s->engine, WIRE_FP32, e));
+    TRY(saver_create(&r->saving.saver, r, e));
+    return saver_prepare(r->saving.saver, e);
 }
 
 static void destroy(Bench *b) {
-    Error ignored;
-    saver_destroy(b->saver);
-    parallel_destroy(&b->parallel);
-    engine_destroy(b->engine);
-    model_destroy(&b->model);
+    Run *r = &b->run;
+    saver_destroy(r->saving.saver);
+    parallel_destroy(&r->setup.parallel);
+    engine_destroy(r->setup.engine);
+    model_destroy(&r->setup.model);
     memory_free(b->tokens);
-    memory_free(b->result.grad_sq);
-    memory_free(b->result.example_sq);
-    metrics_close(b->metrics, &ignored);
-    archive_close(&b->archive);
+    memory_free(r->position.result.grad_sq);
+    memory_free(r->position.result.example_sq);
+    metrics_close(r->output.metrics, &(Error){0});
+    archive_close(&r->saving.archive);
     remove_tree(b->out);
 }
 
 // A training step of run/step.c. *seconds: its length.
-static int train_step(Bench *b, double *seconds, Error *e) {
+static int bench_step(Bench *b, double *seconds, Error *e) {
     UpdateConfig update = {.lr = 1e-4,
                            .beta1 = 0.9,
                            .beta2 = 0.95,
                            .eps = 1e-8,
                            .weight_decay = 0.1,
                            .grad_clip = 1,
-                           .step = ++b->steps,
+                           .step = ++b->run.position.at.step,
                            .batch = b->micro_batch};
+    Parallel *parallel = &b->run.setup.parallel;
     double start = clock_seconds();
-    TRY(parallel_begin_step(&b->parallel, false, e));
-    TRY(parallel_micro_step(&b->parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
-    TRY(parallel_norms(&b->parallel, e));
-    saver_await_snapshot(b->saver);
-    TRY(parallel_update(&b->parallel, &update, e));
-    TRY(engine_result(b->engine, &b->result, e));
+    TRY(parallel_begin_step(parallel, false, e));
+    TRY(parallel_micro_step(parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
+    TRY(parallel_norms(parallel, e));
+    TRY(parallel_update(parallel, &update, e));
+    TRY(engine_result(b->run.setup.engine, &b->run.position.result, e));
     *seconds = clock_seconds() - start;
     return 0;
-}
-
-static int start_save(Bench *b, Error *e) {
-    char *state = strdup("{}\n");
-    TRY(saver_begin(b->saver, ++b->saves, state, strlen(state), false, e));
-    saver_start(b->saver, b->saves);
-    return 0;
-}
-
-static int end_save(Bench *b, SaveReport *report, Error *e) {
-    while (!saver_collect(b->saver, report)) {
-        const SaverCounts counts = saver_counts(b->saver);
-        TRY(saver_advance(b->saver, &counts, e));
-        usleep(1000);
-    }
-    return report->error.code ? (*e = report->error, e->code) : 0;
-}
-
-static int save_alone(Bench *b, SaveReport *report, Error *e) {
-    TRY(start_save(b, e));
-    return end_save(b, report, e);
-}
-
-// *longer: extra seconds of a step beside a snapshot.
-static int save_beside_step(Bench *b, SaveReport *report, double *longer, Error *e) {
-    enum { ALONE = 3 };
-    double alone[ALONE], start, beside;
-    for (int i = 0; i < ALONE; i++) TRY(train_step(b, &alone[i], e));
-    start = clock_seconds();
-    TRY(start_save(b, e));
-    TRY(train_step(b, &beside, e));
-    beside = clock_seconds() - start;
-    qsort(alone, ALONE, sizeof *alone, bench_by_value);
-    *longer = beside - alone[ALONE / 2];
-    return end_save(b, report, e);
 }
 
 // ---- The contestants: each stores its seconds ----------------------------------------------------------
 
 static uint64_t bytes_of_save(const Bench *b) {
-    return (b->model.parameters + 2 * b->model.flat_count) * sizeof(float);
+    const Model *model = &b->run.setup.model;
+    return (model->parameters + 2 * model->flat_count) * sizeof(float);
 }
 
 static int measure_save(Bench *b, int round, Error *e) {
-    SaveReport report;
+    b->run.position.at.step++;
     memset(within, 0, sizeof within);
     double start = clock_seconds();
-    TRY(save_alone(b, &report, e));
-    double all = clock_seconds() - start, seconds = report.seconds;
-    b->figure[SAVE][round] = seconds;
-    b->figure[SAVE_SNAPSHOT][round] = report.snapshot_seconds;
+    TRY(save_and_wait(&b->run, e));
+    double all = clock_seconds() - start;
+    b->figure[SAVE][round] = all;
     b->figure[SAVE_WRITE][round] = within[IN_WRITE];
     b->figure[SAVE_FSYNC][round] = within[IN_FSYNC];
-    b->figure[SAVE_REST][round] = seconds - report.snapshot_seconds - within[IN_WRITE] - within[IN_FSYNC];
-    b->figure[SAVE_VERIFY][round] = all - seconds;
-    b->figure[SAVE_VERIFY_READ][round] = within[IN_READ];
+    b->figure[SAVE_READ][round] = within[IN_READ];
+    b->figure[SAVE_REST][round] = all - within[IN_WRITE] - within[IN_FSYNC] - within[IN_READ];
     return 0;
 }
 
 static int measure_save_beside_step(Bench *b, int round, Error *e) {
-    SaveReport report;
-    double longer;
-    TRY(save_beside_step(b, &report, &longer, e));
-    b->figure[BESIDE_SNAPSHOT][round] = report.snapshot_seconds;
-    b->figure[STALL][round] = report.stall_seconds;
-    b->figure[STALL_SHARE][round] = report.stall_seconds / report.seconds;
+    enum { ALONE = 3 };
+    double alone[ALONE], beside;
+    for (int i = 0; i < ALONE; i++) TRY(bench_step(b, &alone[i], e));
+    qsort(alone, ALONE, sizeof *alone, bench_by_value);
+    const int64_t step = b->run.position.at.step;
+    double start = clock_seconds();
+    TRY(save_in_background(&b->run, e));
+    double pause = clock_seconds() - start;
+    TRY(bench_step(b, &beside, e));
+    end_save(&b->run);
+    double all = clock_seconds() - start, longer = beside - alone[ALONE / 2];
+    if (b->run.saving.saved_step != step) return FAIL(e, ERR_WRITE, "see the warning above", "a save failed");
+    b->figure[PAUSE][round] = pause;
+    b->figure[PAUSE_SHARE][round] = pause / all;
     b->figure[LONGER][round] = longer;
-    b->figure[LONGER_SHARE][round] = longer / report.seconds;
+    b->figure[LONGER_SHARE][round] = longer / all;
     return 0;
 }
 
@@ -277,16 +245,16 @@ static int bench(Bench *b, int rounds, Error *e) {
                                                                 measure_plain, measure_save_beside_step};
     const int count = sizeof contestants / sizeof *contestants;
     char line[256];
-    engine_describe(b->engine, line, sizeof line);
+    engine_describe(b->run.setup.engine, line, sizeof line);
     printf("%s: %.2f GB a checkpoint, in %s\n", line, 1e-9 * (double)bytes_of_save(b), b->out);
     // Warm up: the first saves wait for fresh memory, for the copy and for the page cache of the files.
     for (int i = 0; i < count; i++) TRY(contestants[i](b, 0, e));
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < count; i++) TRY(contestants[(r + (r % 2 ? count - i : i)) % count](b, r, e));
         b->figure[SAVE_RATIO][r] = b->figure[SAVE][r] / b->figure[DD][r];
-        printf("  save %.2f s, dd %.2f s: %.2f; dd past the cache %.2f s; write and fsync %.2f s; stall %.4f s\n",
+        printf("  save %.2f s, dd %.2f s: %.2f; dd past the cache %.2f s; write and fsync %.2f s; pause %.4f s\n",
                b->figure[SAVE][r], b->figure[DD][r], b->figure[SAVE_RATIO][r], b->figure[DD_DIRECT][r],
-               b->figure[PLAIN][r], b->figure[STALL][r]);
+               b->figure[PLAIN][r], b->figure[PAUSE][r]);
         fflush(stdout);
     }
     static const struct {
@@ -296,19 +264,16 @@ static int bench(Bench *b, int rounds, Error *e) {
     } names[FIGURES] = {
         [SAVE] = {"save", 1, "s"},
         [SAVE_RATIO] = {"save / dd conv=fsync, round by round", 1, ""},
-        [SAVE_SNAPSHOT] = {"  of the save: snapshot", 1, "s"},
-        [SAVE_WRITE] = {"  write", 1, "s"},
+        [SAVE_WRITE] = {"  of the save: write", 1, "s"},
         [SAVE_FSYNC] = {"  fsync", 1, "s"},
+        [SAVE_READ] = {"  reading back", 1, "s"},
         [SAVE_REST] = {"  hashing, copying, the rest", 1, "s"},
-        [SAVE_VERIFY] = {"  afterwards: verifying, removing", 1, "s"},
-        [SAVE_VERIFY_READ] = {"  of that: read", 1, "s"},
         [DD] = {"dd conv=fsync", 1, "s"},
         [DD_DIRECT] = {"dd conv=fsync oflag=direct", 1, "s"},
         [PLAIN] = {"write and fsync, nothing else", 1, "s"},
-        [BESIDE_SNAPSHOT] = {"snapshot beside a step", 1e3, "ms"},
-        [STALL] = {"stall", 1e3, "ms"},
-        [STALL_SHARE] = {"stall, share of the save", 100, "%"},
-        [LONGER] = {"that step longer by", 1e3, "ms"},
+        [PAUSE] = {"pause", 1e3, "ms"},
+        [PAUSE_SHARE] = {"pause, share of the save", 100, "%"},
+        [LONGER] = {"a step beside the save longer by", 1e3, "ms"},
         [LONGER_SHARE] = {"that, share of the save", 100, "%"},
     };
     for (int f = 0; f < FIGURES; f++) print_figure(names[f].what, b->figure[f], rounds, names[f].scale, names[f].unit);

@@ -35,8 +35,8 @@ $(BUILD)/dev/test/model/test_memory: LDFLAGS += $(call wrap,posix_memalign)
 
 BENCHES := $(addprefix $(BUILD)/dev/bench/,bench_cpu bench_engine bench_save bench_step)
 
-# Calls that bench_save times.
-TIMED := pwrite fsync pread
+# Calls that bench_save times or replaces.
+TIMED := pwrite fsync pread run_state_write
 $(BUILD)/dev/bench/bench_save: LDFLAGS += $(call wrap,$(TIMED))
 
 # Calls that bench_step times.

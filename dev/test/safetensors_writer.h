@@ -50,7 +50,10 @@ static inline int save_model(const char *directory, const Model *model, StateRea
     TRY(layout_pieces(&layout, NULL, 0, true, &piece, &pieces, e));
     snprintf(path, sizeof path, "%s/training", directory);
     mkdir(path, 0777);
-    for (int f = 0; f < LAYOUT_FILES; f++) TRY(manifest_create(NULL, directory, layout_names[f], &fd[f], e));
+    for (int f = 0; f < LAYOUT_FILES; f++) {
+        snprintf(path, sizeof path, "%s/%s", directory, layout_names[f]);
+        fd[f] = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    }
     int code = layout_write(&layout, piece, pieces, fd, read, context, NULL, e);
     for (int f = 0; f < LAYOUT_FILES; f++) close(fd[f]);
     memory_free(piece);

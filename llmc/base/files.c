@@ -27,8 +27,7 @@ static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
 }
 
-// These return the arguments of openat, unlinkat and fstatat.
-static int at_directory(int dir) { return dir == IN_PATH ? AT_FDCWD : dir; }
+// The name that openat, unlinkat and fstatat find in `dir`.
 static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
 
 // ---- Digests --------------------------------------------------------------------------------------------------------
@@ -86,11 +85,11 @@ static int fail_open_output(const char *path, Error *e) {
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e) {
     struct stat st;
     if (flags & O_TRUNC) {
-        if (unlinkat(at_directory(dir), at_name(dir, path), 0) != 0 && errno != ENOENT) return fail_open_output(path, e);
+        if (unlinkat(dir, at_name(dir, path), 0) != 0 && errno != ENOENT) return fail_open_output(path, e);
         flags = (flags & ~O_TRUNC) | O_CREAT | O_EXCL;
     }
     // O_NONBLOCK: opening a FIFO must not wait for its reader
-    *fd = openat(at_directory(dir), at_name(dir, path), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    *fd = openat(dir, at_name(dir, path), flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (*fd < 0) return fail_open_output(path, e);
     if (fstat(*fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink <= 1) return 0;
     close(*fd);
@@ -143,18 +142,17 @@ int file_save_in(int dir, const char *path, const void *data, size_t bytes, Erro
     int fd;
     TRY(file_open_output(dir, path, O_WRONLY | O_TRUNC, &fd, e));
     int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &ignored : e);
-    if (code || closed) unlinkat(at_directory(dir), at_name(dir, path), 0);
+    if (code || closed) unlinkat(dir, at_name(dir, path), 0);
     return code ? code : closed;
 }
 
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
-    int at = at_directory(dir);
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_MAX) return too_long(path, e);
     TRY(file_save_in(dir, partial, data, bytes, e));
-    if (renameat(at, at_name(dir, partial), at, at_name(dir, path)) == 0) return 0;
+    if (renameat(dir, at_name(dir, partial), dir, at_name(dir, path)) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
-    unlinkat(at, at_name(dir, partial), 0);
+    unlinkat(dir, at_name(dir, partial), 0);
     return e->code;
 }
 
@@ -165,7 +163,7 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
     char text[sizeof lfs] = "";
     struct stat st = {0};
     // O_NONBLOCK: opening a FIFO must not wait for its writer
-    *fd = openat(at_directory(dir), at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    *fd = openat(dir, at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
         return e->unreadable = !file_missing_in(dir, path), e->code;
@@ -176,8 +174,8 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
     close(*fd);
     *fd = -1;
     if (!regular) return FAIL(e, ERR_INPUT, "name a regular file", "%s: not a regular file", path);
-    return FAIL(e, ERR_INPUT, "fetch the file", "%s: a Git LFS pointer in place of the file, which git lfs pull fetches",
-                path);
+    return FAIL(e, ERR_INPUT, "fetch the file",
+                "%s: a Git LFS pointer in place of the file, which git lfs pull fetches", path);
 }
 
 // Reads at least `bytes` and at most `room` bytes.
@@ -233,8 +231,8 @@ typedef struct {
 } Digester;
 
 // Adds bytes of the file to a digest, a stage at a time. O_DIRECT needs whole blocks.
-static int digest_range(Digester *digester, int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse,
-                        Error *e) {
+static int digest_range(Digester *digester, int fd, const char *path, uint64_t offset, uint64_t bytes,
+                        const Pulse *pulse, Error *e) {
     unsigned char *buffer = block_align(digester->buffer);
     for (uint64_t at = offset, end = offset + bytes; at < end;) {
         size_t lead = at % BLOCK_BYTES, n = size_min(end - at, STAGE_BYTES - lead);
@@ -285,7 +283,7 @@ int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e) {
 
 bool file_exists_in(int dir, const char *path) {
     struct stat st;
-    return fstatat(at_directory(dir), at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) == 0;
+    return fstatat(dir, at_name(dir, path), &st, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
 bool directory_holds(const char *directory, const char *name) {
@@ -295,13 +293,6 @@ bool directory_holds(const char *directory, const char *name) {
 
 bool file_missing_in(int dir, const char *path) {
     return !file_exists_in(dir, path) && (errno == ENOENT || errno == ENOTDIR);
-}
-
-bool path_leads_to(int dir, const char *path, int fd) {
-    struct stat named, held;
-    if (fstatat(at_directory(dir), at_name(dir, path), &named, 0) != 0)
-        return errno != ENOENT && errno != ENOTDIR && errno != ELOOP; // after other errors assume true
-    return fstat(fd, &held) != 0 || (named.st_dev == held.st_dev && named.st_ino == held.st_ino);
 }
 
 bool directory_exists(const char *path) {
@@ -356,11 +347,12 @@ int directory_create(const char *path, Error *e) {
 }
 
 int path_rename(int dir, const char *from, const char *to, Error *e) {
-    int at = at_directory(dir);
     if (file_exists_in(dir, to)) return FAIL(e, ERR_WRITE, "move it away", "%s: exists already", to);
-    if (renameat(at, at_name(dir, from), at, at_name(dir, to)) != 0)
+    if (renameat(dir, at_name(dir, from), dir, at_name(dir, to)) != 0)
         return FAIL(e, ERR_WRITE, make_room, "%s: cannot rename to %s: %s", from, to, strerror(errno));
-    return descriptor_sync(dir, to, e);
+    if (descriptor_sync(dir, to, e) == 0) return 0;
+    renameat(dir, at_name(dir, to), dir, at_name(dir, from));
+    return e->code;
 }
 
 void names_free(Names *names) {
@@ -376,7 +368,7 @@ static int is_name(const struct dirent *entry) {
 int directory_list_in(int dir, const char *path, Names *out, Error *e) {
     struct dirent **entries;
     *out = (Names){0};
-    int count = scandirat(at_directory(dir), dir == IN_PATH ? path : ".", &entries, is_name, alphasort);
+    int count = scandirat(dir, dir == IN_PATH ? path : ".", &entries, is_name, alphasort);
     if (count < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot list: %s", path, strerror(errno));
     int code = memory_alloc((void **)&out->name, (size_t)count * sizeof *out->name, "names of files", e);
     for (int i = 0; i < count; i++) // move the name to the start of its entry's memory

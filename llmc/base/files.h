@@ -3,6 +3,8 @@
 
 #include "base/common.h"
 
+#include <fcntl.h>
+
 enum { HASH_TEXT = 33 }; // bytes of an XXH3-128 in hexadecimal, with its NUL
 
 // A file's size and hash.
@@ -18,7 +20,7 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // `dir` below is IN_PATH, or the descriptor of an open directory. With a descriptor the file lies in that directory,
 // wherever it was moved. Its name is the last part of `path`; messages show the whole `path`.
-enum { IN_PATH = -1 };
+enum { IN_PATH = AT_FDCWD };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks
 // an existing file and creates a new one. ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
@@ -79,7 +81,6 @@ bool file_exists_in(int dir, const char *path);  // a file of any kind, or a bro
 bool file_missing_in(int dir, const char *path); // true: nothing has this name; false also if the lookup fails
 static inline bool file_exists(const char *path) { return file_exists_in(IN_PATH, path); }
 static inline bool file_missing(const char *path) { return file_missing_in(IN_PATH, path); }
-bool path_leads_to(int dir, const char *path, int fd); // true if it leads to the open file or directory `fd`
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 
@@ -98,7 +99,7 @@ void parent_sync(const char *path); // syncs that directory; ignores failures
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
 
-// Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
+// Renames in the open directory `dir`, and syncs it. ERR_WRITE, with the old name, if the new one is taken or that fails.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
 // The names in a directory, ascending, without . and .. (release: names_free).

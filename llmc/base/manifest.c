@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,6 +22,7 @@
 enum { FORMAT = 2 };
 enum { LAST_BYTES = sizeof LAST_LINES - sizeof "%s" + HASH_TEXT - 1 };
 
+static const char *const make_room = "free some space, or choose another --out";
 static const char *const damaged = "the checkpoint is damaged or incomplete: use another one";
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
@@ -45,35 +45,32 @@ int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, 
     return 0;
 }
 
-int manifest_create(const Manifest *manifest, const char *directory, const char *name, int *fd, Error *e) {
-    char path[PATH_MAX];
-    TRY(path_join(path, sizeof path, directory, name, e));
-    if (!manifest || !strchr(name, '/'))
-        return file_open_output(manifest_dir(manifest), path, O_WRONLY | O_TRUNC, fd, e);
-    int dir = openat(manifest->dir, TRAINING, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir < 0) return FAIL(e, ERR_WRITE, "check its permissions", "%s: cannot create: %s", path, strerror(errno));
-    int code = file_open_output(dir, path, O_WRONLY | O_TRUNC, fd, e);
-    close(dir);
-    return code;
+int manifest_open(const Manifest *manifest, const char *name, bool create, uint64_t bytes, int *fd, Error *e) {
+    int flags = create ? O_CREAT | O_TRUNC : 0;
+    *fd = openat(manifest->dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | flags, 0666);
+    if (*fd >= 0 && (!create || ftruncate(*fd, (off_t)bytes) == 0)) return 0;
+    FAIL(e, ERR_WRITE, make_room, "%s/%s: cannot write: %s", manifest->path, name, strerror(errno));
+    if (*fd >= 0) close(*fd);
+    return *fd = -1, e->code;
 }
 
-int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
-                  Error *e) {
+static int write_file(const Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e) {
     char path[PATH_MAX];
-    FileDigest digest = digest_of(data, bytes);
-    Error ignored;
     int fd;
-    TRY(path_join(path, sizeof path, directory, name, e));
-    TRY(manifest_create(manifest, directory, name, &fd, e));
-    int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &ignored : e);
-    if (code || closed) return code ? code : closed;
-    return manifest ? manifest_add(manifest, name, &digest, 1, e) : 0;
+    TRY(path_join(path, sizeof path, manifest->path, name, e));
+    TRY(manifest_open(manifest, name, true, bytes, &fd, e));
+    int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &(Error){0} : e);
+    return code ? code : closed;
 }
 
-int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
-    char path[PATH_MAX];
+int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e) {
+    FileDigest digest = digest_of(data, bytes);
+    TRY(write_file(manifest, name, data, bytes, e));
+    return manifest_add(manifest, name, &digest, 1, e);
+}
+
+int manifest_write(const Manifest *manifest, Error *e) {
     Text text;
-    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(text_begin(&text, e));
     fprintf(text.f, "{\n  \"format\": %d,\n  \"run\": \"%s\",\n  \"files\": [", FORMAT, manifest->run);
     for (int i = 0; i < manifest->count; i++) {
@@ -88,13 +85,13 @@ int manifest_write(const Manifest *manifest, const char *directory, Error *e) {
     fflush(text.f); // text.text holds the lines so far
     fprintf(text.f, LAST_LINES, digest_of(text.text, text.bytes).hash);
     TRY(text_end(&text, e));
-    int code = file_save_in(manifest->dir, path, text.text, text.bytes, e);
+    int code = write_file(manifest, MANIFEST_NAME, text.text, text.bytes, e);
     text_free(&text);
     int training = openat(manifest->dir, TRAINING, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (!code && training >= 0) code = descriptor_sync(training, directory, e);
+    if (!code && training >= 0) code = descriptor_sync(training, manifest->path, e);
     if (training >= 0) close(training);
     pulse_beat(manifest->pulse);
-    return code ? code : descriptor_sync(manifest->dir, directory, e);
+    return code ? code : descriptor_sync(manifest->dir, manifest->path, e);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -114,7 +111,8 @@ static int parse_file(Manifest *manifest, const cJSON *item, const char *path, E
     int pieces = cJSON_IsArray(list) ? cJSON_GetArraySize(list) : 1, i = 0;
     const char *text = cJSON_GetStringValue(name), *slash = text ? strchr(text, '/') : NULL;
     bool in_training = slash && strncmp(text, TRAINING, strlen(TRAINING)) == 0 && !strchr(slash + 1, '/');
-    bool good = text && strlen(text) < MANIFEST_NAME_BYTES && (!slash || in_training) && manifest->count < MANIFEST_FILES;
+    bool good =
+        text && strlen(text) < MANIFEST_NAME_BYTES && (!slash || in_training) && manifest->count < MANIFEST_FILES;
     TRY(memory_alloc((void **)&piece, (size_t)pieces * sizeof *piece, "digests", e));
     if (list)
         cJSON_ArrayForEach(one, list) good =
@@ -146,6 +144,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     size_t bytes;
     JsonText json;
     *manifest = (Manifest){.dir = dir};
+    snprintf(manifest->path, sizeof manifest->path, "%s", directory);
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
     TRY(file_read_in(dir, path, 1 << 28, &text, &bytes, e));
     size_t above = bytes < LAST_BYTES ? 0 : bytes - LAST_BYTES;
@@ -175,13 +174,12 @@ static int verify_pieces(const Manifest *manifest, const ManifestFile *file, int
     return 0;
 }
 
-static int verify_file(const Manifest *manifest, const ManifestFile *file, const char *directory, Verify what,
-                       Error *e) {
+static int verify_file(const Manifest *manifest, const ManifestFile *file, Verify what, Error *e) {
     char path[PATH_MAX];
     struct stat st;
-    bool in_path = manifest->dir == IN_PATH;
-    TRY(path_join(path, sizeof path, directory, file->name, e));
-    int fd = openat(in_path ? AT_FDCWD : manifest->dir, in_path ? path : file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    TRY(path_join(path, sizeof path, manifest->path, file->name, e));
+    const char *name = manifest->dir == IN_PATH ? path : file->name;
+    int fd = openat(manifest->dir, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
         return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
     if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
@@ -199,14 +197,14 @@ static int verify_file(const Manifest *manifest, const ManifestFile *file, const
     return code;
 }
 
-int manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e) {
+int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e) {
     bool listed = !name;
     for (int i = 0; i < manifest->count; i++) {
         if (name && strcmp(manifest->file[i].name, name) != 0) continue;
-        TRY(verify_file(manifest, &manifest->file[i], directory, what, e));
+        TRY(verify_file(manifest, &manifest->file[i], what, e));
         listed = true;
     }
     if (listed) return 0;
-    return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME, directory,
-                name);
+    return FAIL(e, ERR_INPUT, "it is none of the checkpoint's files", "%s/%s: not listed in " MANIFEST_NAME,
+                manifest->path, name);
 }

@@ -17,6 +17,8 @@
 
 #include "base/files.h"
 
+#include <limits.h>
+
 #define MANIFEST_NAME "MANIFEST.json"
 #define TRAINING      "training/" // this folder holds what only a resume needs
 
@@ -34,32 +36,30 @@ typedef struct {
 } ManifestFile;
 
 typedef struct {
+    char path[PATH_MAX]; // its directory's name, for messages
+    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`
     char run[HASH_TEXT]; // "": none
     ManifestFile file[MANIFEST_FILES];
     int count;
-    int dir;            // its directory: an open descriptor, or IN_PATH (files.h)
     bool foreign;       // undamaged, but of a format that this build does not know (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
 } Manifest;
 
-void manifest_free(Manifest *manifest); // frees the list of files; keeps run, dir and foreign. {0} is fine
+void manifest_free(Manifest *manifest); // frees the list of files; keeps the other fields. {0} is fine
 
-static inline int manifest_dir(const Manifest *manifest) { return manifest ? manifest->dir : IN_PATH; }
+// Opens a file of the directory for writing. create: the file is new, and gets `bytes` bytes of zeros.
+int manifest_open(const Manifest *manifest, const char *name, bool create, uint64_t bytes, int *fd, Error *e);
 
 // Adds a file that is on the disk, with the digests of its pieces as its writer gave them.
 int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e);
 
-// Creates DIRECTORY/NAME for writing. manifest may be NULL: the directory's path is used.
-int manifest_create(const Manifest *manifest, const char *directory, const char *name, int *fd, Error *e);
+// Writes a file and adds it.
+int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e);
 
-// Writes DIRECTORY/NAME and adds it. manifest may be NULL.
-int manifest_save(Manifest *manifest, const char *directory, const char *name, const void *data, size_t bytes,
-                  Error *e);
+// Writes MANIFEST.json, and syncs file and directories.
+int manifest_write(const Manifest *manifest, Error *e);
 
-// Writes DIRECTORY/MANIFEST.json, and syncs file and directories.
-int manifest_write(const Manifest *manifest, const char *directory, Error *e);
-
-// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH. ERR_INPUT if it is damaged or has another
+// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH (files.h). ERR_INPUT if it is damaged or has another
 // format; only another format sets `foreign`. Call manifest_free in any case.
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
@@ -71,4 +71,4 @@ typedef enum {
 
 // Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or
 // differs, or that the manifest does not list.
-int manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);
+int manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);

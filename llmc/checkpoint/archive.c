@@ -3,12 +3,13 @@
 //    nothing is written, renamed or removed there.
 // 2. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
 // 3. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
-//    synced (archive_commit). A process killed before leaves a partial, which archive_tidy removes.
-// 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (remove_step).
+//    synced (archive_commit). If that fails, it loses its name again. A process killed before leaves a partial, which
+//    archive_tidy removes.
+// 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
 // 5. Only a checkpoint whose manifest has this run's id is removed, and of its files those that the manifest or own_files
 //    names. Other files stay in OUT/step_N.kept, with a line to `notes`. A link is not followed, and stays.
-// 6. The newest checkpoint that reads back undamaged is never removed, and neither is that of step `protect`.
-//    archive_make_room reads it back first; archive_thin is called after archive_verify of the newest.
+// 6. The newest checkpoint that a run has read back undamaged, when it saved or resumed, is never removed, and neither is
+//    that of step `protect`: it is archive_make_room's `newest`, and archive_verify precedes archive_thin.
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
@@ -30,8 +31,9 @@ int archive_open(Archive *archive, const char *run_dir, Error *e) {
     int dir = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir < 0) return FAIL_UNREADABLE(e, "check the path", "%s: cannot open: %s", run_dir, strerror(errno));
     *archive = (Archive){.dir = dir};
-    snprintf(archive->path, sizeof archive->path, "%s", run_dir);
-    return 0;
+    if (snprintf(archive->path, sizeof archive->path, "%s", run_dir) < (int)sizeof archive->path) return 0;
+    archive_close(archive);
+    return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", run_dir);
 }
 
 void archive_close(Archive *archive) {
@@ -41,7 +43,11 @@ void archive_close(Archive *archive) {
 
 int archive_check_name(const Archive *archive, Error *e) {
     char link[64], now[ARCHIVE_PATH];
-    if (path_leads_to(IN_PATH, archive->path, archive->dir)) return 0;
+    struct stat named, held;
+    bool found = stat(archive->path, &named) == 0;
+    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // nobody knows
+    if (found && fstat(archive->dir, &held) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino)
+        return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", archive->dir);
     ssize_t n = readlink(link, now, sizeof now - 1);
     now[n > 0 ? n : 0] = 0;
@@ -57,10 +63,9 @@ int archive_check_name(const Archive *archive, Error *e) {
 void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, FINAL, step); }
 
 // format: FINAL or PARTIAL
-static int step_path(const Archive *archive, int64_t step, const char *format, char path[ARCHIVE_PATH], Error *e) {
-    char name[60];
-    snprintf(name, sizeof name, format, step);
-    return path_join(path, ARCHIVE_PATH, archive->path, name, e);
+static void step_path(const Archive *archive, int64_t step, const char *format, char path[ARCHIVE_PATH]) {
+    int n = snprintf(path, ARCHIVE_PATH, "%s/", archive->path);
+    snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
 }
 
 // Opens the directory of a step, to be closed; -1, with errno, if there is none, or `flags` (O_NOFOLLOW) refuses it.
@@ -113,12 +118,13 @@ int archive_count(const Archive *archive, int *count, Error *e) {
 
 bool archive_has(const Archive *archive, int64_t step) {
     char path[ARCHIVE_PATH];
-    return step_path(archive, step, FINAL, path, &(Error){0}) == 0 && !file_missing_in(archive->dir, path);
+    step_path(archive, step, FINAL, path);
+    return !file_missing_in(archive->dir, path);
 }
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
-// All files of a checkpoint. The manifest, which lists them, is removed last.
+// All files of a checkpoint, also where older builds put them. The manifest, which lists them, is removed last.
 static const char *const own_files[] = {"model.safetensors",
                                         "config.json",
                                         "generation_config.json",
@@ -126,30 +132,30 @@ static const char *const own_files[] = {"model.safetensors",
                                         "merges.txt",
                                         "tokenizer_config.json",
                                         "optimizer.safetensors",
-                                        "state.json", // where older builds put them
-                                        TRAINING "optimizer.safetensors",
-                                        TRAINING "state.json",
+                                        "state.json",
+                                        "training/optimizer.safetensors",
+                                        "training/state.json",
                                         MANIFEST_NAME};
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
 static int rename_aside(const Archive *archive, int64_t step, const char *from, const char *suffix,
-                        char aside[ARCHIVE_PATH + 32], Error *e) {
-    char path[ARCHIVE_PATH];
-    int copy = 1;
-    TRY(step_path(archive, step, FINAL, path, e));
-    snprintf(aside, ARCHIVE_PATH + 32, "%s.%s", path, suffix);
-    while (file_exists_in(archive->dir, aside)) snprintf(aside, ARCHIVE_PATH + 32, "%s.%s.%d", path, suffix, ++copy);
+                        char aside[ARCHIVE_PATH], Error *e) {
+    step_path(archive, step, FINAL, aside);
+    char *end = aside + strlen(aside);
+    sprintf(end, ".%s", suffix);
+    for (int copy = 2; file_exists_in(archive->dir, aside); copy++) sprintf(end, ".%s.%d", suffix, copy);
     return path_rename(archive->dir, from, aside, e);
 }
 
 // Removes the files of a partial from its open directory `dir`, which it closes, and then the partial if it is empty.
 static int remove_files(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
+    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Manifest manifest;
-    int code = step_path(archive, step, PARTIAL, path, e), failed = 0;
+    int failed = 0;
+    step_path(archive, step, PARTIAL, path);
     manifest_read(&manifest, dir, path, &(Error){0}); // lists nothing on failure
-    for (int i = 0; i < manifest.count + OWN_FILES && !code && !failed; i++) {
+    for (int i = 0; i < manifest.count + OWN_FILES && !failed; i++) {
         const char *name = i < manifest.count ? manifest.file[i].name : own_files[i - manifest.count];
         if (unlinkat(dir, name, 0) != 0 && errno != ENOENT && errno != EISDIR) failed = errno;
     }
@@ -157,7 +163,6 @@ static int remove_files(const Archive *archive, int64_t step, int dir, FILE *not
     if (unlinkat(dir, TRAINING, AT_REMOVEDIR) != 0 && errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST)
         failed = errno;
     close(dir);
-    if (code) return code;
     if (!failed && unlinkat(archive->dir, path_name(path), AT_REMOVEDIR) != 0) failed = errno;
     if (!failed) return 0;
     if (failed != ENOTEMPTY && failed != EEXIST)
@@ -173,11 +178,7 @@ static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Err
 }
 
 void archive_abandon(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes) {
-    char path[ARCHIVE_PATH];
-    bool partial = step_path(archive, step, PARTIAL, path, &(Error){0}) == 0 &&
-                   path_leads_to(archive->dir, path, manifest->dir) && file_exists_in(archive->dir, path);
-    if (partial) remove_files(archive, step, manifest->dir, notes, &(Error){0});
-    else close(manifest->dir); // it has its name, which could not be synced
+    remove_files(archive, step, manifest->dir, notes, &(Error){0});
 }
 
 int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
@@ -193,36 +194,32 @@ int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
 
 // ---- Writing and verifying ------------------------------------------------------------------------------------------
 
-int archive_begin(const Archive *archive, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
-                  Error *e) {
-    TRY(step_path(archive, step, PARTIAL, directory, e));
-    TRY(remove_partial(archive, step, notes, e));
-    int made = mkdirat(archive->dir, path_name(directory), 0777);
-    manifest->dir = made == 0 ? step_open(archive, step, PARTIAL, O_NOFOLLOW) : -1;
+int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {
+    step_path(archive, step, PARTIAL, manifest->path);
     strcpy(manifest->run, archive->id);
-    if (manifest->dir >= 0 && mkdirat(manifest->dir, TRAINING, 0777) == 0) return 0;
-    if (manifest->dir >= 0) close(manifest->dir);
-    return FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", directory,
+    manifest->dir = step_open(archive, step, PARTIAL, O_NOFOLLOW);
+    if (manifest->dir >= 0) return 0;
+    return FAIL(e, ERR_WRITE, "is --out the same directory on all machines?", "%s: cannot open: %s", manifest->path,
                 strerror(errno));
 }
 
-int archive_open_partial(const Archive *archive, int64_t step, const char *name, int *fd, Error *e) {
-    int dir = step_open(archive, step, PARTIAL, O_NOFOLLOW);
-    *fd = dir < 0 ? -1 : openat(dir, name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
-    if (*fd < 0)
-        FAIL(e, ERR_WRITE, "is it the same directory on all machines?", "%s: cannot open %s of step %" PRId64 ": %s",
-             archive->path, name, step, strerror(errno));
-    if (dir >= 0) close(dir);
-    return *fd < 0 ? e->code : 0;
+int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e) {
+    char path[ARCHIVE_PATH];
+    step_path(archive, step, PARTIAL, path);
+    TRY(remove_partial(archive, step, notes, e));
+    bool made = mkdirat(archive->dir, path_name(path), 0777) == 0;
+    if (made) TRY(archive_join(archive, step, manifest, e));
+    if (made && mkdirat(manifest->dir, TRAINING, 0777) == 0) return 0;
+    FAIL(e, ERR_WRITE, "free some space, or choose another --out", "%s: cannot create: %s", path, strerror(errno));
+    if (made) close(manifest->dir);
+    return e->code;
 }
 
-int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e) {
-    char partial[ARCHIVE_PATH];
-    TRY(step_path(archive, step, PARTIAL, partial, e));
-    TRY(step_path(archive, step, FINAL, final, e));
-    TRY(manifest_write(manifest, partial, e));
-    pulse_beat(manifest->pulse);
-    TRY(path_rename(archive->dir, partial, final, e));
+int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e) {
+    char path[ARCHIVE_PATH];
+    step_path(archive, step, FINAL, path);
+    TRY(manifest_write(manifest, e));
+    TRY(path_rename(archive->dir, manifest->path, path, e));
     close(manifest->dir);
     return 0;
 }
@@ -231,14 +228,14 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, cha
 static int check(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e) {
     char path[ARCHIVE_PATH];
     *manifest = (Manifest){.count = 0};
-    TRY(step_path(archive, step, FINAL, path, e));
+    step_path(archive, step, FINAL, path);
     int dir = step_open(archive, step, FINAL, 0);
     if (dir < 0 && (errno == ENOENT || errno == ENOTDIR))
         return FAIL(e, ERR_INPUT, "use another one", "%s: not a directory", path);
     if (dir < 0) return FAIL_UNREADABLE(e, "make it readable", "%s: %s", path, strerror(errno));
     int code = manifest_read(manifest, dir, path, e);
     manifest->pulse = pulse;
-    if (!code) code = manifest_verify(manifest, path, NULL, what, e);
+    if (!code) code = manifest_verify(manifest, NULL, what, e);
     manifest_free(manifest);
     close(dir);
     return code;
@@ -267,17 +264,24 @@ static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
     return -1;
 }
 
-static int remove_step(const Archive *archive, int64_t step, FILE *notes, Error *e) {
+// Bytes of the files of a checkpoint of this run; 0 if it is not this run's.
+static uint64_t own_bytes(const Archive *archive, int64_t step) {
+    uint64_t bytes;
+    int dir = own_open(archive, step, &bytes);
+    if (dir >= 0) close(dir);
+    return dir >= 0 ? bytes : 0;
+}
+
+int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     uint64_t bytes;
-    int dir = own_open(archive, step, &bytes), code = 0;
+    int dir = own_open(archive, step, &bytes);
     if (dir < 0) return 0;
-    TRY_GOTO(step_path(archive, step, FINAL, path, e));
-    TRY_GOTO(step_path(archive, step, PARTIAL, partial, e));
-    TRY_GOTO(remove_partial(archive, step, notes, e));
-    TRY_GOTO(path_rename(archive->dir, path, partial, e));
-    return remove_files(archive, step, dir, notes, e);
-done:
+    step_path(archive, step, FINAL, path);
+    step_path(archive, step, PARTIAL, partial);
+    int code = remove_partial(archive, step, notes, e);
+    if (!code) code = path_rename(archive->dir, path, partial, e);
+    if (!code) return remove_files(archive, step, dir, notes, e);
     close(dir);
     return code;
 }
@@ -290,7 +294,7 @@ int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *no
     for (int i = 0, complete = 0; i < steps.count && !code; i++) {
         Manifest manifest;
         Error ignored;
-        if (complete >= keep && steps.step[i] != protect) code = remove_step(archive, steps.step[i], notes, e);
+        if (complete >= keep && steps.step[i] != protect) code = archive_remove(archive, steps.step[i], notes, e);
         if (complete >= keep || check(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
         complete += !*manifest.run || strcmp(manifest.run, archive->id) == 0; // another run's do not count
     }
@@ -298,64 +302,35 @@ int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *no
     return code;
 }
 
-// The disk space that removing a checkpoint frees; 0 if it is not this run's.
-static uint64_t step_bytes(const Archive *archive, int64_t step) {
-    uint64_t bytes;
-    int dir = own_open(archive, step, &bytes);
-    if (dir < 0) return 0;
-    close(dir);
-    return bytes;
-}
-
-// Index of the newest checkpoint that reads back undamaged; -1: none. Newer ones that cannot be read are kept: their
-// step becomes -1.
-static int newest_whole(const Archive *archive, Steps *steps, const Pulse *pulse) {
-    for (int i = 0; i < steps->count; i++) {
-        Error e = {0};
-        if (archive_verify(archive, steps->step[i], pulse, &e) == 0) return i;
-        if (e.unreadable) steps->step[i] = -1;
-    }
-    return -1;
-}
-
-// Removes checkpoints, oldest first, until `bytes` are free (*left); none if even all of them are not enough.
-static int remove_for_room(const Archive *archive, Steps *steps, uint64_t bytes, int64_t protect, uint64_t *left,
-                           Removed *removed, FILE *notes, const Pulse *pulse, Error *e) {
-    uint64_t in_all = *left;
-    int newest = newest_whole(archive, steps, pulse);
-    for (int i = 0; i < steps->count; i++) {
-        bool kept = i == newest || steps->step[i] == protect || steps->step[i] < 0;
-        uint64_t one = kept ? 0 : step_bytes(archive, steps->step[i]);
-        if (!one) steps->step[i] = -1; // kept
+int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t newest, int64_t protect,
+                      FILE *notes, const Pulse *pulse, Error *e) {
+    uint64_t left, in_all;
+    Steps steps;
+    int code = 0;
+    TRY(disk_free(archive->dir, archive->path, &left, e));
+    if (left >= bytes) return 0;
+    TRY(steps_list(archive, &steps, e));
+    in_all = left;
+    for (int i = 0; i < steps.count; i++) {
+        bool may_go = keep > 0 && steps.step[i] < newest && steps.step[i] != protect;
+        uint64_t one = may_go ? own_bytes(archive, steps.step[i]) : 0;
+        if (!one) steps.step[i] = -1; // kept
         in_all += one;
     }
-    for (int i = steps->count - 1; i >= 0 && newest >= 0 && *left < bytes && in_all >= bytes; i--) {
-        if (steps->step[i] < 0) continue;
-        TRY(remove_step(archive, steps->step[i], notes, e));
-        if (removed->count++ == 0) removed->first = steps->step[i];
-        removed->last = steps->step[i];
+    for (int i = steps.count - 1; i >= 0 && left < bytes && in_all >= bytes; i--) {
+        if (steps.step[i] < 0) continue;
+        TRY_GOTO(archive_remove(archive, steps.step[i], notes, e));
+        fprintf(notes, "note: removed %s/" FINAL " to make room on the disk\n", archive->path, steps.step[i]);
         pulse_beat(pulse);
-        TRY(disk_free(archive->dir, archive->path, left, e));
+        TRY_GOTO(disk_free(archive->dir, archive->path, &left, e));
     }
-    return 0;
-}
-
-int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t protect, Removed *removed,
-                      FILE *notes, const Pulse *pulse, Error *e) {
-    uint64_t left;
-    Steps steps;
-    *removed = (Removed){0};
-    TRY(disk_free(archive->dir, archive->path, &left, e));
-    if (left < bytes && keep > 0) {
-        TRY(steps_list(archive, &steps, e));
-        int code = remove_for_room(archive, &steps, bytes, protect, &left, removed, notes, pulse, e);
-        memory_free(steps.step);
-        if (code) return code;
-    }
-    if (left >= bytes) return 0;
-    return FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
-                "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
-                (double)bytes / (1 << 20), (double)left / (1 << 20));
+    if (left < bytes)
+        code = FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
+                    "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
+                    (double)bytes / (1 << 20), (double)left / (1 << 20));
+done:
+    memory_free(steps.step);
+    return code;
 }
 
 // ---- Finding --------------------------------------------------------------------------------------------------------
@@ -368,7 +343,7 @@ int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool
     int code = 0, skipped = 0;
     for (int i = 0; i < steps.count && !*found; i++) {
         Manifest manifest;
-        TRY_GOTO(step_path(archive, steps.step[i], FINAL, directory, e));
+        step_path(archive, steps.step[i], FINAL, directory);
         *step = steps.step[i];
         code = check(archive, *step, VERIFY_BYTES, pulse, &manifest, e);
         strcpy(run, manifest.run);
@@ -391,19 +366,18 @@ done:
 }
 
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e) {
-    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH + 32];
+    char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;
     int code = 0;
     TRY(steps_list(archive, &steps, e));
-    for (int i = 0; i < steps.count && steps.step[i] > step; i++) {
+    for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
         check(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's
-        TRY_GOTO(step_path(archive, steps.step[i], FINAL, path, e));
-        TRY_GOTO(rename_aside(archive, steps.step[i], path, "damaged", aside, e));
-        fprintf(notes, "%s is now %s\n", path, aside);
+        step_path(archive, steps.step[i], FINAL, path);
+        code = rename_aside(archive, steps.step[i], path, "damaged", aside, e);
+        if (!code) fprintf(notes, "%s is now %s\n", path, aside);
     }
-done:
     memory_free(steps.step);
     return code;
 }

@@ -2,7 +2,7 @@
 // of the run's own id are removed (archive.c).
 //
 // `notes` gets a line for everything kept, renamed or skipped. `protect` is the step of a checkpoint that is never
-// removed; -1: none. The pulse, which may be NULL, beats for every 4 MiB read and every checkpoint removed.
+// removed; 0: none. The pulse, which may be NULL, beats for every 4 MiB read and every checkpoint removed.
 #pragma once
 
 #include "base/manifest.h"
@@ -11,9 +11,9 @@ enum { ARCHIVE_PATH = 4096 }; // bytes of a path, with its NUL
 
 // A run directory, held open.
 typedef struct {
-    char path[ARCHIVE_PATH]; // its name, for messages; "": not open
-    int dir;                 // its descriptor
-    char id[HASH_TEXT];      // of the run that writes here; "": nothing is removed
+    char path[ARCHIVE_PATH - 100]; // its name, for messages; "": not open
+    int dir;                       // its descriptor
+    char id[HASH_TEXT];            // of the run that writes here; "": nothing is removed
 } Archive;
 
 int archive_open(Archive *archive, const char *run_dir, Error *e); // ERR_INPUT; archive_close it
@@ -29,29 +29,23 @@ void archive_name(char *out, size_t bytes, int64_t step);
 // The step of such a name; -1 for any other.
 int64_t archive_step_of(const char *name);
 
-// Checkpoints that were removed, from the oldest step to the newest.
-typedef struct {
-    int count; // 0: first and last are not set
-    int64_t first, last;
-} Removed;
-
-// Makes sure that the disk has space for a checkpoint of this many bytes. With keep > 0 it removes older checkpoints,
-// oldest first, as many as needed, or none if even all of them are not enough. ERR_WRITE if the space is missing.
-int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t protect, Removed *removed,
+// Makes sure that the disk has space for a checkpoint of this many bytes. With keep > 0 it removes checkpoints older than
+// that of step `newest`, oldest first, as many as needed, or none if even all of them are not enough. ERR_WRITE if the
+// space is missing.
+int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t newest, int64_t protect,
                       FILE *notes, const Pulse *pulse, Error *e);
 
-// Creates an empty directory for the checkpoint of a step, under its temporary name, and opens it: manifest->dir.
-int archive_begin(const Archive *archive, int64_t step, char directory[ARCHIVE_PATH], Manifest *manifest, FILE *notes,
-                  Error *e);
+// Creates an empty directory for the checkpoint of a step, under its temporary name, and opens it (archive_join).
+int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e);
 
-// Opens a file of that directory for writing, on another rank.
-int archive_open_partial(const Archive *archive, int64_t step, const char *name, int *fd, Error *e);
+// Opens that directory to write files into it (manifest_open): sets the manifest's path, dir and run. Close its dir.
+int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
-// Removes that directory if the checkpoint could not be written.
+// Removes a checkpoint that has no name, and closes manifest->dir.
 void archive_abandon(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes);
 
-// Makes the checkpoint visible. All files of the manifest must be on the disk.
-int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, char final[ARCHIVE_PATH], Error *e);
+// Makes the checkpoint visible. All files of the manifest must be on the disk. Closes manifest->dir after success.
+int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
 // True if this step has a checkpoint, damaged and unreadable ones included.
 bool archive_has(const Archive *archive, int64_t step);
@@ -59,8 +53,10 @@ bool archive_has(const Archive *archive, int64_t step);
 // Reads every byte of a checkpoint from the disk. ERR_INPUT names the first file that is damaged.
 int archive_verify(const Archive *archive, int64_t step, const Pulse *pulse, Error *e);
 
-// Removes this run's checkpoints older than the newest `keep` complete ones (0: none). A complete one has a manifest, and
-// all its files have the right sizes.
+int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // if it is this run's
+
+// Removes this run's checkpoints older than its newest `keep` (0: none), but counts only complete ones: all files have the
+// right sizes.
 int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *notes, Error *e);
 
 // Finds the newest undamaged checkpoint and its run's id; skips damaged ones. *found is false where there is no

@@ -118,8 +118,7 @@ TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
     return text;
 }
 
-int checkpoint_save_config(const char *directory, const ModelConfig *c, TextTokens ends, double dropout,
-                           Manifest *manifest, Error *e) {
+int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, TextTokens ends, double dropout, Error *e) {
     char bos[16] = "null", eos[16] = "null", drop[32], text[1024];
     snprintf(drop, sizeof drop, dropout == 0 ? "%.1f" : "%.15g", dropout);
     if (ends.bos >= 0) snprintf(bos, sizeof bos, "%d", ends.bos);
@@ -134,10 +133,10 @@ int checkpoint_save_config(const char *directory, const ModelConfig *c, TextToke
         "\"float32\"\n}\n",
         c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, drop, drop, drop, bos,
         eos);
-    TRY(manifest_save(manifest, directory, "config.json", text, (size_t)bytes, e));
+    TRY(manifest_save(manifest, "config.json", text, (size_t)bytes, e));
     bytes = snprintf(text, sizeof text, "{\"_from_model_config\": true, \"bos_token_id\": %s, \"eos_token_id\": %s}\n",
                      bos, eos);
-    return manifest_save(manifest, directory, "generation_config.json", text, (size_t)bytes, e);
+    return manifest_save(manifest, "generation_config.json", text, (size_t)bytes, e);
 }
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
@@ -337,7 +336,7 @@ int checkpoint_verify_model(const char *path, bool moments, Error *e) {
     int code = manifest_read(&manifest, IN_PATH, path, e), read = !code;
     for (int i = 0; i < manifest.count && !code; i++)
         if (moments || strcmp(path_name(manifest.file[i].name), OPTIMIZER_NAME) != 0)
-            code = manifest_verify(&manifest, path, manifest.file[i].name, VERIFY_BYTES, e);
+            code = manifest_verify(&manifest, manifest.file[i].name, VERIFY_BYTES, e);
     manifest_free(&manifest);
     if (code != ERR_INPUT || !read || e->unreadable) return code;
     return error_hint(e, "use another one; where the change is meant, remove %s", file);

@@ -67,42 +67,38 @@ void layout_destroy(Layout *layout) {
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// Appends the pieces of a file's bytes [begin, end) to the `count` found so far. Returns the new count; out NULL: only
-// counts. Cuts at multiples of MANIFEST_PIECE. Bytes that follow *last within one such unit extend it.
-static int cut(LayoutPiece *out, int count, LayoutPiece *last, int file, uint64_t begin, uint64_t end) {
-    while (begin < end) {
-        uint64_t next = (begin / MANIFEST_PIECE + 1) * MANIFEST_PIECE, bytes = (next < end ? next : end) - begin;
+// Appends the pieces of a file's bytes [begin, end). Cuts at multiples of MANIFEST_PIECE. Bytes that follow the last piece
+// within one such unit extend it.
+static void cut(LayoutPiece *piece, int *count, int file, uint64_t begin, uint64_t end) {
+    for (uint64_t next; begin < end; begin = next) {
+        LayoutPiece *last = &piece[*count - 1];
+        next = (begin / MANIFEST_PIECE + 1) * MANIFEST_PIECE;
+        if (next > end) next = end;
         bool joins =
-            count && last->file == file && last->offset + last->digest.bytes == begin && begin % MANIFEST_PIECE;
-        if (joins) last->digest.bytes += bytes;
-        else *last = (LayoutPiece){file, begin, {.bytes = bytes}};
-        count += !joins;
-        if (out) out[count - 1] = *last;
-        begin += bytes;
+            *count && last->file == file && last->offset + last->digest.bytes == begin && begin % MANIFEST_PIECE;
+        if (joins) last->digest.bytes += next - begin;
+        else piece[(*count)++] = (LayoutPiece){file, begin, {.bytes = next - begin}};
     }
-    return count;
 }
 
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e) {
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
-    *out = NULL;
-    for (int pass = 0; pass < 2; pass++) { // counts, then writes
-        LayoutPiece last = {0};
-        int n = 0;
-        for (int i = 0; i < layout->spans; i++) {
-            const LayoutSpan *span = &layout->span[i];
-            bool first = i == 0 || span->file != span[-1].file;
-            if (first && headers) n = cut(*out, n, &last, span->file, 0, layout->header_bytes[span->file]);
-            for (int k = 0; k < count; k++) {
-                Range part = range_overlap(span->range, owned[k]);
-                uint64_t begin = span->offset + (part.begin - span->range.begin) * sizeof(float);
-                n = cut(*out, n, &last, span->file, begin, begin + range_float_bytes(part));
-            }
+    // At most spans + 3 count overlaps, as both lists ascend in each of the three arrays; each may be cut at both ends.
+    size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
+    for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
+    TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));
+    *pieces = 0;
+    for (int i = 0; i < layout->spans; i++) {
+        const LayoutSpan *span = &layout->span[i];
+        bool first = i == 0 || span->file != span[-1].file;
+        if (first && headers) cut(*out, pieces, span->file, 0, layout->header_bytes[span->file]);
+        for (int k = 0; k < count; k++) {
+            Range part = range_overlap(span->range, owned[k]);
+            uint64_t begin = span->offset + (part.begin - span->range.begin) * sizeof(float);
+            cut(*out, pieces, span->file, begin, begin + range_float_bytes(part));
         }
-        *pieces = n;
-        if (!pass) TRY(memory_alloc((void **)out, (size_t)n * sizeof **out, "pieces of a checkpoint", e));
     }
     return 0;
 }

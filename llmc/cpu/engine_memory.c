@@ -45,6 +45,7 @@ static void end_part(Arena *a, const char *what) {
 
 static void layout_state(Engine *engine, Arena *a) {
     static const char *const moments[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
+    _Static_assert(sizeof moments / sizeof *moments == OPTIMIZERS, "a name for each");
     const EngineConfig *c = &engine->config;
     Dtype type = c->dtype;
     RESERVE_VALUES(engine->weight, shard_weight_elements(c));

@@ -97,6 +97,7 @@ static size_t columns_bytes(const Engine *engine) {
     arena_add(a, (what), (void **)&(pointer), (size_t)(n) * sizeof(*(pointer)), (from), (to))
 
 static const char *const moments_of[] = {"AdamW moments, fp32", "LAMB moments, fp32", "Muon, AdamW moments, fp32"};
+static_assert(sizeof moments_of / sizeof *moments_of == OPTIMIZERS, "a name for each");
 
 static void layout_state(Engine *engine, Arena *a) {
     const Model *model = engine->config.model;

@@ -56,7 +56,7 @@ static int inspect_state(const char *directory, FILE *out, Error *e) {
 static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
     Manifest manifest;
     int code = manifest_read(&manifest, IN_PATH, directory, e);
-    if (!code) code = manifest_verify(&manifest, directory, NULL, VERIFY_DISK, e);
+    if (!code) code = manifest_verify(&manifest, NULL, VERIFY_DISK, e);
     for (int i = 0; i < manifest.count && !code; i++)
         fprintf(out, "  %-32s %12" PRIu64 " bytes\n", manifest.file[i].name, manifest.file[i].bytes);
     manifest_free(&manifest);
@@ -126,7 +126,7 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
         size_t n = strlen(directory);
         const char *listed = strncmp(path, directory, n) == 0 && path[n] == '/' ? path + n + 1 : path;
         if (!code && strcmp(name, MANIFEST_NAME) != 0)
-            code = manifest_verify(&manifest, directory, listed, VERIFY_DISK, e);
+            code = manifest_verify(&manifest, listed, VERIFY_DISK, e);
         manifest_free(&manifest);
         if (code) return code;
         if (path_ends(name, ".safetensors")) TRY(inspect_tensors(path, out, e));

@@ -86,12 +86,6 @@ done:
     return code;
 }
 
-int metrics_check_name(const Metrics *m, Error *e) {
-    if (path_leads_to(m->dir, m->steps.path, m->fd)) return 0;
-    return FAIL(e, ERR_WRITE, "the same command resumes without them",
-                "%s was removed or replaced, and its lines are lost", m->steps.path);
-}
-
 int64_t metrics_bytes(const Metrics *m) { return m->bytes; }
 
 int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->steps.path, e); }

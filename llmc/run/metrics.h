@@ -74,9 +74,6 @@ int metrics_sync(const Metrics *m, Error *e);
 size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
 int metrics_flush(Metrics *m, Error *e);  // writes them. ERR_WRITE if that still fails
 
-// ERR_WRITE if the name metrics.jsonl no longer leads to the open log.
-int metrics_check_name(const Metrics *m, Error *e);
-
 // The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
 // all steps so far, or while EMA(G2) <= 0.
 int metrics_step(Metrics *m, const StepMetrics *step, const Noise *noise, Error *e);

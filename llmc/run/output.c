@@ -106,12 +106,7 @@ int setup_output(Run *r, Error *e) {
     r->saving.first_step = r->position.at.step + 1;
     TRY(comm_agree(r->setup.comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
     TRY(comm_agree(r->setup.comm, share_directory(r, e), e));
-    int eot = r->setup.tokenizer ? tokenizer_eot(r->setup.tokenizer) : -1;
-    TextTokens text = checkpoint_text_tokens(o->model, r->setup.model.config.vocab, eot);
-    SaverConfig saver = {
-        &r->saving.archive, &r->setup.parallel, r->setup.engine, &r->setup.model, r->setup.tokenizer, text, o->keep,
-        r->output.metrics,  o->dropout};
-    TRY(saver_create(&r->saving.saver, &saver, e));
+    TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,
                  r->position.at.tokens, o->run.horizon_tokens);

@@ -16,7 +16,7 @@
 #include "ranks/parallel.h"
 #include "run/progress.h"
 #include "run/state.h"
-#include "run/saver.h"
+#include "run/save.h"
 #include "math/schedule.h"
 #include "text/tokenizer.h"
 

@@ -1,10 +1,54 @@
+// The numbers in comments are those of save.h's list.
 #include "run/save.h"
 
-#include "base/files.h"
 #include "base/signals.h"
 #include "base/terminal.h"
+#include "base/thread.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "run/run.h"
 
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
+
+enum { ARRAYS = 3 };
+static const StateKind kinds[ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
+static const struct timespec moment = {0, 10000000};
+
+typedef enum { IDLE, WRITING, FINISHING } Phase;
+
+struct Saver {
+    const Run *run; // the thread reads only what training does not change
+    Layout layout;
+    TextTokens text; // for config.json
+    Range all;       // of the flat array
+    const Range *owned;
+    int owned_count;    // ranges that this rank writes; 0: none
+    LayoutPiece *piece; // (pieces) this rank's
+    int pieces;
+    float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
+    size_t elements, stride;
+    bool copies; // every rank has memory for its copy
+    Pulse pulse; // counts in `done`
+    Worker worker;
+    atomic_bool ended; // the thread's last access to this struct
+    atomic_long done;  // pieces
+    // the running save's
+    Phase phase;
+    bool waits;              // the run waits for it
+    int64_t step, protected; // protected: the best checkpoint's step then; 0: none
+    int fd[LAYOUT_FILES];
+    char *state; // text of state.json
+    size_t state_bytes;
+    LayoutPiece *of_all; // rank 0: all ranks' pieces
+    int of_all_count;
+    Manifest manifest; // rank 0's
+    Text notes;        // lines for stderr
+    Error error;       // this rank's; code 0: none
+    double started, paused, seconds;
+};
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
@@ -16,9 +60,10 @@ int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
     return code ? code : ended;
 }
 
-int compare_ranks(Setup *setup, Position *position, Error *e) {
+int compare_ranks(Run *r, Error *e) {
+    Position *position = &r->position;
     if (position->compared_step == position->at.step) return 0;
-    if (parallel_compare(&setup->parallel, e)) return error_prefix(e, "step %lld", (long long)position->at.step);
+    if (parallel_compare(&r->setup.parallel, e)) return error_prefix(e, "step %lld", (long long)position->at.step);
     position->compared_step = position->at.step;
     return 0;
 }
@@ -34,16 +79,278 @@ const char *stop_cause(const Run *r) {
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
-// ---- Reports of saves -----------------------------------------------------------------------------------------------
+// ---- Before the first save ------------------------------------------------------------------------------------------
 
-// Reports a failed save, during training or at an error that ends it. The best checkpoint is again the previous one, or
-// none if that was removed meanwhile.
-static void report_failure(Run *r, int64_t step, const Error *why, bool ends) {
-    BestPoint *best = &r->position.at.best;
-    if (step == best->step) *best = r->saving.best_before;
-    if (!archive_has(&r->saving.archive, best->step)) *best = (BestPoint){.loss = INFINITY};
-    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
-                 why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
+uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer) {
+    const uint64_t json = 1 << 16, bpe = 2 << 20; // GPT-2's vocabulary and merges are 1.5 MB
+    uint64_t rest = json + (tokenizer && !tokenizer_is_bytes(tokenizer) ? bpe : 0);
+    return (model->parameters + 2 * model->flat_count) * sizeof(float) + rest;
+}
+
+static void count_piece(void *saver) { atomic_fetch_add(&((Saver *)saver)->done, 1); }
+
+static void *touch_copy(void *saver) {
+    Saver *s = saver;
+    size_t bytes = ARRAYS * s->stride * sizeof(float);
+    memset(s->copy, 0, bytes);
+    engine_pin(s->run->setup.engine, s->copy, bytes);
+    return NULL;
+}
+
+int saver_create(Saver **out, const Run *r, Error *e) {
+    const Setup *setup = &r->setup;
+    const Parallel *p = &setup->parallel;
+    const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup); // with --zero 0 rank 0 writes alone
+    const size_t page = 64 << 10;                                            // bytes, the largest
+    TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
+    Saver *s = *out;
+    int eot = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
+    s->run = r;
+    s->text = checkpoint_text_tokens(setup->options.model, setup->model.config.vocab, eot);
+    s->pulse = (Pulse){count_piece, s};
+    s->all = (Range){0, setup->model.flat_count};
+    s->owned = alone ? &s->all : p->owned;
+    s->owned_count = !alone ? p->buckets : is_first;
+    for (int i = 0; i < s->owned_count; i++) s->elements += range_length(s->owned[i]);
+    s->stride = round_up(s->elements, page / sizeof(float));
+    TRY(layout_create(&s->layout, &setup->model, e));
+    if (s->owned_count) TRY(layout_pieces(&s->layout, s->owned, s->owned_count, is_first, &s->piece, &s->pieces, e));
+    return 0;
+}
+
+int saver_prepare(Saver *s, Error *e) {
+    double missing = 0;
+    if (s->elements)
+        missing = memory_alloc((void **)&s->copy, ARRAYS * s->stride * sizeof(float), "a copy", &(Error){0}) != 0;
+    if (s->copy) worker_start(&s->worker, touch_copy, s, "a copy", &(Error){0}); // else the save touches it
+    TRY(comm_sum(s->run->setup.comm, &missing, 1, e));
+    s->copies = missing == 0;
+    return 0;
+}
+
+void saver_destroy(Saver *s) {
+    if (!s) return;
+    worker_join(&s->worker);
+    if (s->copy) engine_unpin(s->run->setup.engine, s->copy);
+    memory_free(s->copy);
+    memory_free(s->piece);
+    memory_free(s->of_all);
+    manifest_free(&s->manifest);
+    layout_destroy(&s->layout);
+    text_free(&s->notes);
+    free(s->state);
+    memory_free(s);
+}
+
+// ---- Rank 0 begins --------------------------------------------------------------------------------------------------
+
+// A checkpoint that somebody removed is no longer the newest or the best.
+static void forget_removed(Run *r) {
+    if (!archive_has(&r->saving.archive, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
+    if (!archive_has(&r->saving.archive, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
+}
+
+// Writes the text of state.json, makes room, and creates the files.
+static int begin_save(Run *r, Error *e) {
+    Saver *s = r->saving.saver;
+    RunPoint *at = &r->position.at;
+    const Archive *archive = &r->saving.archive;
+    const Options *o = &r->setup.options;
+    const int64_t best = o->keep_best ? at->best.step : 0;
+    const Pulse pulse = {comm_beat, r->setup.comm};
+    r->saving.best_before = at->best;
+    if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
+    s->protected = o->keep_best ? at->best.step : 0;
+    at->metrics_bytes = metrics_bytes(r->output.metrics);
+    free(s->state);
+    TRY(run_state_write(r, &s->state, &s->state_bytes, e));
+    TRY(text_begin(&s->notes, e));
+    uint64_t bytes = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) + s->state_bytes,
+             log = metrics_waiting(r->output.metrics);
+    int full = archive_make_room(archive, bytes + log, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
+    if (full && log) // the checkpoint matters more than the log's lines
+        full = archive_make_room(archive, bytes, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
+    if (full) return full;
+    manifest_free(&s->manifest);
+    s->manifest.pulse = &s->pulse;
+    TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
+    for (int f = 0; f < LAYOUT_FILES; f++) {
+        if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
+        while (f-- > 0) close(s->fd[f]);
+        archive_abandon(archive, at->step, &s->manifest, s->notes.f);
+        return e->code;
+    }
+    return 0;
+}
+
+// ---- Writing, on every rank's thread --------------------------------------------------------------------------------
+
+static int read_state(void *saver, StateKind kind, Range range, float *values, Error *e) {
+    Saver *s = saver;
+    if (!s->copy) return engine_store(s->run->setup.engine, kind, range, values, e);
+    const float *from = s->copy;
+    const Range *owned = s->owned;
+    for (int k = 0; kinds[k] != kind; k++) from += s->stride;
+    for (; owned->end <= range.begin; owned++) from += range_length(*owned);
+    memcpy(values, from + (range.begin - owned->begin), range_length(range) * sizeof *values);
+    return 0;
+}
+
+static void *write_share(void *saver) {
+    Saver *s = saver;
+    int code = s->error.code;
+    if (!code) code = layout_write(&s->layout, s->piece, s->pieces, s->fd, read_state, s, &s->pulse, &s->error);
+    for (int f = 0; f < LAYOUT_FILES; f++) {
+        if (s->fd[f] >= 0 && file_close(s->fd[f], layout_names[f], code ? &(Error){0} : &s->error))
+            code = s->error.code;
+        count_piece(s);
+    }
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+// Runs a job on the thread; at the limit on threads the main thread does it.
+static void start_thread(Saver *s, void *(*job)(void *)) {
+    atomic_store(&s->ended, false);
+    if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
+}
+
+// On all ranks: opens the files, copies, and starts to write. An error is one of the save.
+static void start_writing(Saver *s) {
+    const Setup *setup = &s->run->setup;
+    Error *e = &s->error;
+    Manifest partial = {.dir = -1};
+    worker_join(&s->worker); // touch_copy
+    if (!is_rank0(setup)) {
+        for (int f = 0; f < LAYOUT_FILES; f++) s->fd[f] = -1;
+        if (s->pieces) archive_join(&s->run->saving.archive, s->step, &partial, e);
+        for (int f = 0; f < LAYOUT_FILES && s->pieces && !e->code; f++)
+            manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
+        if (partial.dir >= 0) close(partial.dir);
+    }
+    float *to = s->copy;
+    for (int k = 0; k < ARRAYS && s->copy && !e->code; k++, to = s->copy + k * s->stride)
+        for (int i = 0; i < s->owned_count && !e->code; to += range_length(s->owned[i++]))
+            engine_store(setup->engine, kinds[k], s->owned[i], to, e);
+    s->phase = WRITING;
+    start_thread(s, write_share);
+}
+
+SaverCounts saver_counts(const Saver *s) {
+    bool writes = s && s->phase == WRITING, ended = writes && atomic_load(&s->ended);
+    return (SaverCounts){writes && !ended, ended && s->error.code, s ? (double)atomic_load(&s->done) : 0};
+}
+
+// ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
+
+static int write_small_files(Saver *s, Error *e) {
+    const Setup *setup = &s->run->setup;
+    const ModelConfig *config = &setup->model.config;
+    TRY(layout_list(&s->layout, s->of_all, s->of_all_count, &s->manifest, e));
+    TRY(manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e));
+    TRY(checkpoint_save_config(&s->manifest, config, s->text, setup->options.dropout, e));
+    if (setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->manifest, e));
+    return metrics_sync(s->run->output.metrics, e);
+}
+
+// Small files, manifest, name, read-back (6). Frees the room that a failed checkpoint took.
+static void *finish(void *saver) {
+    Saver *s = saver;
+    const Archive *archive = &s->run->saving.archive;
+    Error *e = &s->error, kept;
+    int code = write_small_files(s, e);
+    if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
+    if (code) archive_abandon(archive, s->step, &s->manifest, s->notes.f);
+    else if (archive_verify(archive, s->step, &s->pulse, e) == ERR_INPUT) {
+        if (!e->unreadable) archive_remove(archive, s->step, s->notes.f, &kept);
+        e->code = ERR_WRITE; // the file is not an input: this program has just written it
+        error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
+    }
+    s->seconds = clock_seconds() - s->started;
+    if (!e->code && archive_thin(archive, s->run->setup.options.keep, s->protected, s->notes.f, &kept))
+        fprintf(s->notes.f, "warning: %s: older checkpoints are kept\n", kept.what);
+    atomic_store(&s->ended, true);
+    return NULL;
+}
+
+// ---- All ranks together ---------------------------------------------------------------------------------------------
+
+static int compare_places(const void *a, const void *b) {
+    const LayoutPiece *x = a, *y = b;
+    if (x->file != y->file) return x->file - y->file;
+    return x->offset < y->offset ? -1 : x->offset > y->offset;
+}
+
+// Rank 0 receives every rank's pieces.
+static int gather_pieces(Saver *s, Error *e) {
+    Comm *comm = s->run->setup.comm;
+    int *counts, total = 0;
+    TRY(memory_alloc((void **)&counts, (size_t)comm->ranks * sizeof *counts, "counts", e));
+    int code = comm_gather(comm, &s->pieces, counts, sizeof s->pieces, e);
+    for (int r = 0; r < comm->ranks; r++) total += counts[r];
+    if (!code && comm->rank > 0 && s->pieces)
+        code = comm_send(comm, 0, s->piece, (size_t)s->pieces * sizeof *s->piece, e);
+    if (!code && comm->rank == 0) {
+        memory_free(s->of_all);
+        code = memory_alloc((void **)&s->of_all, (size_t)total * sizeof *s->of_all, "digests", e);
+        s->of_all_count = s->pieces;
+        if (!code) memcpy(s->of_all, s->piece, (size_t)s->pieces * sizeof *s->piece);
+        for (int r = 1; r < comm->ranks && !code; s->of_all_count += counts[r++])
+            if (counts[r])
+                code = comm_receive(comm, r, s->of_all + s->of_all_count, (size_t)counts[r] * sizeof *s->piece, e);
+        if (!code) qsort(s->of_all, (size_t)total, sizeof *s->of_all, compare_places);
+    }
+    memory_free(counts);
+    return code;
+}
+
+// Rank 0 gets the error of the lowest rank that failed.
+static int gather_errors(Saver *s, Error *e) {
+    Comm *comm = s->run->setup.comm;
+    Error *all;
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "errors", e));
+    int code = comm_gather(comm, &s->error, all, sizeof s->error, e), r = 0;
+    while (!code && r < comm->ranks - 1 && !all[r].code) r++;
+    if (!code) s->error = all[r];
+    if (!code && r > 0) error_prefix(&s->error, "rank %d", r);
+    memory_free(all);
+    return code;
+}
+
+// Once no rank writes, rank 0 receives the digests and finishes the save on its thread, unless some rank failed.
+static int advance(Saver *s, const SaverCounts *sums, Error *e) {
+    if (s->phase != WRITING || sums->writing > 0) return 0;
+    worker_join(&s->worker);
+    TRY(sums->failed > 0 ? gather_errors(s, e) : gather_pieces(s, e));
+    s->phase = is_rank0(&s->run->setup) ? FINISHING : IDLE;
+    if (s->phase == IDLE) return 0;
+    if (sums->failed > 0) archive_abandon(&s->run->saving.archive, s->step, &s->manifest, s->notes.f);
+    else start_thread(s, finish);
+    return 0;
+}
+
+static int await_written(Saver *s, Error *e) {
+    for (double done = -1; s->phase == WRITING;) {
+        SaverCounts sums = saver_counts(s);
+        if (sums.writing && sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog tells
+            nanosleep(&moment, NULL);
+            continue;
+        }
+        done = sums.done;
+        TRY(comm_sum(s->run->setup.comm, &sums.writing, sizeof sums / sizeof(double), e));
+        TRY(advance(s, &sums, e));
+    }
+    return 0;
+}
+
+// ---- Reports --------------------------------------------------------------------------------------------------------
+
+// ends: the run does, too.
+static void report_failure(const Run *r, const Error *why, bool ends) {
+    if (!is_rank0(&r->setup)) return;
+    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n",
+                 (long long)r->saving.saver->step, why->what, ends ? "T" : "Training continues; t",
+                 r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
 // The save before the run's end failed: adds the unsaved step, and the checkpoint to resume from, to the error.
@@ -60,168 +367,113 @@ static int report_unsaved(const Run *r, Error *e) {
     return error_prefix(e, "%s is not saved, and the newest checkpoint is %s", step, r->saving.saved);
 }
 
-static void report_removed(const char *out, const Removed *removed) {
-    char newest[40];
-    archive_name(newest, sizeof newest, removed->last);
-    if (removed->count > 0)
-        print_folded(stdout, 6, "note: removed %d checkpoint%s of %s, up to %s, to make room on the disk\n",
-                     removed->count, removed->count > 1 ? "s" : "", out, newest);
-}
-
-static void report_save(Run *r, const SaveReport *report) {
+// A save has ended, on rank 0. Where the run waits for it, the caller reports a failure. After a failure the best
+// checkpoint is again the previous one, or none if that was removed meanwhile.
+static void report(Run *r) {
+    Saver *s = r->saving.saver;
+    BestPoint *best = &r->position.at.best;
+    char name[40];
+    s->phase = IDLE;
     progress_break(&r->output.progress);
-    report_removed(r->setup.options.out, &report->removed);
-    fputs(report->notes, stderr);
-    if (report->error.code) {
-        report_failure(r, report->step, &report->error, false);
+    if (s->notes.f && text_end(&s->notes, &(Error){0}) == 0) fputs(s->notes.text, stderr);
+    text_free(&s->notes);
+    if (s->error.code) {
+        if (s->step == best->step) *best = r->saving.best_before;
+        forget_removed(r);
+        if (!s->waits) report_failure(r, &s->error, false);
         return;
     }
-    r->saving.longest_save = fmax(r->saving.longest_save, report->seconds);
-    snprintf(r->saving.saved, sizeof r->saving.saved, "%s", report->directory);
-    r->saving.saved_step = report->step;
-    print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, report->seconds,
-                 report->stall_seconds);
-    if (report->note.code) print_folded(stderr, 9, "warning: %s: older checkpoints are kept\n", report->note.what);
+    r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
+    r->saving.saved_step = s->step;
+    archive_name(name, sizeof name, s->step);
+    path_join(r->saving.saved, sizeof r->saving.saved, r->saving.archive.path, name, &s->error);
+    print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
+                 s->waits ? s->seconds : s->paused);
     fflush(stdout);
 }
 
 // ---- Saves ----------------------------------------------------------------------------------------------------------
 
 int collect_save(Run *r, Error *e) {
-    SaveReport report;
-    TRY(saver_advance(r->saving.saver, &r->saving.sums, e));
-    if (saver_collect(r->saving.saver, &report)) report_save(r, &report);
+    Saver *s = r->saving.saver;
+    TRY(advance(s, &r->saving.sums, e));
+    if (s->phase != FINISHING || !atomic_load(&s->ended)) return 0;
+    worker_join(&s->worker);
+    report(r);
     return 0;
 }
 
-// Waits until no save runs. *unsaved: the code of the one that ended, whose error becomes *why on rank 0; where these are
-// NULL, a failure is printed.
-static int await_save(Run *r, int *unsaved, Error *why, Error *e) {
-    const struct timespec moment = {0, 10000000};
-    Comm *comm = r->setup.comm;
-    Saver *saver = r->saving.saver;
-    double done = -1;
-    while (saver_is_writing(saver)) {
-        SaverCounts sums = saver_counts(saver);
-        if (sums.writing && sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog tells
-            nanosleep(&moment, NULL);
-            continue;
-        }
-        done = sums.done;
-        TRY(comm_sum(comm, &sums.writing, sizeof sums / sizeof(double), e));
-        TRY(saver_advance(saver, &sums, e));
-    }
-    for (SaveReport report; saver_is_finishing(saver);) {
-        if (saver_collect(saver, &report)) {
-            if (unsaved && report.error.code)
-                report_removed(r->setup.options.out, &report.removed), *why = report.error;
-            else report_save(r, &report);
-            if (unsaved) *unsaved = report.error.code;
-            break;
-        }
-        double now = saver_counts(saver).done;
-        if (now != done) comm_beat(comm);
+// Waits until no save runs.
+static int await_save(Run *r, Error *e) {
+    Saver *s = r->saving.saver;
+    TRY(await_written(s, e));
+    for (long done = -1; s->phase == FINISHING; nanosleep(&moment, NULL)) {
+        long now = atomic_load(&s->done);
+        if (now != done) comm_beat(r->setup.comm);
         done = now;
-        nanosleep(&moment, NULL);
+        TRY(collect_save(r, e));
     }
-    TRY(comm_wait_first(comm, e));
-    return unsaved ? comm_broadcast(comm, unsaved, sizeof *unsaved, e) : 0;
-}
-
-// A checkpoint that somebody removed is no longer the newest or the best.
-static void forget_removed(Run *r) {
-    if (!archive_has(&r->saving.archive, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
-    if (!archive_has(&r->saving.archive, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
-}
-
-// Writes the text of state.json for a checkpoint of this step, and protects the best checkpoints from removal.
-static int prepare_save(Run *r, char **text, size_t *bytes, Error *e) {
-    RunPoint *at = &r->position.at;
-    const BestPoint before = at->best;
-    bool keeps = r->setup.options.keep_best;
-    r->saving.best_before = before;
-    if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
-    saver_protect(r->saving.saver, keeps && before.step ? before.step : -1,
-                  keeps && at->best.step ? at->best.step : -1);
-    at->metrics_bytes = metrics_bytes(r->output.metrics);
-    return run_state_write(r, text, bytes, e);
-}
-
-static int begin_save(Run *r, bool waits, int *skip, Error *e) {
-    char *text;
-    size_t bytes;
-    forget_removed(r);
-    *skip = r->saving.saved_step == r->position.at.step;
-    if (*skip) return 0;
-    TRY(prepare_save(r, &text, &bytes, e));
-    return saver_begin(r->saving.saver, r->position.at.step, text, bytes, waits, e);
-}
-
-static int check_names(const Run *r, Error *e) {
-    TRY(archive_check_name(&r->saving.archive, e));
-    return metrics_check_name(r->output.metrics, e);
+    return comm_wait_first(r->setup.comm, e);
 }
 
 // All ranks together: starts a save, after the one before; waits: until it is done. *unsaved: the code of a failure, which
-// is no error of this function; *why on rank 0. Where a name no longer leads to what this run writes, the save goes where
-// that is now, and the run ends with ERR_WRITE.
-static int save(Run *r, bool waits, int *unsaved, Error *why, Error *e) {
+// is no error of this function; rank 0's saver has the error.
+static int save(Run *r, bool waits, int *unsaved, Error *e) {
+    enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
-    struct {
-        int code, skip, apart;
-    } begun = {0};
+    Saver *s = r->saving.saver;
+    int begun = 0;
     comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
-    TRY(compare_ranks(&r->setup, &r->position, e));
+    TRY(compare_ranks(r, e));
     progress_begin(&r->output.progress, "saving", 0);
-    TRY(await_save(r, NULL, NULL, e));
+    TRY(await_save(r, e));
+    s->step = r->position.at.step;
+    s->waits = waits;
+    s->error = (Error){0};
+    s->started = clock_seconds();
     if (is_rank0(&r->setup)) {
-        begun.apart = check_names(r, &(Error){0}) != 0;
-        waits = waits || begun.apart;
-        begun.code = begin_save(r, waits, &begun.skip, why);
+        forget_removed(r);
+        begun = r->saving.saved_step == s->step ? SAVED_ALREADY : begin_save(r, &s->error);
+        if (begun > 0) report(r);
     }
     TRY(comm_wait_first(comm, e));
     TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-    *unsaved = begun.code;
-    if (!begun.code && !begun.skip) {
-        saver_start(r->saving.saver, r->position.at.step);
+    if (begun == 0) {
+        start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
-        if (waits || begun.apart) TRY(await_save(r, unsaved, why, e));
+        if (waits || !s->copies) TRY(await_written(s, e));
+        s->paused = clock_seconds() - s->started;
+        if (waits) {
+            TRY(await_save(r, e));
+            begun = s->error.code;
+            TRY(comm_broadcast(comm, &begun, sizeof begun, e));
+        }
     }
     progress_end(&r->output.progress);
-    if (!begun.apart) return 0;
-    r->saving.last = true;
-    if (is_rank0(&r->setup)) {
-        check_names(r, e);
-        error_prefix(e, "step %lld is %s%s", (long long)r->position.at.step,
-                     *unsaved ? "not saved: " : "saved in this run's directory", *unsaved ? why->what : "");
-    }
-    return comm_agree(comm, is_rank0(&r->setup) ? e->code : 0, e);
-}
-
-int save_in_background(Run *r, Error *e) {
-    Error why = {0};
-    int unsaved;
-    TRY(save(r, false, &unsaved, &why, e));
-    if (!unsaved || !is_rank0(&r->setup)) return 0;
-    progress_break(&r->output.progress);
-    report_failure(r, r->position.at.step, &why, false);
+    *unsaved = begun > 0 ? begun : 0;
     return 0;
 }
 
+int save_in_background(Run *r, Error *e) {
+    int reported;
+    return save(r, false, &reported, e);
+}
+
+// The run may have been moved: its files are in its directory, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
-    Error why = {0};
-    int unsaved;
+    int unsaved, code = 0;
     r->saving.last = true;
-    TRY(save(r, true, &unsaved, &why, e));
-    if (unsaved && is_rank0(&r->setup)) *e = why, report_unsaved(r, e);
-    return comm_agree(r->setup.comm, unsaved && is_rank0(&r->setup) ? e->code : 0, e);
+    TRY(save(r, true, &unsaved, e));
+    if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
+    else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
+        code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
+    return comm_agree(r->setup.comm, code, e);
 }
 
 // The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
 // continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and the run ends.
 int save_for_log(Run *r, Error *e) {
     Metrics *m = r->output.metrics;
-    Error why = {0};
     const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_rank0(&r->setup);
     int full = is_rank_0 && metrics_flush(m, e), unsaved, code = 0;
     r->saving.log_save_tried = true;
@@ -229,10 +481,10 @@ int save_for_log(Run *r, Error *e) {
     if (full && first_try) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
     TRY(comm_broadcast(r->setup.comm, &full, sizeof full, e));
     if (!full) return 0;
-    TRY(save(r, true, &unsaved, &why, e));
+    TRY(save(r, true, &unsaved, e));
     if (is_rank_0) {
         bool too_long = metrics_waiting(m) > LOG_WAITS_MAX;
-        if (unsaved) report_failure(r, r->position.at.step, &why, too_long);
+        if (unsaved) report_failure(r, &r->saving.saver->error, too_long);
         code = metrics_flush(m, e);
         if (!code && first_try) printf("note: the log is written again\n");
         if (code && unsaved) code = metrics_waiting(m) > LOG_WAITS_MAX ? report_unsaved(r, e) : 0;
@@ -244,32 +496,37 @@ int save_for_log(Run *r, Error *e) {
 
 // ---- The run ends ----------------------------------------------------------------------------------------------------
 
+// Until its end the ranks agree on errors of the save anew. An error that they do not agree on ends the job.
 int save_at_error(Run *r, Error *e) {
-    char directory[ARCHIVE_PATH], name[40], remedy[sizeof e->hint];
-    Error why = {0}, failed = {0};
-    int unsaved = 1, code = parallel_send_weights(&r->setup.parallel, &failed);
-    if (!code) code = save(r, true, &unsaved, &why, &failed);
-    if (code) why = failed;
-    if ((code || unsaved) && is_rank0(&r->setup)) report_failure(r, r->position.at.step, &why, true);
+    Comm *comm = r->setup.comm;
+    const Saver *s = r->saving.saver;
+    const bool settled = comm->settled;
+    const int speaker = comm->speaker;
+    char remedy[sizeof e->hint];
+    Error failed = {0};
+    int unsaved = 1;
+    comm->settled = false;
+    int code = parallel_send_weights(&r->setup.parallel, &failed);
+    if (!code) code = save(r, true, &unsaved, &failed);
+    if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
+    if (code || unsaved) report_failure(r, code ? &failed : &s->error, true);
     if (code || unsaved) return 0;
-    archive_name(name, sizeof name, r->position.at.step);
     snprintf(remedy, sizeof remedy, "%s", e->hint);
-    TRY(path_join(directory, sizeof directory, r->setup.options.out, name, &why));
-    error_hint(e, "%s%sstep %lld is saved in %s: the same command%s resumes there", remedy, *remedy ? "; " : "",
-               (long long)r->position.at.step, directory, r->setup.options.fresh ? " without --fresh" : "");
+    error_hint(e, "%s%sstep %lld is saved in %s/step_%08lld: the same command%s resumes there", remedy,
+               *remedy ? "; " : "", (long long)s->step, r->setup.options.out, (long long)s->step,
+               r->setup.options.fresh ? " without --fresh" : "");
     return 0;
 }
 
 void end_save(Run *r) {
     Setup *setup = &r->setup;
     Error ignored;
-    const struct timespec moment = {0, 10000000};
     bool all_know = setup->comm->settled || setup->comm->ranks == 1;
     comm_phase(setup->comm, PHASE_CHECKPOINT, r->position.at.step);
     int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
-    if (all_know && !failed) failed = await_save(r, NULL, NULL, &ignored);
+    if (all_know && !failed) failed = await_save(r, &ignored);
     for (double end = clock_seconds() + 0.5 * setup->options.deadline;
-         saver_is_finishing(r->saving.saver) && clock_seconds() < end; nanosleep(&moment, NULL))
+         r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&moment, NULL))
         collect_save(r, &ignored);
     if (failed) setup->comm->settled = false; // ends the job
 }

@@ -1,4 +1,5 @@
-// save: the checkpoints of a run. saver.h writes one; here it is decided who waits for it and who hears of a failure.
+// save: the checkpoints of a run. Every rank writes what it owns at its places in the files (layout.h), on a thread, while
+// training continues.
 //
 // | when                                             | function           | waits | a failure                              |
 // | --- | --- | --- | --- |
@@ -9,16 +10,60 @@
 //
 // All ranks call these together after parallel_send_weights; save_at_error calls that itself. No checkpoint is written of
 // weights that differ between ranks (ERR_RANK). A step that is saved already is not saved again.
+//
+//     step_NNNNNNNN/  model.safetensors                                      (layout)
+//                     config.json, generation_config.json                    (checkpoint)
+//                     the tokenizer's files, where one is known              (tokenizer)
+//                     MANIFEST.json                                          (manifest)
+//       training/     optimizer.safetensors, state.json                      (layout, run_state): what only a resume needs
+//
+// A save, on all ranks:
+//
+//     idle --save--> writing --advance, when no rank writes--> idle (the other ranks)
+//                                                          `--> finishing (rank 0) --report--> idle
+//
+// What the main threads and the saves' threads promise each other:
+//   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
+//      saver_counts over the ranks tell them that no rank writes any more.
+//   2. A checkpoint is the state after one step. Each main thread copies what its rank owns before it trains on. Where a
+//      rank has no memory for the copy, its thread reads the engine, and all ranks wait until everything is written.
+//   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its own pieces.
+//   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the notes
+//      and the error. The main thread reads only the atomics `ended` and `done`.
+//   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
+//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be written
+//      (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after that; earlier
+//      only if the disk has no room for both.
 #pragma once
 
-#include "run/run.h"
+#include "model/model.h"
+#include "text/tokenizer.h"
+
+typedef struct Run Run;
+typedef struct Saver Saver;
+
+// Bytes of a checkpoint on the disk, without state.json.
+uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
+
+int saver_create(Saver **out, const Run *r, Error *e);
+
+// (all) Before a run that saves in the background: allocates the copy of what this rank owns, and touches and pins it on the
+// thread: the first touch of fresh memory takes seconds, for which training would stand still.
+int saver_prepare(Saver *saver, Error *e);
+void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
 int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
-// Once a step: moves a save on (saver_advance), and prints the report of one that has ended.
+// 1 or 0: this rank writes; it has failed to. And how many pieces it has done, of all saves. NULL: zeros.
+typedef struct {
+    double writing, failed, done;
+} SaverCounts;
+SaverCounts saver_counts(const Saver *saver);
+
+// Once a step, with the sums of all ranks' counts in r->saving.sums: moves a save on, and reports one that has ended.
 int collect_save(Run *r, Error *e);
 
 // Training ended on an error while a save may still run. If all ranks know the error, they wait for the save. If only this
@@ -30,7 +75,7 @@ void end_save(Run *r);
 // Rank 0 does `work`; the other ranks wait, and compute forward passes with it if it asks.
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
 
-int compare_ranks(Setup *setup, Position *position, Error *e); // ERR_RANK unless all ranks have the same weights
+int compare_ranks(Run *r, Error *e); // ERR_RANK unless all ranks have the same weights
 
 double save_seconds(const Run *r);    // the longest so far; before the first a guess
 const char *stop_cause(const Run *r); // the signal's name, or that another rank had it

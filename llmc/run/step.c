@@ -1,5 +1,5 @@
 // One optimizer step: micro-steps, norms, update, noise scale, and its line of metrics.jsonl.
-#include "run/save.h"
+#include "run/run.h"
 
 #include "math/adamw.h"
 
@@ -194,7 +194,6 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
         *skipped = overflows(&r->setup, &r->position, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
-    saver_await_snapshot(r->saving.saver);
     return parallel_update(&r->setup.parallel, update, e);
 }
 

@@ -1,5 +1,5 @@
 // The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes.
-#include "run/save.h"
+#include "run/run.h"
 
 #include "base/terminal.h"
 
@@ -38,7 +38,7 @@ static int train_loop(Run *r, Error *e) {
         if (validates) TRY(validate(r, &m, e));
         last = last || ends_early(r);
         if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, &m, e));
-        if (compares) TRY(compare_ranks(&r->setup, &r->position, e));
+        if (compares) TRY(compare_ranks(r, e));
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));
@@ -193,8 +193,9 @@ int train_run(Run *r, Error *e) {
     else if (*scale == 0) *scale = o->loss_scale > 0 ? o->loss_scale : LOSS_SCALE_START;
     TRY(parallel_start(&r->setup.parallel, r->setup.engine, o->comm_dtype, e));
     TRY(measure_step_rows(r, e));
-    if (saves_in_background(&r->setup, &r->position)) saver_prepare(r->saving.saver); // its copy's memory slows steps down
-    TRY(compare_ranks(&r->setup, &r->position, e));
+    // After measure_step_rows: while it touches the copy's memory, steps are slower.
+    if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
+    TRY(compare_ranks(r, e));
     if (is_rank0(&r->setup)) TRY(print_setup(r, e));
     int code = train_loop(r, e);
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;

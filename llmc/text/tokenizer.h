@@ -42,8 +42,8 @@ int tokenizer_encode(const Tokenizer *t, const char *text, size_t bytes, uint16_
 
 // Writes vocab.json, merges.txt and tokenizer_config.json, synced to disk, for transformers' GPT2Tokenizer and for
 // tokenizer_load. The byte tokenizer becomes a BPE without merges. context: tokens that the model reads; 0: unknown.
-// manifest: receives the files' digests; may be NULL.
-int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e);
+// The files lie in the manifest's directory, and are added to it.
+int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e);
 
 // An encoder caches the tokens of words, for bulk work. Each thread needs its own.
 typedef struct Encoder Encoder;

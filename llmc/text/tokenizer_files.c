@@ -487,7 +487,7 @@ static void put_config(const Tokenizer *t, int context, FILE *f) {
     fputs(t->added_count ? "}}\n" : "}\n", f);
 }
 
-int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manifest *manifest, Error *e) {
+int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e) {
     static const struct {
         const char *name;
         void (*put)(const Tokenizer *, int context, FILE *);
@@ -497,7 +497,7 @@ int tokenizer_save(const Tokenizer *t, int context, const char *directory, Manif
         TRY(text_begin(&text, e));
         files[i].put(t, context, text.f);
         TRY(text_end(&text, e));
-        int code = manifest_save(manifest, directory, files[i].name, text.text, text.bytes, e);
+        int code = manifest_save(manifest, files[i].name, text.text, text.bytes, e);
         text_free(&text);
         TRY(code);
     }

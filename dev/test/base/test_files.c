@@ -262,6 +262,19 @@ static void test_replace(void) {
     CHECK(!file_exists("replaced.partial"), "the failed file is left");
 }
 
+// A name that is not on the disk is given back, so that a second try finds it free.
+static void test_rename(void) {
+    Error e = {0};
+    int dir = open(".", O_RDONLY);
+    plan_fault(FSYNC, NOTHING, 0, 0);
+    CHECK_OK(file_save("from", data, 100, &e), &e);
+    plan_fault(FSYNC, FAILS, 1, EIO);
+    CHECK_ERROR(path_rename(dir, "from", "to", &e), &e, ERR_WRITE, "fsync failed");
+    CHECK_OK(path_rename(dir, "from", "to", &e), &e);
+    CHECK_ERROR(path_rename(dir, "from", "to", &e), &e, ERR_WRITE, "to: exists already");
+    close(dir);
+}
+
 static void test_parent(void) {
     static const char *const cases[][2] = {{"x", "."},     {"/x", "/"},      {"a/x", "a"}, {"/a/x", "/a"}, {"./x", "."},
                                            {"../x", ".."}, {"a/b/x", "a/b"}, {"a/", "a"},  {"/", "/"},     {"", "."}};
@@ -322,7 +335,7 @@ int main(void) {
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
     RUN(test_limits, test_all_sizes, test_past_the_page_cache, test_refused, test_calls_that_fail,
-        test_interrupted_and_short_calls, test_replace, test_parent);
+        test_interrupted_and_short_calls, test_replace, test_rename, test_parent);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();

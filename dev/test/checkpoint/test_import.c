@@ -52,6 +52,19 @@ static void check_received(const char *path) {
     }
 }
 
+// Writes config.json and all weights.
+static void save_all(const char *directory, TextTokens ends) {
+    Error e = {0};
+    CHECK_OK(directory_create(directory, &e), &e);
+    Manifest manifest = {.dir = open(directory, O_RDONLY)};
+    CHECK_OK(checkpoint_save_config(&manifest, &model.config, ends, 0, &e), &e);
+    CHECK_OK(save_model(directory, &model, give, NULL, &e), &e);
+    close(manifest.dir);
+    manifest_free(&manifest);
+}
+
+static const TextTokens no_ends = {-1, -1};
+
 // ---- safetensors ----------------------------------------------------------------------------------------------------
 
 static int receive_again(void *context, Range range, const float *from, Error *e) { // moment 2, which is -2 moment 1
@@ -78,9 +91,7 @@ static void test_beyond_a_chunk(void) {
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
-    CHECK_OK(directory_create("large", &e), &e);
-    CHECK_OK(checkpoint_save_config("large", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
-    CHECK_OK(save_model("large", &model, give, NULL, &e), &e);
+    save_all("large", no_ends);
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive, receive_again, NULL, &e), &e);
@@ -176,11 +187,8 @@ static void test_unknown_tensors(void) {
 
 static void test_one_file(void) {
     static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
-    Error e = {0};
-    CHECK_OK(directory_create("one", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_config("one", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
-    CHECK_OK(save_model("one", &model, give, NULL, &e), &e); // config.json too
+    save_all("one", no_ends);
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
@@ -219,8 +227,7 @@ static void test_text_tokens(void) {
         if (cases[i].fields) write_text("ends/config.json", cases[i].fields);
         TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
         CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
-        CHECK_OK(checkpoint_save_config("ends", &model.config, got, 0, NULL, &e), &e);
-        CHECK_OK(save_model("ends", &model, give, NULL, &e), &e);
+        save_all("ends", got);
         TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
         CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
     }
@@ -248,10 +255,8 @@ static void test_other_models(void) {
     char *text, *changed;
     size_t bytes;
     Error e = {0};
-    CHECK_OK(directory_create("other", &e), &e);
     make_values(1);
-    CHECK_OK(checkpoint_save_config("other", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
-    CHECK_OK(save_model("other", &model, give, NULL, &e), &e);
+    save_all("other", no_ends);
     CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -322,9 +327,7 @@ static void test_moments_of_another_kind(void) {
 
 static void test_several_files(void) {
     Error e = {0};
-    CHECK_OK(directory_create("many", &e), &e);
-    CHECK_OK(checkpoint_save_config("many", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
-    CHECK_OK(save_model("many", &model, give, NULL, &e), &e);
+    save_all("many", no_ends);
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
@@ -353,10 +356,8 @@ static void test_head(void) {
     const size_t none = SIZE_MAX, last = wte->count - 1;
     char where[80];
     Error e = {0};
-    CHECK_OK(directory_create("head", &e), &e);
     make_values(12);
-    CHECK_OK(checkpoint_save_config("head", &model.config, (TextTokens){-1, -1}, 0, NULL, &e), &e);
-    CHECK_OK(save_model("head", &model, give, NULL, &e), &e);
+    save_all("head", no_ends);
     snprintf(where, sizeof where, "lm_head.weight is not wte.weight: row %zu, column %zu has", wte->rows - 1,
              wte->columns - 1);
     for (int sharded = 0; sharded < 2; sharded++) {

@@ -43,7 +43,6 @@ typedef struct {
     long free_kb;        // free space that fstatvfs reports, if not 0
     long disk_kb;        // or the disk's size, of which only checkpoints take space
     long slow_us;        // added to every fsync
-    long slow_store_us;  // added to every engine_store
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
     long readable;       // reads of the file below that succeed

@@ -44,7 +44,7 @@ static int ignore_values(void *context, Range range, const float *values, Error 
 static int read_manifest(const char *directory, Error *e) {
     Manifest manifest;
     int code = manifest_read(&manifest, IN_PATH, directory, e);
-    if (!code) code = manifest_verify(&manifest, directory, NULL, VERIFY_BYTES, e);
+    if (!code) code = manifest_verify(&manifest, NULL, VERIFY_BYTES, e);
     manifest_free(&manifest);
     return code;
 }
@@ -503,9 +503,12 @@ static void make_tokenizers(void) {
     Tokenizer *bytes;
     size_t length;
     CHECK_OK(directory_create("words", &e), &e);
+    Manifest manifest = {.dir = open("words", O_RDONLY)};
     CHECK_OK(directory_create("word", &e), &e);
     CHECK_OK(tokenizer_create_bytes(&bytes, &e), &e);
-    CHECK_OK(tokenizer_save(bytes, 0, "words", NULL, &e), &e);
+    CHECK_OK(tokenizer_save(bytes, 0, &manifest, &e), &e);
+    close(manifest.dir);
+    manifest_free(&manifest);
     tokenizer_destroy(bytes);
     char *vocab = read_text("words/vocab.json", &length), *end = vocab ? strrchr(vocab, '}') : NULL;
     CHECK(end != NULL, "no vocab.json");

@@ -167,7 +167,7 @@ static void test_little_room(void) {
     begin_part();
     faults->disk_kb = disk_of(2);
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0, "!was not saved",
-              "note: removed 1 checkpoint of part, up to step_00000003, to make room on the disk\n",
+              "note: removed part/step_00000003 to make room on the disk\n",
               "at most 3 at a time, of which 0 are there:", "NOT ENOUGH. Older ones are removed as needed");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_same_end("whole", "part", "little room");
@@ -229,25 +229,9 @@ static void test_disk_that_lies(void) {
     faults->flip_step = last;
     CHECK_RUN(trainer_run(COMMAND "--out part --keep 2"), ERR_WRITE, "does not give back");
     CHECK(faults->struck == 1, "%ld calls failed", (long)faults->struck);
-    CHECK(newest_step("part") == last && count_good("part") == 2, "%d good ones are left", count_good("part"));
+    CHECK(newest_step("part") == last - last % 3 && count_good("part") == 2, "%d good ones are left",
+          count_good("part"));
     check_resumes("the last checkpoint was not as written");
-}
-
-// A snapshot taken during the next step is of the step before, however long it takes.
-static int store_slowly(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
-    if (faults && faults->slow_store_us && getpid() != faults_parent) sleep_us(faults->slow_store_us);
-    return cpu_engine.store(engine, kind, range, values, e);
-}
-
-static void test_slow_snapshots(void) {
-    static const char *const every_step = "--train-tokens 400 --checkpoint-every 1 --keep 0 --out";
-    no_faults();
-    CHECK_RUN(trainer_run("%s fast", every_step), 0);
-    faults->slow_store_us = 5000;
-    CHECK_RUN(trainer_run("%s slow", every_step), 0);
-    CHECK(newest_step("fast") > 9 && newest_step("slow") == newest_step("fast"), "%ld steps", newest_step("slow"));
-    for (long step = 1; step <= newest_step("fast"); step++)
-        check_same_files(path_of("fast/step_%08ld", step), path_of("slow/step_%08ld", step), path_of("step %ld", step));
 }
 
 // The undisturbed run again.
@@ -256,23 +240,12 @@ static void begin_with_whole(void) {
     copy_tree("whole", "part");
 }
 
-static void make_checkpoint(const char *out, int64_t step, const void *data, size_t bytes) {
-    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
-    Manifest manifest = {.count = 0};
-    Error e = {0};
-    Archive archive = archive_at(out);
-    CHECK_OK(archive_begin(&archive, step, directory, &manifest, stderr, &e), &e);
-    CHECK_OK(manifest_save(&manifest, directory, "state.json", data, bytes, &e), &e);
-    CHECK_OK(archive_commit(&archive, step, &manifest, final, &e), &e);
-    manifest_free(&manifest);
-    archive_close(&archive);
-}
-
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
 // A disk that something else fills: older checkpoints give way for a save and the waiting lines, and training continues.
 static void test_log_waits_for_room(void) {
-    CHECK_RUN(run_on_a_full_disk(), 0, "note: removed 2 checkpoints of part", "note: the log is written again",
+    CHECK_RUN(run_on_a_full_disk(), 0, "note: removed part/step_00000006 to make room",
+              "note: the log is written again",
               "warning: part/metrics.jsonl: cannot write: No space left on device: the log waits in memory");
     CHECK(faults->struck > 0, "%ld lines", (long)faults->struck);
     check_same_end("whole", "part", "a full disk");
@@ -331,50 +304,30 @@ static void test_saves_before_unreadable_data(void) {
     }
 }
 
-static void check_steps_once(const char *path) {
-    size_t bytes;
-    char *text = read_text(path, &bytes), *save = NULL;
-    long last = 0;
-    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line; line = strtok_r(NULL, "\n", &save)) {
-        long step = atol(line + strlen("{\"step\": "));
-        CHECK(step == last + !strstr(line, "\"val_loss\""), "%s: step %ld after step %ld", path, step, last);
-        last = step;
-    }
-    CHECK(last > 0 && last == newest_step("part"), "%s ends at step %ld, the run at %ld", path, last,
-          newest_step("part"));
-    memory_free(text);
-}
-
-// The run directory or its log is moved or removed, or another run takes its place: the run writes nothing there. It saves
-// where its directory is now, and ends.
+// The run directory is moved or removed, or another run takes its place: the run writes nothing there. It saves where its
+// directory is now, and says so at its end.
 static void test_the_name_leads_elsewhere(void) {
-    for (int how = 0; how < 4; how++) {
+    for (int how = 0; how < 3; how++) {
         remove_part();
         remove_tree("moved");
         no_faults();
-        pid_t second = 0, child = start(ENDLESS "--out part");
+        pid_t child = start(ENDLESS "--out part");
         wait_for("part/metrics.jsonl", "{\"step\": 9,");
         kill(child, SIGSTOP);
         if (how == 2) remove_tree("part");
-        else if (how == 3) unlink("part/metrics.jsonl");
         else CHECK(rename("part", "moved") == 0, "rename");
-        CHECK(rename("log", "first.log") == 0, "rename");
-        if (how == 1) second = start(UNSAVED "--out part"), wait_for("part/metrics.jsonl", "{\"step\": 9,");
         kill(child, SIGCONT);
-        int code = trainer_wait(child);
-        CHECK(rename("first.log", how == 1 ? "first.log" : "log") == 0, "rename");
-        const char *log = how == 1 ? "first.log" : "log", *moved = path_of("now %s/moved", trainer.scratch);
-        CHECK(code == ERR_WRITE, "%d: exit code %d: %s", how, code, log_tail());
-        CHECK(file_mentions(log, how == 2 ? " is not saved: " : " is saved in this run's directory: "), "%d", how);
-        CHECK(file_mentions(log, how < 2    ? moved
-                                 : how == 2 ? "part no longer leads to this run's directory"
-                                            : "part/metrics.jsonl was removed or replaced"),
-              "%d: %s", how, log_tail());
-        if (how == 1) kill(second, SIGTERM);
-        if (how == 1) CHECK_RUN(trainer_wait(second), ERR_STOPPED);
-        if (how == 1) check_steps_once("part/metrics.jsonl");
+        CHECK(rename("log", "first.log") == 0, "rename");
+        if (how == 1) CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
+        kill(child, SIGTERM);
+        CHECK(trainer_wait(child) == ERR_WRITE, "%d: it did not fail", how);
+        CHECK(file_mentions("first.log", how == 2 ? " is not saved, and "
+                                                  : " is saved in this run's directory: part no "
+                                                    "longer leads to this run's directory, which is now "),
+              "%d", how);
         if (how < 2) CHECK_RUN(trainer_run("train_gpt2 --check moved"), 0);
-        CHECK(how != 0 || !file_exists("part"), "it is made again");
+        if (how == 1) check_same_end("whole", "part", "another run's place");
+        else CHECK(!file_exists("part"), "it is made again");
     }
 }
 
@@ -398,26 +351,6 @@ static void test_unreadable_is_not_damaged(void) {
               "%s: the run changed", files[i]);
         check_resumes(files[i]);
     }
-}
-
-// Nor is it removed to make room.
-static void test_unreadable_stays_on_a_full_disk(void) {
-    static const char data[100 << 10];
-    Error e = {0};
-    remove_part();
-    CHECK_OK(directory_create("part", &e), &e);
-    for (int step = 1; step <= 4; step++) make_checkpoint("part", step, data, sizeof data);
-    faults_plan(FAULT_NONE, -1, 0, ESTALE);
-    strcpy(faults->unreadable, "part/step_00000004/");
-    faults->disk_kb = disk_used_kb("part") + 10;
-    pid_t child = fork();
-    if (!child) {
-        Removed removed;
-        Archive archive = archive_at("part");
-        _exit(archive_make_room(&archive, 250 << 10, 2, -1, &removed, stderr, NULL, &e)); // 1 and 2 are not enough
-    }
-    int code = trainer_wait(child), count = count_checkpoints("part");
-    CHECK(code == ERR_WRITE && count == 4, "exit code %d, %d are left", code, count);
 }
 
 // ---- Damage ---------------------------------------------------------------------------------------------------------
@@ -683,11 +616,11 @@ static void test_set_aside_again(void) {
                                          "aside/step_00000002.damaged.3"};
     Error e = {0};
     CHECK_OK(directory_create("aside", &e), &e);
-    make_checkpoint("aside", 1, "first", 5);
+    make_checkpoint("aside", 1, "made by a test", "first", 5);
     for (int i = 0; i < 3; i++) {
         size_t bytes;
         FILE *notes = fopen("notes", "w");
-        make_checkpoint("aside", 2, path_of("again %d", i), 7);
+        make_checkpoint("aside", 2, "made by a test", path_of("again %d", i), 7);
         Archive archive = archive_at("aside");
         CHECK_OK(archive_set_aside_after(&archive, 1, notes, &e), &e);
         archive_close(&archive);
@@ -719,11 +652,11 @@ static void test_retention(void) {
         CHECK_OK(directory_create("kept", &e), &e);
         for (int i = 0; i < 6; i++) {
             step += 1 + draw(1000);
-            make_checkpoint("kept", step, &step, sizeof step);
+            make_checkpoint("kept", step, "made by a test", &step, sizeof step);
             if (draw(3) == 0) unlink(path_of("kept/step_%08ld/state.json", (long)step)), damaged++;
             else newest = step;
             Archive archive = archive_at("kept");
-            CHECK_OK(archive_thin(&archive, keep, -1, stderr, &e), &e);
+            CHECK_OK(archive_thin(&archive, keep, 0, stderr, &e), &e);
             archive_close(&archive);
             if (newest) {
                 newest_found = newest_whole_step("kept", directory, &e);
@@ -740,7 +673,6 @@ static void test_retention(void) {
 
 int main(void) {
     trainer_setup();
-    trainer.engine.store = store_slowly;
     faults_setup();
     draw_begin();
     RUN(test_undisturbed);
@@ -753,14 +685,12 @@ int main(void) {
     RUN(test_little_room);
     RUN(test_little_room_under_attack);
     RUN(test_disk_that_lies);
-    RUN(test_slow_snapshots);
     RUN(test_log_waits_for_room);
     RUN(test_log_waits_no_longer);
     RUN(test_saves_where_the_log_cannot_grow);
     RUN(test_saves_before_unreadable_data);
     RUN(test_the_name_leads_elsewhere);
     RUN(test_unreadable_is_not_damaged);
-    RUN(test_unreadable_stays_on_a_full_disk);
     RUN(test_flipped_bits_are_noticed);
     RUN(test_falls_back);
     RUN(test_check_of_a_file);

@@ -39,11 +39,11 @@ int __wrap_gethostname(char *name, size_t bytes) {
 }
 
 // Logs which rank verifies a whole checkpoint.
-int __real_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);
-int __wrap_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e);
-int __wrap_manifest_verify(const Manifest *manifest, const char *directory, const char *name, Verify what, Error *e) {
-    if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, directory);
-    return __real_manifest_verify(manifest, directory, name, what, e);
+int __real_manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e);
+int __wrap_manifest_verify(const Manifest *manifest, const char *name, Verify what, Error *e) {
+    if (what == VERIFY_BYTES && in_child()) printf("(rank %d reads %s)\n", faults_rank, manifest->path);
+    return __real_manifest_verify(manifest, name, what, e);
 }
 
 static int draw_zero(void) {

@@ -28,28 +28,13 @@ static void check_victim(const char *what) {
     CHECK(file_mentions("victim/state.json", "precious"), "%s: the victim is lost", what);
 }
 
-// id: of the run that makes it; "": an older build
-static void make_checkpoint(int64_t step, const char *id) {
-    char directory[ARCHIVE_PATH], final[ARCHIVE_PATH];
-    Manifest manifest = {.count = 0};
-    Error e = {0};
-    Archive archive = archive_at("out");
-    strcpy(archive.id, id);
-    CHECK_OK(archive_begin(&archive, step, directory, &manifest, stderr, &e), &e);
-    CHECK_OK(manifest_save(&manifest, directory, "state.json", "x", 1, &e), &e);
-    CHECK_OK(manifest_save(&manifest, directory, "odd.bin", "x", 1, &e), &e); // that only the manifest knows
-    CHECK_OK(archive_commit(&archive, step, &manifest, final, &e), &e);
-    manifest_free(&manifest);
-    archive_close(&archive);
-}
-
 // Thins to `keep`, and tidies up; returns the notes, from memory_alloc.
 static char *thin(int64_t keep) {
     size_t bytes;
     Error e = {0};
     FILE *notes = fopen("notes", "w");
     Archive archive = archive_at("out");
-    CHECK_OK(archive_thin(&archive, keep, -1, notes, &e), &e);
+    CHECK_OK(archive_thin(&archive, keep, 0, notes, &e), &e);
     CHECK_OK(archive_tidy(&archive, notes, &e), &e);
     archive_close(&archive);
     fclose(notes);
@@ -66,7 +51,7 @@ static void test_only_own_checkpoints_go(void) {
     static const char *const ids[] = {"made by a test", "another run", "",
                                       "made by a test", "another run", "made by a test"};
     begin();
-    for (int i = 0; i < 6; i++) make_checkpoint(i + 1, ids[i]);
+    for (int i = 0; i < 6; i++) make_checkpoint("out", i + 1, ids[i], "x", 1);
     check_thin(2, ""); // 6 and 4 stay, 1 goes
     CHECK(count_checkpoints("out") == 5 && !file_exists(first), "%d are left", count_checkpoints("out"));
     CHECK(rename("out/step_00000004", "victim/4") == 0 && symlink("../victim/4", "out/step_00000004") == 0, "no link");
@@ -86,7 +71,7 @@ static void test_a_run_without_an_id(void) {
         if (manifest_read(&manifest, IN_PATH, checkpoint, &e)) continue;
         manifest.dir = open(checkpoint, O_RDONLY);
         manifest.run[0] = 0;
-        CHECK_OK(manifest_write(&manifest, checkpoint, &e), &e);
+        CHECK_OK(manifest_write(&manifest, &e), &e);
         close(manifest.dir);
         manifest_free(&manifest);
     }
@@ -104,7 +89,7 @@ static void test_other_files_stay(void) {
         const char *kept = again ? "out/step_00000001.kept.2" : "out/step_00000001.kept";
         if (!again) begin();
         for (int step = 1; step <= 2; step++)
-            if (step == 1 || !again) make_checkpoint(step, "made by a test");
+            if (step == 1 || !again) make_checkpoint("out", step, "made by a test", "x", 1);
         write_text(path_of("%s/a note", first), "mine");
         check_thin(1,
                    path_of("note: %s keeps files of the removed checkpoint that this program did not write\n", kept));
@@ -147,7 +132,7 @@ static void test_a_complete_run_is_tidied(void) {
     CHECK(!file_exists(partial), "the partial is left");
     CHECK(mkdir(first, 0777) == 0, "mkdir");
     manifest.dir = open(first, O_RDONLY);
-    CHECK_OK(manifest_write(&manifest, first, &e), &e);
+    CHECK_OK(manifest_write(&manifest, &e), &e);
     close(manifest.dir);
     CHECK(trainer_run("train_gpt2 --check %s", first) == ERR_INPUT && log_mentions("lists no \"files\""), "%s",
           log_tail());

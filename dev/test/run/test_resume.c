@@ -111,7 +111,7 @@ static void put_state(const char *checkpoint, const char *text) {
         bool state = strcmp(file->name, "training/state.json") == 0;
         CHECK_OK(manifest_add(&changed, file->name, state ? &it : file->piece, state ? 1 : file->pieces, &e), &e);
     }
-    CHECK_OK(manifest_write(&changed, checkpoint, &e), &e); // without an id, as older builds write it
+    CHECK_OK(manifest_write(&changed, &e), &e); // without an id, as older builds write it
     close(changed.dir);
     manifest_free(&manifest);
     manifest_free(&changed);
