@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2006
-# Sourced by the launchers after they set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
+# Sourced by the launchers, which set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
 # options after a launcher's name, or in a --config file there, replace the recipe's.
 # From the environment:
 #
@@ -30,13 +30,6 @@ given() { grep -q "^$1 = " <<< "$options"; }                          # NAME
 # Adds --NAME VALUE to `command` if neither the user nor a file gives the option.
 default() { # NAME VALUE
     given "$1" || { [ -n "$2" ] && command+=("--$1" "$2"); }
-}
-
-print_help() {
-    print_header "$self"
-    print "The recipe: $(sed -nE 's/^([a-z0-9-]+) = (.*)/--\1 \2/p' "$RECIPE" | paste -sd ' ')"$'\n'
-    print_header "$root/scripts/launch.sh"
-    print $'\n'"All options: $PROGRAM --help"
 }
 
 ask_to_stop() { # PID: once it catches the signal
@@ -83,39 +76,42 @@ train_until_done() {
     done
 }
 
-launch() { # OPTIONS...
-    local options command=("$PROGRAM" --config "$RECIPE" "$@")
-    [[ " $* " != *" --help "* ]] || { print_help && exit; }
-    [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
-    [[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
-    unblock_signals "$@"
-    options=$("${command[@]}" --print-options) || exit # it has said why
-    ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
-
-    : "${TRAIN:=${top}data/fineweb/fineweb_train_*.bin}" "${VAL:=${top}data/fineweb/fineweb_val_*.bin}"
-    if given dry-run && ! given train && ! compgen -G "$TRAIN" > /dev/null; then
-        echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
-        TRAIN='' VAL=''
-    fi
-    given out && OUT=$(value out)
-    default out "${OUT:=${top}runs/$NAME}"
-    default train "$TRAIN"
-    default val "$VAL"
-    default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
-    [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
-
-    if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
-        RANKS=$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES-$(seq "$(count_gpus)")}" | sed '/^-/,$d' | grep -c .)
-    fi
-    if [ -n "${RUN:-}" ]; then
-        # shellcheck disable=SC2206
-        command=($RUN "${command[@]}")
-    elif [ "${RANKS:-1}" -gt 1 ]; then
-        # shellcheck disable=SC2046
-        command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
-    fi
-    [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # a job that Slurm queues again
-    trap_stop_requests
-    train_until_done
+command=("$PROGRAM" --config "$RECIPE" "$@")
+if [[ " $* " == *" --help "* ]]; then
+    print_header "$RECIPE"
+    print "The recipe: $(sed -nE 's/^([a-z0-9-]+) = (.*)/--\1 \2/p' "$RECIPE" | paste -sd ' ')"$'\n'
+    print_header "$root/scripts/launch.sh"
+    print $'\n'"All options: $PROGRAM --help"
     exit
-}
+fi
+[ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
+[[ " $* " != *" --config"[\ =]"- "* ]] || fail 64 "--config -: a launcher reads the options more than once" "Write them to a file"
+unblock_signals "$@"
+options=$("${command[@]}" --print-options) || exit # it has said why
+! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
+
+: "${TRAIN:=${top}data/fineweb/fineweb_train_*.bin}" "${VAL:=${top}data/fineweb/fineweb_val_*.bin}"
+if given dry-run && ! given train && ! compgen -G "$TRAIN" > /dev/null; then
+    echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
+    TRAIN='' VAL=''
+fi
+given out && OUT=$(value out)
+default out "${OUT:=${top}runs/$NAME}"
+default train "$TRAIN"
+default val "$VAL"
+default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
+[[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
+
+if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
+    RANKS=$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES-$(seq "$(count_gpus)")}" | sed '/^-/,$d' | grep -c .)
+fi
+if [ -n "${RUN:-}" ]; then
+    # shellcheck disable=SC2206
+    command=($RUN "${command[@]}")
+elif [ "${RANKS:-1}" -gt 1 ]; then
+    # shellcheck disable=SC2046
+    command=("$root/scripts/mpirun.sh" -np "$RANKS" $([[ $PROGRAM == *cu ]] || echo --oversubscribe) "${command[@]}")
+fi
+[ "${SLURM_RESTART_COUNT:-0}" = 0 ] || command_to_resume "${command[@]}" # a job that Slurm queues again
+trap_stop_requests
+train_until_done

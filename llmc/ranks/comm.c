@@ -32,13 +32,10 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun tells the number of ranks. srun --mpi=pmix only tells that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// The cores that a process may run on. False, and all cores, if there are more than the set holds.
-static bool cores_of(pid_t process, cpu_set_t *set) {
-    if (sched_getaffinity(process, sizeof *set, set) == 0) return true;
-    int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    CPU_ZERO(set);
-    for (int i = 0; i < online && i < CPU_SETSIZE; i++) CPU_SET((size_t)i, set);
-    return false;
+// Number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
+static int cores_of(pid_t process) {
+    cpu_set_t set;
+    return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 // True if the launcher is gone; this requests a stop. (PMIx tells it to a rank below a shell of its own, open_mpi.h.)
@@ -81,21 +78,6 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// Counts the ranks of this machine that share cores with this one. local: the communicator of this machine's ranks.
-static int count_sharers(Comm *comm, MPI_Comm local, Error *e) {
-    cpu_set_t mine, *all, both; // all: (local_ranks)
-    cores_of(0, &mine);
-    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)comm->local_ranks, "the ranks' cores", e));
-    int result = MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, local);
-    comm->cores.sharers = 0;
-    for (int r = 0; result == MPI_SUCCESS && r < comm->local_ranks; r++) {
-        CPU_AND(&both, &mine, &all[r]);
-        comm->cores.sharers += CPU_COUNT(&both) > 0;
-    }
-    memory_free(all);
-    return result == MPI_SUCCESS ? 0 : mpi_fail(result, "MPI_Allgather", __FILE__, __LINE__, e);
-}
-
 static int join_machine(Comm *comm, Error *e) {
     MPI_Comm local;
     watchdog_join(comm->watchdog, comm->rank, comm->ranks);
@@ -103,7 +85,6 @@ static int join_machine(Comm *comm, Error *e) {
     MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
     MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
     MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
-    TRY(count_sharers(comm, local, e));
     MPI_TRY(MPI_Comm_free(&local), e);
     return 0;
 }
@@ -166,12 +147,8 @@ static int leave(Comm *comm, const Error *e) {
 // ---- Begin, end, and the collectives that MPI has -------------------------------------------------------------------
 
 int comm_create(Comm *comm, double deadline, Error *e) {
-    cpu_set_t mine, launcher; // the parent of this machine's ranks: mpirun, its daemon, or Slurm's
-    *comm = (Comm){.ranks = 1, .local_ranks = 1};
+    *comm = (Comm){.ranks = 1, .local_ranks = 1, .cores = cores_of(0), .cores_here = cores_of(getppid())};
     if (getenv("OMPI_COMM_WORLD_RANK") || getenv("PMIX_RANK")) comm->launcher = (int)getppid();
-    bool known = cores_of(0, &mine) && cores_of(getppid(), &launcher);
-    comm->cores = (CommCores){.mine = CPU_COUNT(&mine), .sharers = 1};
-    comm->cores.here = known ? CPU_COUNT(&launcher) : comm->cores.mine;
 #ifdef GNS_MPI
     if (comm_launched()) return join(comm, deadline, e);
 #endif
@@ -339,17 +316,17 @@ int comm_same_build(Comm *comm, Error *e) {
 
 // ---- Cores ----------------------------------------------------------------------------------------------------------
 
-// Cores of each rank where `ranks` of them divide `cores` among themselves.
-static int cores_each(int cores, int ranks) { return cores > ranks ? cores / ranks : 1; }
+// Cores of each rank where this machine's ranks divide `cores` among themselves.
+static int cores_each(const Comm *comm, int cores) { return cores > comm->local_ranks ? cores / comm->local_ranks : 1; }
 
 int comm_threads(const Comm *comm) {
-    int quota = thread_quota(""), mine = cores_each(comm->cores.mine, comm->cores.sharers);
+    int quota = thread_quota(""), mine = comm->cores;
     if (comm->local_ranks == 1) return getenv("OMP_NUM_THREADS") || quota > mine ? 0 : quota;
-    return quota / comm->local_ranks < mine ? cores_each(quota, comm->local_ranks) : mine;
+    if (mine > cores_each(comm, comm->cores_here)) mine = cores_each(comm, comm->cores_here);
+    return quota / comm->local_ranks < mine ? cores_each(comm, quota) : mine;
 }
 
 bool comm_is_bound(const Comm *comm) {
-    const CommCores *c = &comm->cores;
     bool launched = comm->ranks > 1 || getenv("OMPI_COMM_WORLD_SIZE"); // mpirun -np 1 binds its one rank too
-    return launched && cores_each(c->mine, c->sharers) < cores_each(c->here, comm->local_ranks);
+    return launched && comm->cores < cores_each(comm, comm->cores_here);
 }

@@ -11,21 +11,15 @@ GNS_C_BEGIN
 
 enum { COMM_HOST = 65 }; // bytes of a machine's name, with its NUL
 
-// Numbers of cores (hardware threads) that processes may run on.
-typedef struct {
-    int mine;    // this rank's: mpirun and srun may bind it to some
-    int sharers; // ranks of this machine, this one included, that may run on some of `mine`
-    int here;    // those of the launcher of this machine's ranks
-} CommCores;
-
 typedef struct {
     int rank, ranks;
     int local_rank, local_ranks; // among the ranks of this machine, which divide its GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
-    CommCores cores;
-    double beat_at;    // rank 0's last comm_beat, seconds of the clock
-    Error beat_failed; // why it failed: the next broadcast returns it. Code 0: it did not
-    bool settled;      // all ranks know the error that they return, and `speaker` prints it
+    int cores;                   // that this rank may run on: mpirun and srun may bind it to some
+    int cores_here;              // that the launcher of this machine's ranks may run on
+    double beat_at;              // rank 0's last comm_beat, seconds of the clock
+    Error beat_failed;           // why it failed: the next broadcast returns it. Code 0: it did not
+    bool settled;                // all ranks know the error that they return, and `speaker` prints it
     int speaker;
     Watchdog *watchdog;     // NULL: one process
     int launcher;           // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher

@@ -90,14 +90,13 @@ static void print_notes(FILE *f, const Run *r) {
     const Setup *setup = &r->setup;
     const RunData *data = &r->data;
     const Options *o = &setup->options;
-    const CommCores *c = &setup->comm->cores;
+    const Comm *c = setup->comm;
     const Parallel *p = &setup->parallel;
-    if (comm_is_bound(setup->comm)) { // loading, saving, MPI and NCCL share these cores with the computation
-        fprintf(f, "note: rank 0 may run on %d of the %d cores here", c->mine, c->here);
-        if (c->sharers > 1) fprintf(f, ", with %d other rank%s", c->sharers - 1, c->sharers > 2 ? "s" : "");
-        fprintf(f, ", and its share is %d: mpirun --bind-to none lifts that (srun: --cpu-bind=none)\n",
-                c->here / setup->comm->local_ranks);
-    }
+    if (comm_is_bound(c)) // loading, saving, MPI and NCCL share these cores with the computation
+        fprintf(f,
+                "note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
+                "that (srun: --cpu-bind=none)\n",
+                c->cores, c->cores_here, c->cores_here / c->local_ranks);
     if (data->train && r->position.at.step == 0 && o->warmup_tokens == 0 && o->optimizer != OPTIMIZER_LAMB)
         fprintf(f, "note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
                    "--warmup-tokens of 1%% of the run is usual\n");

@@ -110,7 +110,7 @@ cores() { # of their own; shared by all; of a container, with no note since nobo
 4|8|0-3,0-3,4-7,4-7|2
 3|2|0-1|1
 2|8|0-0,1-1|1|1 of the 8 cores here, and its share is 4
-2|8|3-3,3-3|1|1 of the 8 cores here, with 1 other rank, and its share is 4
+2|8|3-3,3-3|1|1 of the 8 cores here, and its share is 4
 END
 }
 

@@ -14,8 +14,9 @@ for tool in bash cat dirname env grep head id mkdir printf sed setsid tr; do
 done
 small="--vocab-size 256 --layers 1 --heads 1 --channels 32 --seq-len 16 --batch-tokens 128 --threads 1"
 launcher() { # NAME RECIPE_OPTIONS
-    sed -E 's/ ?--([a-z0-9-]+) ([^ ]+)/\1 = \2\n/g' <<< "$2" > "$work/$1.conf"
-    printf '#!/usr/bin/env bash\n# A made-up recipe.\n# It does nothing.\nNAME=%s RECIPE=%s\n. %s/scripts/launch.sh\nlaunch "$@"\n' "$1" "$work/$1.conf" "$root" > "$work/$1.sh"
+    sed -E '1i # A made-up recipe.\n# It does nothing.
+        s/ ?--([a-z0-9-]+) ([^ ]+)/\1 = \2\n/g' <<< "$2" > "$work/$1.conf"
+    printf '#!/usr/bin/env bash\nNAME=%s RECIPE=%s\n. %s/scripts/launch.sh\n' "$1" "$work/$1.conf" "$root" > "$work/$1.sh"
 }
 launcher test "--micro-batch 64 --steps 9 --lr 6e-4"
 launcher small "$small --steps 3000 --val-every 0 --checkpoint-every 300"
@@ -70,7 +71,7 @@ recipes() {
 774M|^run +286,102 steps of 512 rows|
 1558M|^run +32,000 steps of 1024 rows|
 350M|^run +60,000 steps of 512 rows|
-124M_gns|^FLOPs .* for 9.89B tokens|
+124M_gns|^FLOPs .* for 9,890,693,120 tokens|
 350M|^run +9 steps of 64 rows|-x 9 --batch-tokens=65536
 124M|^run +2 steps of 512 rows|--train_tokens 1e6
 124M_gns|^note: no effect.*--batch-min|--ramp fixed -k constant --device H200
@@ -106,8 +107,8 @@ helps() { # --help works whatever is missing
     local script
     for script in scripts/run_gpt2_*.sh scripts/lm_eval.sh; do
         (cd "$work" && env PATH="$work/bin:$PATH" bash "$root/$script" --help) > "$work/log" 2>&1 &&
-            grep -q "^$(sed -n '2s/^# \(.\{40\}\).*/\1/p' "$script")" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
-            ! grep -q '^#' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
+            grep -qE "^(GPT-2 [0-9]+M on|Runs EleutherAI)" "$work/log" && grep -q '^ .* OUT\|--tasks' "$work/log" &&
+            ! grep -q '^#\|shellcheck' "$work/log" || { echo "$script"; cat "$work/log"; return 1; }
     done
     bash "$work/test.sh" --steps 5 --help > "$work/log" 2>&1
     head -n 2 "$work/log" | cmp - <(printf 'A made-up recipe.\nIt does nothing.\n') && grep -q -- '--micro-batch 64' "$work/log"
