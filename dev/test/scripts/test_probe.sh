@@ -11,7 +11,7 @@ check "verdicts" "$python" - <<'END'
 import math, sys
 sys.path.insert(0, "scripts")
 sys.dont_write_bytecode = True
-from branched_probe import critical_batch
+from critical_batch import critical_batch
 cases = [
     ([8, 16, 32, 64], [2.0, 2.004, 2.002, 2.009], (64, None, None)),
     ([8, 16, 32, 64], [2.0, 1.98, 2.0, 2.02], (32, 64, 32 * 2 ** 0.5)),   # half way between 0 and 0.02
@@ -56,7 +56,7 @@ base = rows("run")
 end = next(r for r in base if r["step"] == 20)["tokens"] + 2048
 table = {int(line.split()[0]): line.split() for line in open("log") if line.strip()[:1].isdigit()}
 for k, batch in ((1, 4), (2, 8), (4, 16)):
-    log = rows(f"run/probe_00000020/batch_{batch}")
+    log = rows(f"run/probe_00000020/batch_{batch}-2048")
     mine = [r for r in steps(log) if r["step"] > 20]
     val = [r for r in log if "val_loss" in r][-1]
     expect("tokens", (mine[-1]["tokens"], val["tokens"]), (end, end))
@@ -75,8 +75,8 @@ probe 0 run/step_00000020 --factors 1,2,4 --tokens 2048 --tolerance 1e-9
 check "trained again" [ -z "$(find run/probe_00000020 -newer stamp)" ]
 check "not said" says log "batch 8: already trained"
 probe 0 run --factors 0.5,1 --tokens 512
-check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2 ]
-branch=run/probe_00000020/batch_8 # killed: it starts again at the checkpoint, whose log was longer than the branch's
+check "from the newest, downwards: $(tail -n 1 log)" [ -d run/probe_00000060/batch_2-512 ]
+branch=run/probe_00000020/batch_8-2048 # killed: it starts again at the checkpoint, whose log was longer than the branch's
 numbers $branch > whole
 cp -r run/step_00000020 $branch && rm $branch/done
 truncate -s $(($(stat -c %s $branch/metrics.jsonl) * 2 / 3)) $branch/metrics.jsonl # within a line
@@ -89,7 +89,6 @@ end again
 
 begin
 bad() { check "$2" fails "$1" "$2" "$python" "$script" probe "${@:3}"; } # CODE TEXT ARGUMENTS...
-bad 64 "holds a branch with another --train-tokens" run/step_00000020 --factors 1,2,4 --tokens 4096
 bad 64 "unrecognized arguments" run --lr 3
 bad 65 "no checkpoint" .
 bad 65 "No such file" none/step_00000001
