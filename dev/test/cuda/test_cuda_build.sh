@@ -1,46 +1,38 @@
 #!/usr/bin/env bash
-# The CUDA trainer compiles without a warning; no kernel spills registers, and ptxas lets the tensor cores' products (wgmma)
-# overlap (dev/make/ptxas.sh), also CUDA 12's. bf16 for sm_80 and sm_90a; the other precisions, which share its kernels, for
-# sm_80, to save a minute. Then its plans against the CPU trainer's, and what it refuses. What needs a GPU is in
-# dev/test/gpu_check.sh.
+# The CUDA trainer compiles without a warning, in bf16 for sm_80 and sm_90a: no kernel spills registers, and ptxas lets the
+# tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. Other precisions, test programs and benchmarks
+# compile as far as PTX; dev/test/gpu_check.sh builds and runs them all. Then the trainer's plans against the CPU trainer's,
+# and what it refuses.
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
 command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip_suite "no nvcc"
 
-compiles() { # PRECISION GPUS: without a word
-    make --no-print-directory -s -j2 "build/cuda-$1/train_gpt2cu" PRECISION="$1" CUDA_ARCH="$2" > "$work/log" 2>&1 &&
+compiles() { # without a word
+    make --no-print-directory -s -j2 build/cuda-BF16/train_gpt2cu PRECISION=BF16 CUDA_ARCH="80 90a" > "$work/log" 2>&1 &&
         [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-for precision in BF16 FP16 FP32; do
-    begin
-    check "it says:" compiles $precision "$([ $precision = BF16 ] && echo 80 90a || echo 80)"
-    end $precision
-done
-
-# Compiled as far as PTX, which finds calls that no longer fit a function: the CUDA tests and benchmarks, which run only where
-# there is a GPU, and the trainer for Blackwell.
+# Compiles to PTX, which finds calls that no longer fit a function: the other precisions, programs that run only where there
+# is a GPU, and the trainer for Blackwell.
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
-ptx() { "$nvcc" -std=c++20 -Illmc -diag-suppress 177 "$@"; }
+export nvcc work
 programs_compile() {
-    local precision source blackwell=(-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120)
-    for source in dev/test/*/*.cu dev/bench/*.cu; do
-        for precision in BF16 FP16 FP32; do
-            ptx -Xcicc -O0 -DGNS_$precision -arch=compute_80 -ptx -o "$work/program.ptx" "$source" || return 1
-        done
-    done
-    "$nvcc" --list-gpu-arch | grep -qx compute_120 || return 0 # before CUDA 12.8
-    for source in train_gpt2.cu llmc/cuda/*.cu; do
-        ptx -Xcicc -O0 "${blackwell[@]}" -fatbin -o "$work/program.fatbin" "$source" || return 1
-    done
+    local trainer=(train_gpt2.cu llmc/cuda/*.cu) programs=(dev/test/*/*.cu dev/bench/*.cu)
+    {
+        printf -- '-DGNS_FP16 -arch=compute_80 -ptx %s\n' "${trainer[@]}"
+        printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' "${trainer[@]}" "${programs[@]}"
+        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "${programs[@]}"
+        ! "$nvcc" --list-gpu-arch | grep -qx compute_120 || # from CUDA 12.8 on
+            printf -- '-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin %s\n' "${trainer[@]}"
+    } | xargs -P 2 -L 1 sh -c '"$nvcc" -std=c++20 -Illmc -diag-suppress 177 -Xcicc -O0 -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
 }
 
 # CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
 overlaps_with_older_ptxas() {
     local python release tools source=llmc/cuda/linear_sm90.cu
     python=$(find_python pip) || skip "no pip" || return
-    ptx -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
+    "$nvcc" -std=c++20 -Illmc -diag-suppress 177 -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
         tools=build/ptxas-${release%:*}
         [ -d "$tools" ] || "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
@@ -50,6 +42,7 @@ overlaps_with_older_ptxas() {
             dev/make/ptxas.sh $source "$work/report" 90a || { tail -n 2 "$work/report"; return 1; }
     done
 }
+try compiles
 try programs_compile
 try overlaps_with_older_ptxas
 
