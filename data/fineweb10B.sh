@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Fetches FineWeb's sample of 10 billion tokens as ready-made shards of GPT-2's tokens, 200 MB each
-# (kjj0/fineweb10B-gpt2). This takes minutes, without parquet and tokenizer. Its validation begins with the 10,485,760
-# tokens that llm.c and modded-nanogpt report: train with --val-tokens 10485760. See --help (--tokenizer does nothing here).
+# (kjj0/fineweb10B-gpt2). This takes minutes, without parquet and tokenizer. Of the validation shard it keeps the first
+# 10,485,760 tokens, on which llm.c and modded-nanogpt validate: train with --val-tokens 10485760. See --help (--tokenizer
+# does nothing here).
 NAME=fineweb10B SHARDS=10 FLAGS=shards
 USAGE="--shards N    the first N of 103 training shards of 100 million tokens (10)"
 . "$(dirname "$0")/recipe.sh"
 recipe_options "$@"
+val_tokens=10485761 # one more than rows: a row's last target
 [[ $SHARDS =~ ^[1-9][0-9]?[0-9]?$ ]] || fail 64 "--shards $SHARDS: not a whole number from 1 to 103" "See --help"
 mkdir -p "$OUT"
 for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS"); do
@@ -16,7 +18,11 @@ for shard in fineweb_val_000000.bin $(seq -f 'fineweb_train_%06g.bin' "$SHARDS")
         [ -n "$FROM" ] || rm -f "$INPUT"
         fail 65 "$INPUT: not a whole token shard" "Get it again"
     fi
-    cp -l "$INPUT" "$OUT/$shard.partial" 2> /dev/null || cp "$INPUT" "$OUT/$shard.partial"
+    if [[ $shard == *_val_* ]] && [ "$tokens" -gt $val_tokens ]; then # the header's third number says how many tokens follow
+        { head -c 8 "$INPUT" && printf '\001\000\240\000' && head -c $((1024 + 2 * val_tokens)) "$INPUT" | tail -c +13; } > "$OUT/$shard.partial"
+    else
+        cp -l "$INPUT" "$OUT/$shard.partial" 2> /dev/null || cp "$INPUT" "$OUT/$shard.partial"
+    fi
     mv "$OUT/$shard.partial" "$OUT/$shard"
 done
 echo "$OUT/fineweb_{train,val}_*.bin: $SHARDS training shards and one of validation"

@@ -122,6 +122,11 @@ shard() { printf '%b' '\x88\xd8\x34\x01\x01\0\0\0\x03\0\0\0' && head -c 1012 /de
 for name in val_000000 train_000001 train_000002; do shard > "$work/ready/fineweb_$name.bin"; done
 returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r"
 check "other files" diff -r "$work/ready" "$work/r"
+{ shard | head -c 8 && printf '\377\377\377\0' && shard | head -c 1024 | tail -c +13 && seq -f %08g 4194304 | head -c $((2 * 16777215)); } > "$work/ready/fineweb_val_000000.bin"
+returns 0 data/fineweb10B.sh --from "$work/ready" --shards 2 --out "$work/r2"
+check "not the first tokens" cmp <(tail -c +1025 "$work/r2/fineweb_val_000000.bin") <(tail -c +1025 "$work/ready/fineweb_val_000000.bin" | head -c $((2 * 10485761)))
+returns 0 "$train" --check "$work/r2/fineweb_val_000000.bin"
+check "not so many" says "$work/log" "10485761 tokens"
 returns 65 data/fineweb10B.sh --from "$work/ready" --shards 3 --out "$work/r"
 check "the missing one is not named" says "$work/log" "fineweb_train_000003.bin: no such file"
 returns 64 data/fineweb10B.sh --from "$work/ready" --shards 0 --out "$work/r"
