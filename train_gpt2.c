@@ -28,27 +28,43 @@
 // The rows and the mode of a pass.
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
-    size_t stride, B, T;
-    size_t first; // computes tokens from this one on: the keys and values before it are in memory (B = 1); else 0
-    int passes;   // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
-    GnsMode mode;
+    size_t stride, B, T, C, NH;
+    size_t first;    // computes tokens from this one on: the keys and values before it are in memory (B = 1); else 0
+    size_t N;        // tokens to compute, B T - first
+    Dtype type;      // of values
+    int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
+    GnsMode mode;    // in training
     Dropout dropout; // for the first row; attention_of and drop set the layer
 } Batch;
+
+// A pass without training; training sets `mode`, `passes` and `dropout`.
+static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t B, size_t T, size_t first) {
+    size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
+    return (Batch){tokens, stride, B, T, C, NH, first, B * T - first, engine->config.dtype, .passes = 1};
+}
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
 // y (N, out) = x (N, in) W + b
-static void linear_forward(Engine *engine, void *y, const void *x, TensorKind w, TensorKind b, int l, size_t N) {
+static void linear_forward(Engine *engine, const Batch *batch, void *y, const void *x, TensorKind w, TensorKind b,
+                           int l) {
     const Tensor *t = tensor(engine, w, l);
-    matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), N, t->columns, t->rows);
+    matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), batch->N, t->columns, t->rows);
+}
+
+// y (N, C) = LN(x); residual (N, C): x becomes x + residual first; or NULL.
+static void ln_forward(Engine *engine, const Batch *batch, void *y, float *mean, float *rstd, void *x,
+                       const void *residual, TensorKind w, TensorKind b, int l) {
+    layernorm_forward(y, mean, rstd, x, residual, weight(engine, w, l), weight(engine, b, l), batch->N, batch->C,
+                      batch->type);
 }
 
 // to (B, T, C) = dropout of x (math/dropout.h). x is the output of a branch or of the embeddings, or its gradient, with
 // the same masks. to may be x; without dropout it must be.
-static void drop(const Engine *engine, const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
+static void drop(const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
-    dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T,
-                  engine->config.model->config.channels, engine->config.dtype);
+    dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T, batch->C,
+                  batch->type);
 }
 
 static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
@@ -62,28 +78,24 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
 // fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`; qkv, attention and lse
 // have all tokens.
 static void block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l) {
-    size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
-    size_t first = batch->first, N = batch->B * batch->T - first;
-    Dtype type = engine->config.dtype;
+    size_t C = batch->C, first = batch->first;
     const Attention attention = attention_of(engine, batch, l);
-    layernorm_forward(k->ln1, k->mean1, k->rstd1, k->x, residual, weight(engine, LN1_W, l), weight(engine, LN1_B, l), N,
-                      C, type);
-    linear_forward(engine, at(engine, k->qkv, first * 3 * C), k->ln1, QKV_W, QKV_B, l, N);
-    attention_forward(&attention, k->attention, k->lse, k->qkv, batch->B, batch->T, first, NH, C / NH);
-    linear_forward(engine, k->x_mid, at(engine, k->attention, first * C), PROJ_W, PROJ_B, l, N);
-    drop(engine, batch, k->x_mid, k->x_mid, DROPOUT_ATTENTION, l);
-    layernorm_forward(k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, weight(engine, LN2_W, l), weight(engine, LN2_B, l), N,
-                      C, type);
-    linear_forward(engine, k->fc, k->ln2, FC_W, FC_B, l, N);
-    gelu_forward(k->gelu, k->fc, N * 4 * C, type);
+    ln_forward(engine, batch, k->ln1, k->mean1, k->rstd1, k->x, residual, LN1_W, LN1_B, l);
+    linear_forward(engine, batch, at(engine, k->qkv, first * 3 * C), k->ln1, QKV_W, QKV_B, l);
+    attention_forward(&attention, k->attention, k->lse, k->qkv, batch->B, batch->T, first, batch->NH, C / batch->NH);
+    linear_forward(engine, batch, k->x_mid, at(engine, k->attention, first * C), PROJ_W, PROJ_B, l);
+    drop(batch, k->x_mid, k->x_mid, DROPOUT_ATTENTION, l);
+    ln_forward(engine, batch, k->ln2, k->mean2, k->rstd2, k->x_mid, k->x, LN2_W, LN2_B, l);
+    linear_forward(engine, batch, k->fc, k->ln2, FC_W, FC_B, l);
+    gelu_forward(k->gelu, k->fc, batch->N * 4 * C, batch->type);
     if (!out) return; // recomputing: the backward pass needs no more
-    linear_forward(engine, out, k->gelu, FCPROJ_W, FCPROJ_B, l, N);
-    drop(engine, batch, out, out, DROPOUT_MLP, l);
+    linear_forward(engine, batch, out, k->gelu, FCPROJ_W, FCPROJ_B, l);
+    drop(batch, out, out, DROPOUT_MLP, l);
 }
 
 // Writes x, from token `first` on. With document_mask a separator opens a document; so does the start of a row.
 static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
-    size_t C = (size_t)engine->config.model->config.channels, first = batch->first, T = batch->T;
+    size_t C = batch->C, first = batch->first, T = batch->T;
     const uint16_t *position = engine->position ? engine->position + first : NULL;
     for (size_t i = 0; i < batch->B * T && position; i++) {
         bool opens = i % T == 0 || batch->tokens[i / T * batch->stride + i % T] == engine->config.separator;
@@ -91,8 +103,8 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     }
     embedding_forward(x, batch->tokens + first, batch->stride, position, weight(engine, WTE, 0),
                       at(engine, weight(engine, WPE, 0), position ? 0 : first * C), batch->B, T - first, C,
-                      engine->config.dtype);
-    drop(engine, batch, x, x, DROPOUT_EMBEDDING, 0);
+                      batch->type);
+    drop(batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
 // Adds a share of the pass to work_done, which another thread reads: block_rows rows through a block and head_rows rows
@@ -100,7 +112,7 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
 static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
     const Model *model = engine->config.model;
     double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
-    double all = batch->passes * (double)(batch->B * batch->T - batch->first) * (model->config.layers + head);
+    double all = batch->passes * (double)batch->N * (model->config.layers + head);
     engine->work_done = engine->work_done + (float)(((double)block_rows + head * (double)head_rows) / all);
 }
 
@@ -112,11 +124,10 @@ static int next_weights(Engine *engine, int l, int after, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, 1 + after), e);
 }
 
-// Writes lnf, from token `first` on.
+// Writes lnf, from token `first` on, and the targets, if the rows have them.
 static int forward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    size_t N = batch->B * batch->T - batch->first;
     const void *residual = NULL;
     engine->seen_count = 0;
     engine->work_done = 0;
@@ -125,15 +136,16 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
     embeddings_forward(engine, batch, engine->block[0].x);
+    for (size_t b = 0; b < batch->B && batch->stride > batch->T; b++) // the targets: columns [1, T + 1)
+        memcpy(engine->targets + b * batch->T, batch->tokens + b * batch->stride + 1, sizeof(uint16_t) * batch->T);
     for (int l = 0; l < L; l++) {
         void *out = l + 1 < L ? engine->block[l + 1].x : engine->x_final;
         TRY(next_weights(engine, l, l + 1, e));
         block_forward(engine, batch, &engine->block[l], residual, out, l);
-        count_work(engine, batch, N, 0);
+        count_work(engine, batch, batch->N, 0);
         residual = engine->block[l].x_mid;
     }
-    layernorm_forward(engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, weight(engine, LNF_W, 0),
-                      weight(engine, LNF_B, 0), N, (size_t)model->config.channels, engine->config.dtype);
+    ln_forward(engine, batch, engine->lnf, engine->meanf, engine->rstdf, engine->x_final, residual, LNF_W, LNF_B, 0);
     return 0;
 }
 
@@ -149,7 +161,7 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
 // adds to dwte.
 static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t end, float *dwte, bool add) {
     const Model *model = engine->config.model;
-    size_t C = (size_t)model->config.channels, Vp = (size_t)model->vocab_padded, rows;
+    size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
     // dL_b of a token: L_b is the mean over T
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
@@ -158,7 +170,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
         float *loss = dwte && engine->loss ? engine->loss + first : NULL;
         head_logits(engine, first, rows);
         cross_entropy(engine->nll + first, loss, engine->logits, engine->targets + first, rows, model->config.vocab, Vp,
-                      loss ? smoothing : 0, seed, engine->config.dtype);
+                      loss ? smoothing : 0, seed, batch->type);
         count_work(engine, batch, 0, dwte ? 3 * rows : rows);
         if (!dwte) continue;
         matmul_nn(engine->matmul, at(engine, engine->dy, first * C), engine->logits, weight(engine, WTE, 0), NULL, rows,
@@ -169,7 +181,7 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
 
 // head_rows of example b alone. Adds |U_b|^2, and keeps the rows of U_b for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
-    size_t C = (size_t)engine->config.model->config.channels, first = b * batch->T;
+    size_t C = batch->C, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
     head_rows(engine, batch, first, first + batch->T, engine->example_grad, false);
     for (size_t t = 0; t < batch->T; t++)
@@ -177,12 +189,6 @@ static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     float *dwte = b == 0 ? grad_begun(engine, WTE, 0) : grad(engine, WTE, 0);
     *example_sq(engine, WTE, 0) +=
         add_and_sum_squares(dwte, engine->example_grad, (size_t)engine->config.model->vocab_padded * C);
-}
-
-// Sets the targets: columns [1, T + 1) of a row. Its inputs are columns [0, T).
-static void set_targets(Engine *engine, const Batch *batch) {
-    for (size_t b = 0; b < batch->B; b++)
-        memcpy(engine->targets + b * batch->T, batch->tokens + b * batch->stride + 1, sizeof(uint16_t) * batch->T);
 }
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ static void linear_dweight(Engine *engine, const Batch *batch, const void *x, co
     const Tensor *t = tensor(engine, w, l);
     size_t in = t->rows, out = t->columns, T = batch->T;
     if (batch->mode != GNS_EXACT) {
-        matmul_tn(engine->matmul, grad(engine, w, l), grad(engine, b, l), x, dy, in, out, batch->B * T, !engine->first);
+        matmul_tn(engine->matmul, grad(engine, w, l), grad(engine, b, l), x, dy, in, out, batch->N, !engine->first);
         return;
     }
     float *dw = grad_begun(engine, w, l), *db = grad_begun(engine, b, l);
@@ -207,9 +213,9 @@ static void linear_dweight(Engine *engine, const Batch *batch, const void *x, co
 }
 
 // dx (N, in) = dy (N, out) W^T
-static void linear_dinput(Engine *engine, void *dx, const void *dy, TensorKind w, int l, size_t N) {
+static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
-    matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), N, t->rows, t->columns);
+    matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), batch->N, t->rows, t->columns);
 }
 
 // Gradients of y = LN(x) from dy. Adds to dx, to gamma's (w) and beta's (b), and to their per-example norms.
@@ -217,8 +223,7 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
     layernorm_backward(engine->dx, grad_begun(engine, w, l), grad_begun(engine, b, l), gamma_sq, beta_sq, engine->dy, x,
-                       mean, rstd, weight(engine, w, l), batch->B, batch->T, engine->config.model->config.channels,
-                       engine->ln_scratch, engine->config.dtype);
+                       mean, rstd, weight(engine, w, l), batch->B, batch->T, batch->C, engine->ln_scratch, batch->type);
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
         *example_sq(engine, b, l) += beta_sq[i];
@@ -228,50 +233,48 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
 // The gradient of a branch's output before dropout. It is dx, or with dropout a masked copy of dx in `scratch`.
 static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
     if (!batch->dropout.below) return engine->dx;
-    drop(engine, batch, scratch, engine->dx, place, l);
+    drop(batch, scratch, engine->dx, place, l);
     return scratch;
 }
 
 // Turns engine->dx from the gradient of the block's output into that of its input.
 static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) {
-    size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
-    size_t N = batch->B * batch->T;
     void *dy = engine->dy, *dwide = engine->dwide;
-    Dtype type = engine->config.dtype;
+    const size_t C = batch->C, wide = batch->N * 4 * C;
     const Attention attention = attention_of(engine, batch, l);
     // Recompute what the forward pass did not keep. x already includes its residual.
     if (engine->config.recompute == RECOMPUTE_BLOCK) block_forward(engine, batch, k, NULL, NULL, l);
-    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, N * 4 * C, type);
+    if (engine->config.recompute == RECOMPUTE_GELU) gelu_forward(k->gelu, k->fc, wide, batch->type);
     // MLP
     const void *branch = branch_gradient(engine, batch, dy, DROPOUT_MLP, l);
     linear_dweight(engine, batch, k->gelu, branch, FCPROJ_W, FCPROJ_B, l);
-    linear_dinput(engine, dwide, branch, FCPROJ_W, l, N);
-    gelu_backward(dwide, dwide, k->fc, N * 4 * C, type);
+    linear_dinput(engine, batch, dwide, branch, FCPROJ_W, l);
+    gelu_backward(dwide, dwide, k->fc, wide, batch->type);
     linear_dweight(engine, batch, k->ln2, dwide, FC_W, FC_B, l);
-    linear_dinput(engine, dy, dwide, FC_W, l, N);
+    linear_dinput(engine, batch, dy, dwide, FC_W, l);
     ln_backward(engine, batch, k->x_mid, k->mean2, k->rstd2, LN2_W, LN2_B, l);
     // attention
     branch = branch_gradient(engine, batch, dwide, DROPOUT_ATTENTION, l);
     linear_dweight(engine, batch, k->attention, branch, PROJ_W, PROJ_B, l);
-    linear_dinput(engine, dy, branch, PROJ_W, l, N);
-    attention_backward(&attention, dwide, dy, k->qkv, k->attention, k->lse, batch->B, batch->T, NH, C / NH);
+    linear_dinput(engine, batch, dy, branch, PROJ_W, l);
+    attention_backward(&attention, dwide, dy, k->qkv, k->attention, k->lse, batch->B, batch->T, batch->NH,
+                       C / batch->NH);
     linear_dweight(engine, batch, k->ln1, dwide, QKV_W, QKV_B, l);
-    linear_dinput(engine, dy, dwide, QKV_W, l, N);
+    linear_dinput(engine, batch, dy, dwide, QKV_W, l);
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
 }
 
 // Adds dx (B, T, C) to the gradients of wte and wpe. wte has two roles, embedding (gradient E) and head (U). U is in
 // memory already. |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
-    size_t C = (size_t)engine->config.model->config.channels, T = batch->T;
-    drop(engine, batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
+    size_t C = batch->C, T = batch->T;
+    drop(batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
     embedding_backward(grad(engine, WTE, 0), grad_begun(engine, WPE, 0), engine->dx, batch->tokens, batch->stride,
-                       engine->position, batch->B, T, C, engine->config.dtype);
+                       engine->position, batch->B, T, C, batch->type);
     for (size_t b = 0; b < batch->B && batch->mode == GNS_EXACT; b++) {
-        EmbeddingNorms n = embedding_example_norms(at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C,
-                                                   batch->tokens + b * batch->stride,
-                                                   engine->position ? engine->position + b * T : NULL, T, C,
-                                                   engine->dwide /* free now */, engine->config.dtype);
+        EmbeddingNorms n = embedding_example_norms(
+            at(engine, engine->dx, b * T * C), engine->head_at_token + b * T * C, batch->tokens + b * batch->stride,
+            engine->position ? engine->position + b * T : NULL, T, C, engine->dwide /* free now */, batch->type);
         *example_sq(engine, WTE, 0) += n.embedding_sq + 2 * n.cross;
         *example_sq(engine, WPE, 0) += n.position_sq;
     }
@@ -280,13 +283,13 @@ static void embeddings_backward(Engine *engine, const Batch *batch) {
 static int backward(Engine *engine, const Batch *batch, Error *e) {
     const Model *model = engine->config.model;
     int L = model->config.layers;
-    memset(engine->dx, 0, value_bytes(engine->config.dtype) * batch->B * batch->T * (size_t)model->config.channels);
+    memset(engine->dx, 0, value_bytes(batch->type) * batch->N * batch->C);
     for (int l = L - 1; l >= 0; l--) {
         TRY(watch_begins(&engine->watch, model, 1 + l, e));
         TRY(next_weights(engine, l, l - 1, e));
         if (l == L - 1) ln_backward(engine, batch, engine->x_final, engine->meanf, engine->rstdf, LNF_W, LNF_B, 0);
         block_backward(engine, batch, &engine->block[l], l);
-        count_work(engine, batch, 2 * batch->B * batch->T, 0);
+        count_work(engine, batch, 2 * batch->N, 0);
         TRY(watch_final(&engine->watch, model, 1 + l, e));
     }
     embeddings_backward(engine, batch);
@@ -319,19 +322,14 @@ static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
 static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     const Model *model = engine->config.model;
     size_t T = (size_t)engine->config.seq_len;
-    const Batch batch = {.tokens = tokens,
-                         .stride = T + 1,
-                         .B = (size_t)n,
-                         .T = T,
-                         .passes = 3,
-                         .mode = mode,
-                         .dropout = dropout_at(engine->config.dropout, engine->example, 0)};
+    Batch batch = batch_of(engine, tokens, T + 1, (size_t)n, T, 0);
+    batch.mode = mode, batch.passes = 3;
+    batch.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
     for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
-    if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.B * T, grad(engine, WTE, 0), !engine->first);
+    if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.N, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
     add_losses(&engine->nll_sum, engine->nll, batch.B, T);
     add_losses(&engine->loss_sum, engine->loss ? engine->loss : engine->nll, batch.B, T);
@@ -358,12 +356,11 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
 // ---- Without training -----------------------------------------------------------------------------------------------
 
 static int cpu_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
-    const Batch batch = {.tokens = tokens, .stride = (size_t)T + 1, .B = (size_t)n, .T = (size_t)T, .passes = 1};
+    const Batch batch = batch_of(engine, tokens, (size_t)T + 1, (size_t)n, (size_t)T, 0);
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
-    set_targets(engine, &batch);
     TRY(forward(engine, &batch, e));
-    head_rows(engine, &batch, 0, batch.B * batch.T, NULL, false);
-    memcpy(loss, engine->nll, batch.B * batch.T * sizeof(float));
+    head_rows(engine, &batch, 0, batch.N, NULL, false);
+    memcpy(loss, engine->nll, batch.N * sizeof(float));
     return 0;
 }
 
@@ -373,7 +370,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
     // Always compute the last token.
     bool shared = engine->config.model->config.layers > 1 && engine->block[1].qkv == engine->block[0].qkv;
     while (!shared && seen + 1 < count && (int)seen < engine->seen_count && tokens[seen] == engine->seen[seen]) seen++;
-    const Batch batch = {.tokens = tokens, .stride = count, .B = 1, .T = count, .first = seen, .passes = 1};
+    const Batch batch = batch_of(engine, tokens, count, 1, count, seen);
     assert(n > 0 && n <= engine->config.seq_len);
     TRY(forward(engine, &batch, e));
     memcpy(engine->seen, tokens, sizeof *tokens * count);
