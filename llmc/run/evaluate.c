@@ -3,7 +3,7 @@
 
 #include "base/terminal.h"
 
-// ---- Loss -----------------------------------------------------------------------------------------------------------
+// ---- Rows -----------------------------------------------------------------------------------------------------------
 
 // Rows [done, done + n) of `rows` windows spread evenly over the validation set.
 static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, int n, int64_t rows, Error *e) {
@@ -27,77 +27,61 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
-                  Error *e) {
-    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)dataset_describe(data->val).windows;
-    if (rows > windows) rows = windows;
-    double sums[2] = {0}; // of losses, of bytes
+// Evaluates this rank's share of `rows` rows and sums over ranks: with `questions` each ending's loss into its place in sum
+// (rows), else the losses and the bytes of the text into sum (2).
+static int evaluate_rows(Setup *setup, const RunData *data, bool questions, int64_t rows, int width, Progress *progress,
+                         double *sum, Error *e) {
     RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
     Error ignored;
-    progress_begin(progress, "validation", mine.count);
+    progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {
-        int n = (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
-        if (n > 0 && !unread) unread = read_val_rows(setup, data, mine.first + done, n, rows, e);
+        const int n =
+            (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
+        const int64_t first = mine.first + done;
+        if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
+        else if (n > 0 && !unread) unread = read_val_rows(setup, data, first, n, rows, e);
         if (n == 0 || unread) {
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;
         }
         progress_next(progress, done, n);
-        TRY(engine_eval(setup->engine, data->rows, n, (int)T, data->losses, e));
-        for (int64_t i = 0; i < n * T; i++) sums[0] += data->losses[i];
-        for (int i = 0; i < n && setup->tokenizer; i++)
-            sums[1] += target_bytes(setup->tokenizer, data->rows + i * (T + 1), (int)T);
+        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
+        if (questions) hellaswag_sums(data->hellaswag, (int)first, n, data->losses, sum + first);
+        for (int64_t i = 0; !questions && i < (int64_t)n * width; i++) sum[0] += data->losses[i];
+        for (int i = 0; !questions && setup->tokenizer && i < n; i++)
+            sum[1] += target_bytes(setup->tokenizer, data->rows + i * (width + 1), width);
         comm_progress(setup->comm);
         done += n;
     }
-    TRY(comm_agree(setup->comm, unread, e));
-    TRY(comm_sum(setup->comm, sums, 2, e));
     progress_end(progress);
-    *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sums[0] / (double)(rows * T), .bytes = sums[1]};
-    return 0;
+    TRY(comm_agree(setup->comm, unread, e));
+    return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // exact for an ending: all ranks but one add 0
 }
 
-// ---- HellaSwag ------------------------------------------------------------------------------------------------------
-
-// Sums the losses of this rank's rows into their places in sum (rows).
-static int sum_endings(Setup *setup, const RunData *data, RankRows mine, Progress *progress, double *sum, Error *e) {
-    int width = hellaswag_describe(data->hellaswag).width, rows = hellaswag_describe(data->hellaswag).rows;
-    int first = (int)mine.first, end = (int)(mine.first + mine.count), n;
-    for (int64_t passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--, first += n) {
-        n = end - first < setup->shape.micro_batch ? end - first : setup->shape.micro_batch;
-        if (n == 0) {
-            TRY(parallel_idle_pass(&setup->parallel, e));
-            continue;
-        }
-        hellaswag_rows(data->hellaswag, first, n, data->rows);
-        progress_next(progress, first - mine.first, n);
-        TRY(engine_eval(setup->engine, data->rows, n, width, data->losses, e));
-        hellaswag_sums(data->hellaswag, first, n, data->losses, sum + first);
-        comm_progress(setup->comm);
-    }
+int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
+                  Error *e) {
+    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
+    int64_t windows = (int64_t)dataset_describe(data->val).windows;
+    double sum[2] = {0};
+    if (rows > windows) rows = windows;
+    TRY(evaluate_rows(setup, data, false, rows, (int)T, progress, sum, e));
+    *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sum[0] / (double)(rows * T), .bytes = sum[1]};
     return 0;
 }
 
 int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e) {
-    Comm *comm = setup->comm;
-    int rows = hellaswag_describe(data->hellaswag).rows, code = 0;
+    const HellaSwagInfo info = hellaswag_describe(data->hellaswag);
     double *sum;
-    TRY(memory_alloc_zero((void **)&sum, (size_t)rows * sizeof *sum, "HellaSwag's scores", e));
-    RankRows mine = rows_of_rank(rows, comm->rank, comm->ranks);
-    progress_begin(progress, "HellaSwag", mine.count);
-    TRY_GOTO(sum_endings(setup, data, mine, progress, sum, e));
-    TRY_GOTO(comm_sum(comm, sum, rows, e)); // exact: all ranks but one add 0
-    progress_end(progress);
-    for (int i = 0; i < rows && !code; i++) {
+    TRY(memory_alloc_zero((void **)&sum, (size_t)info.rows * sizeof *sum, "HellaSwag's scores", e));
+    int code = evaluate_rows(setup, data, true, info.rows, info.width, progress, sum, e);
+    for (int i = 0; i < info.rows && !code; i++) {
         if (isfinite(sum[i])) continue;
-        comm_settle(comm); // all ranks have the same sums
+        comm_settle(setup->comm); // all ranks have the same sums
         code = FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss on the questions of %s is not finite",
                     setup->options.hellaswag);
     }
     if (!code) *score = hellaswag_score(data->hellaswag, sum);
-done:
     memory_free(sum);
     return code;
 }
