@@ -1,10 +1,7 @@
-#include "run/inspect.h"
+#include "run/run.h"
 
-#include "checkpoint/archive.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
-#include "run/state.h"
-#include "text/shards.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -103,28 +103,23 @@ int metrics_close(Metrics *m, Error *e) {
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
 // *keep: the bytes of a log before the first line of a step after `step`, the first incomplete line, or the line at
-// byte `end`; 0: no file. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long
-// line.
-static int bytes_until(const Metrics *m, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
+// byte `end`. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long line.
+static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
-    uint64_t bytes;
     long long at;
-    int fd, c, error;
+    FILE *f = fdopen(dup(fd), "r");
     *keep = 0;
-    if (!file_exists_in(m->dir, path)) return 0;
-    TRY(file_open_input_in(m->dir, path, &fd, &bytes, e)); // not a FIFO
-    FILE *f = fdopen(fd, "r");
-    while (f && *keep != end && (c = getc(f)) == '{') {
+    if (f) rewind(f);
+    for (int c; f && *keep != end && (c = getc(f)) == '{';) {
         ungetc(c, f);
         ssize_t n = getline(&line, &room, f);
         if (n <= 0 || line[n - 1] != '\n' || sscanf(line, "{\"step\": %lld", &at) != 1 || at > step) break;
         *keep += n;
     }
-    error = !f || ferror(f) ? errno : 0;
+    const int error = !f || ferror(f) ? errno : 0;
     free(line);
     if (f) fclose(f);
-    else close(fd);
     if (!error) return 0;
     return FAIL_UNREADABLE(e, "make it readable, and start again", "%s: cannot read: %s", path, strerror(error));
 }
@@ -134,12 +129,12 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     off_t keep;
     int fd;
     // By steps as well as bytes: the checkpoint may be from another directory, or the file edited.
-    TRY(bytes_until(m, m->steps.path, step, bytes, &keep, e));
+    TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
     if (m->bytes > keep && ftruncate(m->fd, keep) != 0) return cannot_write(m->steps.path, e);
     m->bytes = keep;
     if (!file_exists_in(m->dir, samples)) return 0;
     TRY(file_open_output(m->dir, samples, O_RDWR, &fd, e)); // a run whose samples cannot be written ends now
-    int code = bytes_until(m, samples, step, INT64_MAX, &keep, e);
+    int code = bytes_until(fd, samples, step, INT64_MAX, &keep, e);
     if (!code && step > 0 && ftruncate(fd, keep) != 0) code = cannot_write(samples, e); // a new run keeps older samples
     close(fd);
     return code;
@@ -154,10 +149,12 @@ static void put_value(FILE *f, double x) {
     else fprintf(f, "%.17g", isinf(x) ? copysign(unbounded, x) : x);
 }
 
-static void put_number(FILE *f, const char *name, double x) {
-    fprintf(f, ", \"%s\": ", name);
+static void put_field(FILE *f, const char *name, const char *end, double x) {
+    fprintf(f, ", \"%s%s\": ", name, end);
     put_value(f, x);
 }
+
+static void put_number(FILE *f, const char *name, double x) { put_field(f, name, "", x); }
 
 static FILE *begin_line(Log *log, int64_t step, int64_t tokens) {
     fprintf(log->lines.f, "{\"step\": %lld", (long long)step);
@@ -178,23 +175,19 @@ static int log_end_line(Metrics *m, Log *log, Error *e) {
 
 static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     const GnsEstimate g = gns_estimate(t);
-    static const char *const end[] = {"", "_se", "_lower", "_g2", "_s"};
-    const double number[] = {g.scale, g.scale_se, g.valid ? g.lower : NAN, g.g2, g.s};
-    for (int i = 0; i < 5; i++) {
-        fprintf(f, ", \"%s%s\": ", name, end[i]);
-        put_value(f, number[i]);
-    }
+    put_field(f, name, "", g.scale);
+    put_field(f, name, "_se", g.scale_se);
+    put_field(f, name, "_lower", g.valid ? g.lower : NAN);
+    put_field(f, name, "_g2", g.g2);
+    put_field(f, name, "_s", g.s);
 }
 
 static void put_calibration(FILE *f, const Noise *noise) {
     put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
-    for (int i = 0; i < GROUP_COUNT; i++) {
-        fprintf(f, ", \"gns_type_%s\": ", group_names[i]);
-        put_value(f, gns_estimate(&noise->type[i]).scale);
-    }
-    fputs(", \"gns_layer\": [", f);
+    for (int i = 0; i < GROUP_COUNT; i++)
+        put_field(f, "gns_type_", group_names[i], gns_estimate(&noise->type[i]).scale);
     for (int l = 0; l < noise->layers; l++) {
-        fputs(l ? ", " : "", f);
+        fputs(l ? ", " : ", \"gns_layer\": [", f);
         put_value(f, gns_estimate(&noise->layer[l]).scale);
     }
     fputs("]", f);

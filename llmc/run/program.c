@@ -4,7 +4,6 @@
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "base/text.h"
-#include "run/inspect.h"
 #include "run/run.h"
 
 #include <fcntl.h>
@@ -30,14 +29,14 @@ static void print_complete(const Run *r) {
 
 // Every rank must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    const char *replayed = setup->options.run.ramp_replay;
+    const Options *o = &setup->options;
+    const char *larger = o->run.ramp_replay               ? "replay a run of larger batches"
+                         : o->run.ramp_mode == RAMP_FIXED ? "use a larger --batch-tokens"
+                                                          : "use a larger --batch-min";
     int64_t rows = ramp_smallest(&position->ramp);
     if (rows >= setup->comm->ranks) return 0;
-    FAIL(e, ERR_USAGE, NULL, "%s%sa batch of %lld rows is too small for %d ranks", replayed ? replayed : "",
-         replayed ? ": " : "", (long long)rows, setup->comm->ranks);
-    if (replayed) return error_hint(e, "use mpirun -np %lld, or replay a run of larger batches", (long long)rows);
-    return error_hint(e, "use a larger %s, or mpirun -np %lld",
-                      setup->options.run.ramp_mode == RAMP_FIXED ? "--batch-tokens" : "--batch-min", (long long)rows);
+    FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks", (long long)rows, setup->comm->ranks);
+    return error_hint(e, "use mpirun -np %lld, or %s", (long long)rows, larger);
 }
 
 static int run_training(Run *r, Error *e) {

@@ -87,15 +87,13 @@ static int find_own(Run *r, Newest *newest, Error *e) {
 // Finds the newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
 static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
     Archive archive;
-    int checkpoints = 0;
     if (!directory_exists(path)) return 0;
     TRY(archive_open(&archive, path, e));
     int code = find_newest(r, &archive, newest, e);
-    if (!code) code = archive_count(&archive, &checkpoints, e);
     archive_close(&archive);
     if (code || newest->found || !directory_holds(path, "metrics.jsonl")) return code;
-    return FAIL(e, ERR_INPUT, checkpoints ? "use another run" : "wait for its first one: see its --checkpoint-every",
-                "--model %s: a run without %s checkpoint", path, checkpoints ? "an undamaged" : "a");
+    return FAIL(e, ERR_INPUT, "use another run, or wait for its first one: see its --checkpoint-every",
+                "--model %s: a run without a checkpoint, or with damaged ones only", path);
 }
 
 // Finds a run's checkpoint by its step.

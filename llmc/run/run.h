@@ -174,6 +174,10 @@ bool saves_in_background(const Setup *setup, const Position *position);
 // --dry-run (dry_run.c): prints what the run would take.
 int run_dry(Run *r, Error *e);
 
+// --check (inspect.c): verifies and prints a checkpoint or one file of it, a run directory, a model's directory or file
+// (llm.c's .bin, any .safetensors), or token shards (a file or a pattern). ERR_INPUT if anything is damaged.
+int inspect(const char *path, FILE *out, Error *e);
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Evaluation (evaluate.c): all ranks call these together and share the work. They change only the progress display.
 

@@ -17,12 +17,9 @@
 
 static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
     const Options *o = &setup->options;
-    const char *shape_flag = o->given[OPTION_layers]     ? "--layers"
-                             : o->given[OPTION_heads]    ? "--heads"
-                             : o->given[OPTION_channels] ? "--channels"
-                                                         : NULL;
-    if (shape_flag)
-        return FAIL(e, ERR_USAGE, "leave it out", "%s: --model %s has a shape of its own", shape_flag, o->model);
+    if (o->given[OPTION_layers] || o->given[OPTION_heads] || o->given[OPTION_channels])
+        return FAIL(e, ERR_USAGE, "leave them out",
+                    "--layers, --heads and --channels: --model %s has a shape of its own", o->model);
     TRY(checkpoint_read_config(setup->source, config, e));
     if (o->given[OPTION_vocab_size] && o->vocab_size != config->vocab)
         return FAIL(e, ERR_USAGE, "leave it out", "--vocab-size %lld: --model %s has %d", (long long)o->vocab_size,
@@ -52,24 +49,22 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     if (o->given[OPTION_layers]) config->layers = (int)o->layers;
     if (o->given[OPTION_heads]) config->heads = (int)o->heads;
     if (o->given[OPTION_channels]) config->channels = (int)o->channels;
-    config->vocab = o->given[OPTION_vocab_size] ? (int)o->vocab_size
-                    : tokenizer                 ? tokenizer_vocab_size(tokenizer)
-                                                : 50257; // GPT-2's
+    config->vocab = tokenizer ? tokenizer_vocab_size(tokenizer) : 50257; // GPT-2's
+    if (o->given[OPTION_vocab_size]) config->vocab = (int)o->vocab_size;
     config->context = (int)o->seq_len;
     return 0;
 }
 
 // Loads the model's own tokenizer unless --tokenizer is loaded already. Functions that need text fail without one.
 static int setup_tokenizer(Setup *setup, bool model_from_file, Error *e) {
-    const Options *o = &setup->options;
+    const char *given = setup->options.tokenizer, *path = given;
     int vocab = setup->model.config.vocab;
-    const char *path = *o->tokenizer ? o->tokenizer : NULL;
-    if (!path && model_from_file && tokenizer_exists(setup->source)) path = setup->source;
-    if (!path && vocab == 256) path = "bytes";
-    if (!path) return 0;
+    if (!*path && model_from_file && tokenizer_exists(setup->source)) path = setup->source;
+    if (!*path && vocab == 256) path = "bytes";
+    if (!*path) return 0;
     if (!setup->tokenizer) TRY(tokenizer_load(&setup->tokenizer, path, e));
     int tokens = tokenizer_vocab_size(setup->tokenizer);
-    bool other = model_from_file && *o->tokenizer && vocab > 2 * tokens; // padding never doubles a vocabulary
+    bool other = model_from_file && *given && vocab > 2 * tokens; // padding never doubles a vocabulary
     if (tokens <= vocab && !other) return 0;
     FAIL(e, ERR_INPUT, NULL, "the tokenizer %s has %d tokens, the model's vocabulary %d", path, tokens, vocab);
     return error_hint(e, model_from_file ? "use the tokenizer that the model was trained with" : "use --vocab-size %d",
@@ -183,18 +178,17 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// Fails on a value that is not finite, and names its place, which training or a sample could not.
+// Fails on a value that is not finite, and names its tensor, which training or a sample could not.
 static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
     Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
     for (size_t i = 0; i < range_length(range); i++) {
         if (isfinite(values[i])) continue;
-        size_t at = range.begin + i;
         const Tensor *t = model->tensors;
-        while (t < model->tensors + model->tensor_count - 1 && t[1].offset <= at) t++;
-        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite in row %zu, column %zu",
+        while (t < model->tensors + model->tensor_count - 1 && t[1].offset <= range.begin + i) t++;
+        return FAIL(e, ERR_INPUT, "use another checkpoint", "%s: %s%s is not finite",
                     r->saving.saved[0] ? r->saving.saved : r->setup.source, kind == STATE_PARAM ? "" : "a moment of ",
-                    t->name, (at - t->offset) / t->columns, (at - t->offset) % t->columns);
+                    t->name);
     }
     progress_next(p, p->now.done + (int64_t)range_length(range), 0);
     return engine_load(r->setup.engine, kind, range, values, e);
@@ -359,16 +353,17 @@ int setup_tuning(Run *r, Error *e) {
 // Shards of bytes, or of the characters of a small alphabet, for a model of words: refused for the default model, whose
 // vocabulary no option named, else a warning.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
-    static const OptionId asked[] = {OPTION_model, OPTION_layers, OPTION_channels, OPTION_vocab_size, OPTION_tokenizer};
+    const uint8_t *given = setup->options.given;
     const uint64_t enough = 1 << 20; // tokens, in which words occur
     int V = setup->model.config.vocab, largest;
-    bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer)), named = false;
+    bool words = V > 1000 || (setup->tokenizer && tokenizer_has_merges(setup->tokenizer));
     Error unreadable;
     if (!words || dataset_largest_token(data, enough, &largest, &unreadable) || largest >= BYTE_VALUES) return 0;
     FAIL(e, ERR_INPUT, "say --tokenizer bytes if these are bytes, else the tokenizer or --vocab-size of these shards",
          "%s has no token above %d, and the vocabulary is %d", dataset_shard_path(data, 0), largest, V);
-    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++) named = named || setup->options.given[asked[i]];
-    if (!named) return e->code;
+    if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
+          given[OPTION_tokenizer]))
+        return e->code;
     if (is_rank0(setup)) print_folded(stderr, 9, "warning: %s. %s\n", e->what, e->hint);
     return 0;
 }
@@ -402,9 +397,6 @@ int setup_data(Run *r, Error *e) {
     return 0;
 }
 
-// Hashes that all ranks must share. They cover contents: machines may hold copies of the files.
-enum { SAME_MODEL, SAME_TRAIN, SAME_VAL, SAME_QUESTIONS, SAME_REPLAY, SAME_COUNT };
-
 static uint64_t hash_shards(const ShardList *list) {
     uint64_t hash = HASH_START;
     for (int i = 0; i < list->count; i++) {
@@ -414,32 +406,30 @@ static uint64_t hash_shards(const ShardList *list) {
     return hash;
 }
 
-static int hash_data(const Run *r, uint64_t hash[SAME_COUNT], Error *e) {
-    const RunData *data = &r->data;
-    const Ramp *ramp = &r->position.ramp;
-    FileDigest questions;
-    if (r->setup.source[0]) TRY(checkpoint_hash_model(r->setup.source, &hash[SAME_MODEL], e));
-    // the vocabulary may come from the tokenizer
-    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.model.config, sizeof r->setup.model.config);
-    hash[SAME_MODEL] = hash_bytes(hash[SAME_MODEL], &r->setup.shape.separator, sizeof r->setup.shape.separator);
-    hash[SAME_REPLAY] = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
-    if (data->train) hash[SAME_TRAIN] = hash_shards(&data->shards);
-    if (data->val) hash[SAME_VAL] = hash_shards(&data->val_shards);
-    if (!data->hellaswag) return 0;
-    TRY(file_digest(r->setup.options.hellaswag, DIGEST_SAMPLE, &questions, e));
-    hash[SAME_QUESTIONS] = hash_bytes(HASH_START, questions.hash, sizeof questions.hash);
-    return 0;
-}
-
+// Compares hashes of contents: machines may hold copies of the files.
 int setup_same_data(const Run *r, Error *e) {
-    static const char *const other[SAME_COUNT] = {"another model (--model, --tokenizer)",
-                                                  "other training data (--train)", "other validation data (--val)",
-                                                  "other questions (--hellaswag)", "another run to replay (--ramp)"};
-    uint64_t hash[SAME_COUNT] = {0};
-    if (r->setup.comm->ranks == 1) return 0;
-    TRY(comm_agree(r->setup.comm, hash_data(r, hash, e), e));
-    for (int i = 0; i < SAME_COUNT; i++)
-        TRY(comm_same(r->setup.comm, hash[i], ERR_INPUT, other[i], SAME_FILES_HINT, e));
+    const Setup *s = &r->setup;
+    const Ramp *ramp = &r->position.ramp;
+    const uint64_t replay = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
+    uint64_t model = HASH_START;
+    FileDigest questions = {0};
+    int code = 0;
+    if (s->comm->ranks == 1) return 0;
+    if (s->source[0]) code = checkpoint_hash_model(s->source, &model, e);
+    model = hash_bytes(model, &s->model.config, sizeof s->model.config); // the vocabulary may come from the tokenizer
+    model = hash_bytes(model, &s->shape.separator, sizeof s->shape.separator);
+    if (!code && r->data.hellaswag) code = file_digest(s->options.hellaswag, DIGEST_SAMPLE, &questions, e);
+    TRY(comm_agree(s->comm, code, e));
+    const struct {
+        uint64_t hash;
+        const char *other;
+    } same[] = {{model, "another model (--model, --tokenizer)"},
+                {hash_shards(&r->data.shards), "other training data (--train)"},
+                {hash_shards(&r->data.val_shards), "other validation data (--val)"},
+                {hash_bytes(HASH_START, questions.hash, sizeof questions.hash), "other questions (--hellaswag)"},
+                {replay, "another run to replay (--ramp)"}};
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+        TRY(comm_same(s->comm, same[i].hash, ERR_INPUT, same[i].other, SAME_FILES_HINT, e));
     return 0;
 }
 

@@ -1,11 +1,9 @@
 // What a run prints about itself before the first step.
 #include "run/run.h"
 
-#include "base/files.h"
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
-#include "plan/plan.h"
 
 // Names the origin of a new run's weights: a preset's name may be mistaken for a trained model.
 static void print_model(FILE *f, const Run *r) {
@@ -108,25 +106,6 @@ static void print_notes(FILE *f, const Run *r) {
                    "DIRECTORY\n");
 }
 
-// Warns if the disk is too small for the run's checkpoints.
-static void warn_of_disk(const Setup *setup, const Position *position, const Archive *archive) {
-    const Options *o = &setup->options;
-    const double mib = 1 << 20, one = (double)saver_checkpoint_bytes(&setup->model, setup->tokenizer);
-    int present;
-    uint64_t left;
-    Error ignored;
-    if (archive_count(archive, &present, &ignored) || disk_free(archive->dir, archive->path, &left, &ignored)) return;
-    int64_t most = plan_checkpoints(&position->ramp, o), more = most > present ? most - present : 1;
-    if ((double)left >= (double)more * one) return;
-    const char *then =
-        o->keep ? "Older ones are removed as needed" : "Free some space, or remove older ones with --keep";
-    print_folded(
-        stderr, 9,
-        "warning: checkpoints take %.1f MiB each, at most %lld at a time, of which %d are there: %.1f MiB more, "
-        "%.1f MiB free in %s: NOT ENOUGH. %s\n",
-        one / mib, (long long)most, present, (double)more * one / mib, (double)left / mib, o->out, then);
-}
-
 int print_setup(const Run *r, Error *e) {
     enum { INDENT = 8 }; // of "model   "
     const Options *o = &r->setup.options;
@@ -154,6 +133,5 @@ int print_setup(const Run *r, Error *e) {
     print_lines(stdout, INDENT, text.text);
     text_free(&text);
     fflush(stdout);
-    if (r->data.train) warn_of_disk(&r->setup, &r->position, &r->saving.archive);
     return 0;
 }

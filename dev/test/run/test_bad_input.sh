@@ -232,7 +232,7 @@ bad tokenizer_fifo        $input fifo_words/vocab.json "${model[@]}" model --tok
 bad tokenizer_too_small   $input "the tokenizer bytes has 256 tokens, the model's vocabulary 50257" --sample-only --model of_words --tokenizer bytes
 bad sample_not_finite     76 "--model huge_weights: the logits after token 1 are not finite" --sample-only --model huge_weights --prompt a
 bad eval_not_finite       76 "the loss of --model huge_weights" --eval-only --model huge_weights --val good.bin --seq-len 16
-bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite in row 3, column 0. use another" "${model[@]}" nan_weights
+bad weights_nan           $input "nan_weights: h.0.mlp.c_proj.weight is not finite. use another" "${model[@]}" nan_weights
 bad moments_of_a_preset   $usage "--with-optimizer: --model d1 has no moments. name a run" "${run[@]}" --with-optimizer --out new
 bad moments_without_a_run $input "with-optimizer needs a run" "${model[@]}" no_state --with-optimizer
 bad weights_nul_name      $input "nul_name/model.safetensors: malformed JSON at byte" "${model[@]}" nul_name
