@@ -105,14 +105,14 @@ static void check_every_step(const char *out, const char *options, int overflows
     Error e = {0};
     size_t bytes;
     int step = 0, examples = 0, clipped = 0;
-    CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                      "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
-                      "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
-                      "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip %g "
-                      "--gns off --seed %d --out %s %s",
-                      V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip, SEED,
-                      out, options) == 0,
-          "%s", log_tail());
+    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                          "--seq-len %d --threads 1 --micro-batch %d --ramp linear --batch-min %d --batch-max %d "
+                          "--batch-tokens %d --train-tokens %d --warmup-tokens %d --lr %g --lr-schedule linear "
+                          "--final-lr-frac %g --beta1 0.8 --beta2 0.9 --eps 1e-7 --weight-decay 0.3 --grad-clip %g "
+                          "--gns off --seed %d --out %s %s",
+                          V, T, MICRO_BATCH, LOW, HIGH, REFERENCE * T, TOKENS, WARMUP, peak, final_frac, grad_clip,
+                          SEED, out, options),
+              0);
     char *log = read_text(path_of("%s/metrics.jsonl", out), &bytes);
     world_open(&w);
     for (char *line = log ? strtok(log, "\n") : NULL; line && examples * T < TOKENS; line = strtok(NULL, "\n")) {
@@ -195,16 +195,15 @@ static void test_loss_scale(void) {
     CHECK(file_mentions("scaled/metrics.jsonl", "\"loss_scale\": 65536, \"overflows\": 0}"), "the default");
     overflow.above = 0x1p27;
     check_every_step("over", "--loss-scale 1073741824 --checkpoint-every 2 --keep 0", 3);
-    CHECK(log_mentions("step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n"), "%s",
-          log_tail());
-    CHECK(log_mentions("  3 overflows"), "%s", log_tail());
+    CHECK_RUN(0, 0, "step 3: the gradient overflows at loss scale 268435456: update skipped, now 134217728\n",
+              "  3 overflows");
     CHECK(file_mentions(path_of("over/step_%08ld/training/state.json", newest_step("over")),
                         "\"loss_scale\":\t134217728,"),
           "state.json");
     copy_tree("over/step_00000002", "part/step_00000002");
     copy_file("over/metrics.jsonl", "part/metrics.jsonl");
     check_every_step("part", "--loss-scale 1073741824 --checkpoint-every 2 --keep 0", 3);
-    CHECK(log_mentions("step 3: the gradient overflows") && !log_mentions("step 2: the gradient"), "%s", log_tail());
+    CHECK_RUN(0, 0, "step 3: the gradient overflows", "!step 2: the gradient");
     check_same_end("over", "part", "resumed");
     trainer.engine = cpu_engine;
     overflow.above = INFINITY;
@@ -214,10 +213,10 @@ static void test_loss_scale(void) {
 static char *run_exact(const char *out, EngineApi engine) {
     size_t bytes;
     trainer.engine = engine;
-    CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
-                      "--seq-len %d --threads 1 --micro-batch %d --steps 32 --gns exact --skip-grad-z 1e6 --out %s",
-                      V, T, MICRO_BATCH, out) == 0,
-          "%s", log_tail());
+    CHECK_RUN(trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                          "--seq-len %d --threads 1 --micro-batch %d --steps 32 --gns exact --skip-grad-z 1e6 --out %s",
+                          V, T, MICRO_BATCH, out),
+              0);
     trainer.engine = cpu_engine;
     return read_text(path_of("%s/metrics.jsonl", out), &bytes);
 }
@@ -249,26 +248,19 @@ static void test_overflow_measures_nothing(void) {
 
 // The smallest scale overflows; the loss is not a number, which no scale mends; scales that are none; another engine.
 static void test_loss_scale_errors(void) {
+#define BAD "--train-tokens 900 --out bad --fresh "
     trainer.engine = overflowing_engine();
     overflow.above = 0.5;
-    int code = trainer_run("--train-tokens 900 --out bad --loss-scale 2");
-    CHECK(code == ERR_NONFINITE && log_mentions("not finite at loss scale 1: gradient of ") &&
-              log_mentions("step 1: the gradient overflows at loss scale 2"),
-          "%d: %s", code, log_tail());
+    CHECK_RUN(trainer_run(BAD "--loss-scale 2"), ERR_NONFINITE, "not finite at loss scale 1: gradient of ",
+              "step 1: the gradient overflows at loss scale 2");
     overflow.loss = true; // and its gradient
-    code = trainer_run("--train-tokens 900 --out bad --fresh");
-    CHECK(code == ERR_NONFINITE && log_mentions("error: step 1, ") && log_mentions("loss nan"), "%d: %s", code,
-          log_tail());
+    CHECK_RUN(trainer_run(BAD), ERR_NONFINITE, "error: step 1, ", "loss nan");
     overflow.loss = false;
     overflow.above = INFINITY;
-    CHECK(trainer_run("--train-tokens 900 --out bad --fresh --loss-scale 3") == ERR_USAGE, "%s", log_tail());
+    CHECK_RUN(trainer_run(BAD "--loss-scale 3"), ERR_USAGE);
     trainer.engine = cpu_engine;
-    code = trainer_run("--train-tokens 900 --out bad --fresh --loss-scale 4");
-    CHECK(code == ERR_USAGE && log_mentions("error: --loss-scale: gradients of fp32 need none"), "%d: %s", code,
-          log_tail());
-    code = trainer_run("--train-tokens 900 --out bad --fresh --dtype fp16");
-    CHECK(code == ERR_USAGE && log_mentions("error: --dtype fp16: only the CUDA trainer has it"), "%d: %s", code,
-          log_tail());
+    CHECK_RUN(trainer_run(BAD "--loss-scale 4"), ERR_USAGE, "error: --loss-scale: gradients of fp32 need none");
+    CHECK_RUN(trainer_run(BAD "--dtype fp16"), ERR_USAGE, "error: --dtype fp16: only the CUDA trainer has it");
 }
 
 // Where the gradient of one rank alone overflows, all skip the step.
@@ -276,7 +268,7 @@ static void test_overflow_of_one_rank(void) {
     if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");
     trainer.ranks = trainer.batch_min = 2;
     for (int zero = 0; zero < 3; zero++)
-        CHECK(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero) == 0, "%s", log_tail());
+        CHECK_RUN(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero), 0);
     CHECK(log_mentions("step 2: the gradient overflows at loss scale 65536"), "%s", log_tail());
     CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
     check_same_end("ranks0", "ranks1", "--zero 1");
@@ -364,9 +356,9 @@ static void test_ramp_target(void) {
 
 // With exact at every step it is kappa x the whole model's scale; a --gns-ratio that is given counts all the same.
 static void test_ramp_of_the_whole_model(void) {
-    CHECK(run_ramp(6, STEPS_COST "--gns exact --out total") == 0, "%s", log_tail());
+    CHECK_RUN(run_ramp(6, STEPS_COST "--gns exact --out total"), 0);
     check_ramp("total/metrics.jsonl", 6, true);
-    CHECK(run_ramp(1, STEPS_COST "--gns exact --gns-ratio 4 --out given") == 0, "%s", log_tail());
+    CHECK_RUN(run_ramp(1, STEPS_COST "--gns exact --gns-ratio 4 --out given"), 0);
     check_ramp("given/metrics.jsonl", 1, false);
 }
 
@@ -378,15 +370,14 @@ static void test_ramp_measures(void) {
     overflow.above = 0x1p27;
     for (int i = 0; i < 4; i++) {
         if (i == 3) trainer.engine = overflowing_engine();
-        CHECK(run_ramp(1000, path_of("%s --out measured%d", options[i], i)) == 0, "%s", log_tail());
+        CHECK_RUN(run_ramp(1000, path_of("%s --out measured%d", options[i], i)), 0);
         size_t bytes;
         char *json = read_text(path_of("measured%d/run.json", i), &bytes);
         const double x = json ? number_in(json, "ramp_step_rows") : NAN;
         memory_free(json);
         CHECK(x >= 0.1 && x <= 1e9 && log_mentions(path_of("a step of B rows costs as much as %g + B rows", x)), "%g",
               x);
-        CHECK(run_ramp(1000, path_of("%s --ramp-step-rows %.17g --out told%d", options[i], x, i)) == 0, "%s",
-              log_tail());
+        CHECK_RUN(run_ramp(1000, path_of("%s --ramp-step-rows %.17g --out told%d", options[i], x, i)), 0);
         check_same_end(path_of("measured%d", i), path_of("told%d", i), options[i]);
         trainer.engine = cpu_engine;
     }
@@ -412,15 +403,8 @@ int main(int argc, char **argv) {
         return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
     }
     trainer_setup();
-    RUN(test_every_step);
-    RUN(test_loss_scale);
-    RUN(test_overflow_measures_nothing);
-    RUN(test_loss_scale_errors);
-    RUN(test_overflow_of_one_rank);
-    RUN(test_nonfinite_gradient);
-    RUN(test_ramp_target);
-    RUN(test_ramp_of_the_whole_model);
-    RUN(test_ramp_measures);
-    RUN(test_stop_while_measuring);
+    RUN(test_every_step, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors);
+    RUN(test_overflow_of_one_rank, test_nonfinite_gradient, test_ramp_target, test_ramp_of_the_whole_model);
+    RUN(test_ramp_measures, test_stop_while_measuring);
     return trainer_end();
 }
