@@ -106,21 +106,19 @@ static int read_bin(const char *path, Error *e) {
 // An accepted file holds what it declares.
 static int read_safetensors(const char *path, Error *e) {
     static unsigned char raw[MAX_BYTES];
+    static float values[MAX_BYTES];
     SafetensorsReader reader;
     TRY(safetensors_open(&reader, path, e));
-    uint64_t bytes = 0;
+    uint64_t bytes = reader.data_offset;
     for (int i = 0; i < reader.count; i++) {
         const SafetensorsEntry *entry = &reader.entries[i];
         CHECK(safetensors_find(&reader, entry->name) == entry, "%s is not found", entry->name);
         CHECK_OK(safetensors_read(entry, 0, entry->count, raw, e), e);
-        bytes += entry->count * safetensors_type_bytes(entry->type);
-        float *values = malloc(entry->count * sizeof *values + 1);
         int code = safetensors_read_f32(entry, 0, entry->count, values, e);
         CHECK(code == 0 || (code == ERR_INPUT && test_says_byte(e->what)), "code %d: %s", code, e->what);
-        free(values);
+        bytes += entry->count * safetensors_type_bytes(entry->type);
     }
-    CHECK(reader.data_offset + bytes == sample.count, "%zu of %zu bytes", (size_t)(reader.data_offset + bytes),
-          sample.count);
+    CHECK(bytes == sample.count, "%zu of %zu bytes", (size_t)bytes, sample.count);
     safetensors_close(&reader);
     return 0;
 }
@@ -143,13 +141,10 @@ static int read_shard(const char *path, Error *e) {
 
 // Accepted questions give rows of tokens of the vocabulary and a score.
 static int read_questions(const char *path, Error *e) {
-    int T = 1 + (int)draw(90);
     HellaSwag *h;
-    TRY(hellaswag_open(&h, path, byte_tokenizer, VOCAB, T, e));
+    TRY(hellaswag_open(&h, path, byte_tokenizer, VOCAB, 1 + (int)draw(90), e));
     HellaSwagInfo info = hellaswag_describe(h);
     size_t width = (size_t)info.width, n = (size_t)info.rows;
-    CHECK(info.questions > 0 && info.rows >= 2 * info.questions && info.width > 0 && info.width <= T, "%d questions",
-          info.questions);
     uint16_t *rows = malloc(n * (width + 1) * sizeof *rows);
     float *loss = calloc(n * width, sizeof *loss);
     double *sum = malloc(n * sizeof *sum);
@@ -157,7 +152,7 @@ static int read_questions(const char *path, Error *e) {
     for (size_t i = 0; i < n * (width + 1); i++) CHECK(rows[i] < VOCAB, "token %d", rows[i]);
     hellaswag_sums(h, 0, info.rows, loss, sum);
     HellaSwagScore score = hellaswag_score(h, sum);
-    CHECK(score.questions == info.questions && score.correct <= score.questions, "%d", score.correct);
+    CHECK(score.questions > 0 && score.correct <= score.questions, "%d of %d", score.correct, score.questions);
     free(rows);
     free(loss);
     free(sum);
@@ -330,21 +325,18 @@ static void mutate(size_t begin, size_t end) {
                                     VOCAB - 1, VOCAB, 65535, 64, 1 << 30,   65536};
     size_t at = begin + draw(end - begin), from = draw(sample.count), digits = 0;
     const char *word = words[draw(sizeof words / sizeof *words)];
-    char byte = (char)draw(256);
-    switch (draw(9)) {
-    case 0: splice(at, 1, &byte, 1); break;
-    case 1: splice(at, 0, word, strlen(word)); break;
-    case 2: splice(at, strlen(word), word, strlen(word)); break;
-    case 3: splice(at, 1 + draw(40), "", 0); break;
-    case 4: splice(at, 0, sample.bytes + from, draw(size_min(200, sample.count - from))); break;
-    case 5: sample.count = size_min(at, sample.count); break;
-    case 6: // another number in a number's place
+    switch (draw(7)) {
+    case 0: splice(at, draw(2) * strlen(word), word, strlen(word)); break;
+    case 1: splice(at, 1 + draw(40), "", 0); break;
+    case 2: splice(at, 0, sample.bytes + from, draw(size_min(200, sample.count - from))); break;
+    case 3: sample.count = size_min(at, sample.count); break;
+    case 4: // another number in a number's place
         while (at < sample.count && (sample.bytes[at] < '0' || sample.bytes[at] > '9')) at++;
         while (at + digits < sample.count && sample.bytes[at + digits] >= '0' && sample.bytes[at + digits] <= '9')
             digits++;
         splice(at, digits, word, strlen(word));
         break;
-    case 7: // an integer of 16 or 32 bits
+    case 5: // an integer of 16 or 32 bits
         splice(at / 4 * 4, 2 + at % 2 * 2, (const char *)&edges[draw(sizeof edges / sizeof *edges)], 2 + at % 2 * 2);
         break;
     default:
@@ -386,28 +378,27 @@ typedef struct {
     void (*settle)(void); // or NULL
     double weight;        // of the time
     size_t first, end;    // changes begin within these bytes; end 0: anywhere
-    bool byte;            // a message must name the byte
 } Target;
 
 // clang-format off
 static const Target targets[] = {
-    {"options", "", "fuzz.cfg", parse_config, make_config, NULL, 2, 0, 0, false},
-    {"command_line", "", "fuzz", parse_words, make_words, NULL, 2, 0, 0, false},
-    {"step/MANIFEST.json", "step/", "step", read_manifest, NULL, settle_manifest, 1, 0, 0, false},
-    {"step/training/state.json", "step/training/state.json", "step", read_state, NULL, NULL, 1, 0, 0, false},
-    {"step/config.json", "step/config.json", "step", read_config, NULL, NULL, 1, 0, 0, false},
-    {"many/model.safetensors.index.json", "many/", "many", read_weights, NULL, NULL, 1, 0, 0, false},
-    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, NULL, NULL, 1, 0, 0, false},
-    {"step/training/optimizer.safetensors", "step", "step", read_optimizer, NULL, NULL, 1, 0, 400, false}, // the rest is values
-    {"any.safetensors", "any.safetensors", "any.safetensors", read_safetensors, make_safetensors, settle_safetensors, 6, 8, 0, false},
-    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, NULL, NULL, 1, 0, 0, false},
-    {"words/merges.txt", "words/", "words", read_tokenizer, NULL, NULL, 1, 0, 0, false},
-    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, NULL, NULL, 1, 0, 0, false},
-    {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, NULL, NULL, 1, 0, 0, false},
-    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40, true}, // the header is what can be wrong
-    {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100, true},
-    {"questions.bin", "questions.bin", "questions.bin", read_questions, make_questions_bin, NULL, 3, 0, 0, false},
-    {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0, false},
+    {"options", "", "fuzz.cfg", parse_config, make_config, NULL, 2, 0, 0},
+    {"command_line", "", "fuzz", parse_words, make_words, NULL, 2, 0, 0},
+    {"step/MANIFEST.json", "step/", "step", read_manifest, NULL, settle_manifest, 1, 0, 0},
+    {"step/training/state.json", "step/training/state.json", "step", read_state, NULL, NULL, 1, 0, 0},
+    {"step/config.json", "step/config.json", "step", read_config, NULL, NULL, 1, 0, 0},
+    {"many/model.safetensors.index.json", "many/", "many", read_weights, NULL, NULL, 1, 0, 0},
+    {"step/model.safetensors", "step/model.safetensors", "step", read_weights, NULL, NULL, 1, 0, 0},
+    {"step/training/optimizer.safetensors", "step", "step", read_optimizer, NULL, NULL, 1, 0, 400}, // the rest is values
+    {"any.safetensors", "any.safetensors", "any.safetensors", read_safetensors, make_safetensors, settle_safetensors, 6, 8, 0},
+    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"words/merges.txt", "words/", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // the header is what can be wrong
+    {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100},
+    {"questions.bin", "questions.bin", "questions.bin", read_questions, make_questions_bin, NULL, 3, 0, 0},
+    {"questions.jsonl", "questions.jsonl", "questions.jsonl", read_questions, make_questions_jsonl, NULL, 3, 0, 0},
 };
 // clang-format on
 enum { TARGETS = sizeof targets / sizeof *targets };
@@ -432,9 +423,6 @@ static int try_sample(void) {
     CHECK(code == 0 || code == ERR_INPUT || (code == ERR_USAGE && !is_file), "code %d: %s", code, e.what);
     CHECK(code == 0 || (e.what[0] && e.hint[0] && strstr(e.what, t->named)), "'%s' (%s) does not name %s, or no hint",
           e.what, e.hint, t->named);
-    CHECK(code == 0 || !t->byte || test_says_byte(e.what) || strstr(e.what, "too few for one window") ||
-              strstr(e.what, "not a token shard"),
-          "no byte: %s", e.what);
     return code;
 }
 
