@@ -10,22 +10,16 @@
 //     clipped      the step's gradient was scaled down to --grad-clip
 //     loss_scale   fp16: of this step
 //     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
-//     ramp_target  --ramp gns: the best batch at the noise scale, in rows. ramp_aim, one standard error below it, is what the
-//                  batch moves to; ramp_target_lower is its 95% bound. All three include the error of the ratio
-//     ramp_extra_tokens   B / (k N): the extra tokens that this batch costs; --ramp-waste limits it
-//     ramp_extra_seconds  its seconds for equal progress over those of the best batch, less 1, whatever the waste (ramp.h)
-//     gns_ln       an average over --gns-half-life; a skipped step repeats it
-//     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped. Averages over such steps,
-//                  five times longer than gns_ln's; until 50 half-lives are done, gns_total's is over a tenth of the
-//                  tokens so far. If the ramp follows gns_total (every step exact), it is as long as gns_ln's
-//     gns_ratio    the ramp's factor for gns_ln: --gns-ratio, in every line; otherwise the ratio measured so far, in
-//                  the lines of gns_total (unused if the ramp follows gns_total). With --gns-ratio the measured ratio
-//                  is gns_total / gns_type_ln, once both averages are equally long
+//     gns_ln       repeated by a skipped step
+//     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
+//     gns_ratio    with --gns-ratio in every line, else beside gns_total
+//
+// dev/docs/gns.md has the others of the noise scale and the ramp, gns.h the lengths of the averages.
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
-// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again. train.c decides
-// when that ends the run.
+// Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
+// save_for_log (save.h) decides when that ends the run.
 #pragma once
 
 #include "base/common.h"
