@@ -155,96 +155,44 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
     return 0;
 }
 
-// Byte pair encoding: while any adjacent pair merges, merge the pair of lowest rank, the leftmost one of equal rank.
+enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
-enum { SHORT_WORD = 64 }; // bytes up to which a scan for the lowest rank beats a heap
-
-static size_t merge_short(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out) {
-    uint32_t found[SHORT_WORD]; // found[i]: pair_find of tokens i and i + 1
+// Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. found
+// (bytes) is scratch. A word takes at most as many passes as it uses different merges.
+static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes, uint32_t *found, uint16_t *out) {
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
-    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
-    while (n > 1) {
-        size_t best = 0;
-        for (size_t i = 1; i + 1 < n; i++)
+    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]); // of tokens i and i + 1
+    found[n - 1] = RANK_NONE;
+    for (;;) {
+        size_t best = 0, kept;
+        for (size_t i = 1; i < n; i++)
             if (found[i] < found[best]) best = i;
-        if (found[best] == RANK_NONE) break;
-        out[best] = (uint16_t)found[best];
-        n--;
-        memmove(out + best + 1, out + best + 2, (n - best - 1) * sizeof *out);
-        memmove(found + best, found + best + 1, (n - best) * sizeof *found);
-        if (best + 1 < n) found[best] = pair_find(t, out[best], out[best + 1]);
-        if (best > 0) found[best - 1] = pair_find(t, out[best - 1], out[best]);
+        uint64_t lowest = found[best];
+        if (lowest == RANK_NONE) return n;
+        kept = best;
+        for (size_t i = best; i < n; i++, kept++) {
+            if (found[i] != lowest) {
+                out[kept] = out[i];
+                found[kept] = found[i];
+                continue;
+            }
+            out[kept] = (uint16_t)lowest;
+            i++;
+            found[kept] = i + 1 < n ? pair_find(t, out[kept], out[i + 1]) : RANK_NONE;
+            if (kept > 0) found[kept - 1] = pair_find(t, out[kept - 1], out[kept]);
+            if (found[kept] < lowest || (kept > 0 && found[kept - 1] < lowest)) lowest = UINT64_MAX; // merge it first
+        }
+        n = kept;
     }
-    return n;
 }
 
-// A heap of pairs (rank << 32 | position of the left token), smallest first. A merge of one of its tokens makes an
-// entry stale.
-typedef struct {
-    uint64_t *at;
-    size_t count;
-} PairHeap;
-
-static uint64_t heap_pop(PairHeap *h) {
-    uint64_t top = h->at[0], item = h->at[--h->count];
-    size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
-        if (child + 1 < h->count && h->at[child + 1] < h->at[child]) child++;
-        if (h->at[child] >= item) break;
-        h->at[i] = h->at[child];
-    }
-    h->at[i] = item;
-    return top;
-}
-
-// A word as a linked list of positions. Position i has token out[i].
-typedef struct {
-    uint32_t previous, next; // next: the word's length at the end; 0: position i was merged away
-} Link;
-
-// Pushes the pair of position `left` and the next position, if it merges.
-static void heap_push(const Tokenizer *t, PairHeap *h, const Link *links, const uint16_t *out, uint32_t left, size_t end) {
-    uint32_t found = links[left].next == end ? RANK_NONE : pair_find(t, out[left], out[links[left].next]);
-    if (found == RANK_NONE) return;
-    uint64_t item = (uint64_t)(found >> 16) << 32 | left;
-    size_t i = h->count++;
-    for (; i > 0 && h->at[(i - 1) / 2] > item; i = (i - 1) / 2) h->at[i] = h->at[(i - 1) / 2];
-    h->at[i] = item;
-}
-
-static int merge_long(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    Link *links = NULL;
-    PairHeap heap = {0};
-    int code = 0;
-    assert(bytes < UINT32_MAX);
-    TRY_GOTO(memory_alloc((void **)&links, bytes * sizeof *links, "a long word", e));
-    // A merge pops one entry or more and pushes at most two.
-    TRY_GOTO(memory_alloc((void **)&heap.at, 2 * bytes * sizeof *heap.at, "a long word", e));
-    for (uint32_t i = 0; i < bytes; i++) {
-        out[i] = t->byte_token[word[i]];
-        links[i] = (Link){i - 1, i + 1};
-    }
-    for (uint32_t i = 0; i < bytes; i++) heap_push(t, &heap, links, out, i, bytes);
-    while (heap.count > 0) {
-        uint64_t item = heap_pop(&heap);
-        uint32_t left = (uint32_t)item, right = links[left].next;
-        if (right == 0 || right == bytes) continue;
-        uint32_t found = pair_find(t, out[left], out[right]);
-        if (found >> 16 != item >> 32 || found == RANK_NONE) continue; // stale
-        out[left] = (uint16_t)found;
-        links[left].next = links[right].next;
-        links[right].next = 0;
-        if (links[left].next < bytes) links[links[left].next].previous = left;
-        heap_push(t, &heap, links, out, left, bytes);
-        if (left > 0) heap_push(t, &heap, links, out, links[left].previous, bytes);
-    }
-    *count = 0;
-    for (uint32_t i = 0; i < bytes; i = links[i].next) out[(*count)++] = out[i];
-done:
-    memory_free(links);
-    memory_free(heap.at);
-    return code;
+static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+    uint32_t few[SHORT_WORD], *found = few;
+    if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
+    *count = merge_pairs(t, word, bytes, found, out);
+    if (found != few) memory_free(found);
+    return 0;
 }
 
 // ---- The encoder: a direct-mapped cache of the tokens of words ------------------------------------------------------
@@ -292,11 +240,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
     if (t->lacks_some) TRY(check_known(t, word, bytes, e));
-    if (bytes > SHORT_WORD) return merge_long(t, word, bytes, out, count, e);
-    if (bytes > encoder->cached_bytes) {
-        *count = merge_short(t, word, bytes, out);
-        return 0;
-    }
+    if (bytes > encoder->cached_bytes) return merge_word(t, word, bytes, out, count, e);
     uint64_t key[CACHE_KEY_BYTES / 8] = {0};
     if (bytes <= 8 && end - word >= 8) { // no call of memcpy for a short word
         memcpy(key, word, 8);
@@ -311,7 +255,7 @@ static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, cons
         for (size_t i = 1; i < *count; i++) out[i] = line->tokens[i];
         return 0;
     }
-    *count = merge_short(t, word, bytes, out);
+    TRY(merge_word(t, word, bytes, out, count, e));
     if (*count > CACHE_TOKENS) return 0;
     memcpy(line->key, key, sizeof key);
     memcpy(line->tokens, out, *count * sizeof *out);
@@ -402,7 +346,6 @@ int tokenizer_create_bytes(Tokenizer **out, Error *e) {
         t->byte_token[b] = (uint16_t)b;
         t->start[b + 1] = b + 1;
     }
-    if (!code) code = tokenizer_index_merges(t, e);
     if (!code) return 0;
     tokenizer_destroy(t);
     *out = NULL;
