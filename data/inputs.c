@@ -1,3 +1,4 @@
+#define _GNU_SOURCE // FNM_CASEFOLD, strsep
 #include "inputs.h"
 #include "base/files.h"
 #include "base/pipe.h"
@@ -5,53 +6,52 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { BEGIN_BYTES = 256 }; // of a text, to decide its format
+
 // ---- Text or JSON Lines ---------------------------------------------------------------------------------------------
 
-static bool ends_with(const char *path, const char *ending) { // ignores case
-    size_t length = strlen(path), n = strlen(ending);
-    return length > n && strcasecmp(path + length - n, ending) == 0;
+static bool path_matches(const char *path, const char *pattern) { // ignores case
+    return fnmatch(pattern, path, FNM_CASEFOLD | FNM_EXTMATCH) == 0;
 }
 
 static int format_of_name(const char *path) { // FORMAT_AUTO: unknown
-    static const char *const endings[] = {".jsonl", ".ndjson", ".jl", ".txt", ".md"};
-    for (int i = 0; i < 5; i++)
-        if (ends_with(path, endings[i])) return i < 3 ? FORMAT_JSONL : FORMAT_TEXT;
-    return FORMAT_AUTO;
+    if (path_matches(path, "*.@(jsonl|ndjson|jl)")) return FORMAT_JSONL;
+    return path_matches(path, "*.@(txt|md)") ? FORMAT_TEXT : FORMAT_AUTO;
 }
 
 // JSON Lines begin with { and ". Returns FORMAT_AUTO if it needs more text.
 static int format_of_text(const char *text, size_t bytes, bool ended) {
-    size_t at = utf8_mark(text, bytes), blank = at + strspn(text + at, " \t\r\n");
-    size_t next = blank + (text[blank] == '{'), quote = next + strspn(text + next, " \t");
-    if (!text[quote] && quote >= bytes && !ended) return FORMAT_AUTO;
-    return next > blank && text[quote] == '"' ? FORMAT_JSONL : FORMAT_TEXT;
+    char begin[BEGIN_BYTES] = "";
+    memcpy(begin, text, size_min(bytes, sizeof begin - 1));
+    const char *blank = begin + utf8_mark(begin, bytes);
+    blank += strspn(blank, " \t\r\n");
+    const char *next = blank + (*blank == '{'), *quote = next + strspn(next, " \t");
+    if (!*quote && (size_t)(quote - begin) >= bytes && !ended) return FORMAT_AUTO;
+    return next > blank && *quote == '"' ? FORMAT_JSONL : FORMAT_TEXT;
 }
 
 static int format_of_file(const char *path) {
-    char text[4097];
+    char text[BEGIN_BYTES];
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ssize_t bytes = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    ssize_t bytes = fd < 0 ? 0 : read(fd, text, sizeof text);
     if (fd >= 0) close(fd);
-    text[bytes < 0 ? 0 : bytes] = 0;
-    return format_of_text(text, strlen(text), true);
+    return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-static void set_format(Input *input, int format, bool by_line) {
+// Sets the format, and refuses options that need a file: a pipe's length and its UTF-8 are unknown until its end.
+static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
-    if (by_line && input->jsonl) input->notes = 1 << NOTE_JSONL;
-    else if (by_line && ends_with(input->path, ".json")) input->notes = 1 << NOTE_JSON;
     input->undecided = format == FORMAT_AUTO;
-}
-
-// Refuses options that need a file. A pipe's length and its UTF-8 are unknown until its end.
-static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
+    if (by_line && input->jsonl) input->notes = 1 << NOTE_JSONL;
+    else if (by_line && path_matches(input->path, "*.json")) input->notes = 1 << NOTE_JSON;
+    if (!input->pipe || input->undecided) return 0;
     if (!input->jsonl && o->invalid == INVALID_SKIP)
         return FAIL(e, ERR_USAGE, "write it to a file first, or give --format jsonl",
                     "--invalid skip: whether %s is UTF-8 is unknown until its end", input_name(input));
@@ -62,10 +62,7 @@ static int pipe_check(const TokenizeOptions *o, const Input *input, Error *e) {
 }
 
 int input_decide(Input *input, const TokenizeOptions *o, const char *text, size_t bytes, bool ended, Error *e) {
-    char begin[256] = "";
-    memcpy(begin, text, size_min(bytes, sizeof begin - 1));
-    set_format(input, format_of_text(begin, strlen(begin), ended || bytes >= sizeof begin), true);
-    return input->undecided ? 0 : pipe_check(o, input, e);
+    return input_set_format(input, o, format_of_text(text, bytes, ended), true, e);
 }
 
 // ---- The list of inputs ---------------------------------------------------------------------------------------------
@@ -76,13 +73,11 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     if (all) in->all = all;
     if (!all || !copy) return free(copy), FAIL(e, ERR_MEMORY, NULL, "out of memory: the list of inputs");
     Input *input = &in->all[in->count];
-    *input = (Input){.path = copy, .pipe = !st || !S_ISREG(st->st_mode)};
-    int format = in->o->format ? in->o->format : format_of_name(path);
-    if (format || input->pipe) set_format(input, format, false);
-    else set_format(input, format_of_file(path), true);
+    *input = (Input){.path = copy, .number = (uint64_t)in->count++, .pipe = !st || !S_ISREG(st->st_mode)};
     if (!input->pipe) input->bytes = (uint64_t)st->st_size;
-    in->count++;
-    return 0;
+    int format = in->o->format ? in->o->format : format_of_name(path);
+    bool by_line = !format && !input->pipe;
+    return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
 }
 
 // Adds a path. `inside` a directory: only regular files with the endings of text. A file that the user names: any.
@@ -108,7 +103,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         return code;
     }
     if (inside && !S_ISREG(st.st_mode)) return 0;
-    bool json = inside && ends_with(path, ".json") && format_of_file(path) == FORMAT_JSONL;
+    bool json = inside && path_matches(path, "*.json") && format_of_file(path) == FORMAT_JSONL;
     if (inside && !json && format_of_name(path) == FORMAT_AUTO) return in->passed_over++, 0;
     if (access(path, R_OK) != 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", path, strerror(errno));
@@ -120,14 +115,12 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
     size_t bytes;
     int code = 0, number = 1;
     if (pipe_read(list, (size_t)1 << 30, &text, &bytes, e)) return error_prefix(e, "--files-from");
-    for (char *line = text + utf8_mark(text, bytes); line < text + bytes && !code; number++) {
-        char *end = line + strcspn(line, "\n");
-        if (!*end && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path a line", "a zero byte");
-        *end = 0;
+    for (char *rest = text + utf8_mark(text, bytes), *line; (line = strsep(&rest, "\n")) && !code; number++) {
+        char *end = line + strlen(line);
+        if (!rest && end < text + bytes) code = FAIL(e, ERR_INPUT, "write one path a line", "a zero byte");
         if (end > line && end[-1] == '\r') end[-1] = 0;
         if (*line && !code) code = inputs_add(in, line, false, e);
         if (code) error_prefix(e, "%s line %d", pipe_name(list), number);
-        line = end + 1;
     }
     memory_free(text);
     return code;
@@ -139,17 +132,14 @@ int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count,
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
-        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson and .jl files", "no text in %s",
-                    pipe_name(count ? names[0] : o->files_from));
+        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson and .jl files",
+                    "no text in %s", pipe_name(count ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");
-    for (int i = 0; i < in->count; i++) {
-        Input *input = &in->all[i];
-        if (strcmp(input->path, "-") == 0 && standard_inputs++)
+    for (int i = 0; i < in->count; i++)
+        if (strcmp(in->all[i].path, "-") == 0 && standard_inputs++)
             return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
-        if (input->pipe && !input->undecided) TRY(pipe_check(o, input, e));
-    }
     return 0;
 }
 

@@ -1,36 +1,168 @@
 #define _GNU_SOURCE // memmem, memrchr
 #include "reader.h"
+#include "base/hash.h"
 #include "base/pipe.h"
 #include "base/signals.h"
+#include "jsonl.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { LINE_BYTES_MAX = 1 << 26 }; // the longest line of JSON, or text without a space
+enum {
+    BLOCK_BYTES = 1 << 20,
+    KEEP_BYTES = 4 << 20,     // block_reserve frees a larger buffer that it does not need
+    LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
+    POLL_MS = 100
+};
 
-static Input *reader_input(const Reader *r) { return &r->inputs->all[r->place.file]; }
+#define HINT_INVALID "repair it, or say --invalid bytes to take it as it is, --invalid skip to leave it out"
+#define HINT_JSONL                                                                                                     \
+    "every line must be a JSON object with a text field: see --field; --invalid skip leaves such lines out"
 
-bool reader_stopped(Reader *r) { return r->stopped = r->stopped || signals_requested(); }
+// ---- Blocks ---------------------------------------------------------------------------------------------------------
+
+// Makes room for `bytes` of text; drops the old text.
+static int block_reserve(TextBlock *b, size_t bytes, Error *e) {
+    if (bytes <= b->capacity && b->capacity <= size_max(KEEP_BYTES, bytes)) return 0;
+    memory_free(b->tokens);
+    b->capacity = 0;
+    TRY(memory_alloc((void **)&b->tokens, bytes * (sizeof *b->tokens + 1), "a block of text", e));
+    b->text = (char *)(b->tokens + bytes);
+    b->capacity = bytes;
+    return 0;
+}
+
+static int block_add_piece(TextBlock *b, TextPiece piece, Error *e) { // ignores an empty one
+    if (piece.bytes == 0) return 0;
+    if (b->piece_count == b->piece_capacity) {
+        int capacity = b->piece_capacity ? 2 * b->piece_capacity : 64;
+        TextPiece *pieces = realloc(b->pieces, (size_t)capacity * sizeof *pieces);
+        if (!pieces) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the documents of a block");
+        b->pieces = pieces;
+        b->piece_capacity = capacity;
+    }
+    b->pieces[b->piece_count++] = piece;
+    return 0;
+}
+
+void block_free(TextBlock *b) {
+    memory_free(b->tokens);
+    free(b->pieces);
+}
+
+static uint64_t count_lines(const char *text, size_t bytes) { // counts newlines
+    uint64_t lines = 0;
+    for (const char *end = text + bytes; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;
+    return lines;
+}
+
+// Counts a fault; keeps the first FAULTS_MAX.
+static void block_fault(TextBlock *b, uint64_t line, const char *hint, const char *why) {
+    if (b->fault_count++ >= FAULTS_MAX) return;
+    FAIL(&b->faults[b->fault_count - 1], ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(b->input), line, why);
+}
+
+// Returns the split of a whole document: number `document` (in jsonl: its line) of an input.
+static int document_split(const TokenizeOptions *o, const Input *input, uint64_t document) {
+    // By path: a file keeps its split when files are added or removed.
+    if (o->val_every_file)
+        return hash_finish(hash_bytes(HASH_START, input->path, strlen(input->path))) % (uint64_t)o->val_every_file == 0;
+    if (o->split != SPLITS) return o->split;
+    // By number: the same files in the same order give the same split wherever they are.
+    uint64_t key[2] = {input->number, document};
+    return (double)(hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> 11) < o->val_fraction * 0x1p53;
+}
+
+// ---- A worker's part ------------------------------------------------------------------------------------------------
+
+// Returns ERR_INPUT if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer; names a remedy.
+static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
+    static const struct {
+        const char *begin, *what, *command;
+    } kinds[] = {{"\x1f\x8b", "gzip, not text", "zcat"},
+                 {"\x28\xb5\x2f\xfd", "zstd, not text", "zstdcat"},
+                 {"PAR1", "parquet, not text", "data/parquet_to_jsonl.py"},
+                 {"version https://git-lfs", "a Git LFS pointer, not the text", NULL},
+                 {"\xff\xfe", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"},
+                 {"\xfe\xff", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        size_t length = strlen(kinds[i].begin);
+        if (bytes < length || memcmp(text, kinds[i].begin, length) != 0) continue;
+        FAIL(e, ERR_INPUT, "git lfs pull fetches the text", "%s: is %s", input_name(input), kinds[i].what);
+        if (!kinds[i].command) return e->code;
+        return error_hint(e, "say %s %s | data/tokenize ... %s-", kinds[i].command, input->path,
+                          input->jsonl ? "--format jsonl " : "");
+    }
+    return 0;
+}
+
+// Decodes the text of every line in place. Skips a byte order mark before the first line.
+static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
+    uint64_t line = b->line;
+    for (size_t at = b->offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {
+        char *newline = memchr(b->text + at, '\n', b->bytes - at);
+        end = newline ? (size_t)(newline - b->text) : b->bytes;
+        size_t first = at;
+        while (first < end && (b->text[first] == ' ' || b->text[first] == '\t' || b->text[first] == '\r')) first++;
+        if (first == end) continue; // a blank line
+        TextPiece piece = {.at = at, .begins = true, .split = document_split(o, b->input, line)};
+        const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
+        bool invalid = !why && o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes;
+        if (!why && !invalid) TRY(block_add_piece(b, piece, e));
+        else if (o->invalid == INVALID_SKIP) b->left_out++;
+        else if (invalid) block_fault(b, line, HINT_INVALID, "its text is not valid UTF-8");
+        else block_fault(b, line, HINT_JSONL, why);
+    }
+    return 0;
+}
+
+static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
+    bool eot = !*o->separator && memmem(b->text, b->bytes, "<|endoftext|>", 13);
+    bool mark = b->offset == 0 && utf8_mark(b->text, b->bytes);
+    b->notes = eot << NOTE_EOT | mark << NOTE_MARK;
+    for (int i = 0; i < b->piece_count && o->invalid == INVALID_ERROR && !b->ends; i++) {
+        size_t at = b->pieces[i].at, bytes = b->pieces[i].bytes, bad = utf8_invalid_at(b->text + at, bytes);
+        char why[80];
+        if (bad == bytes) continue;
+        snprintf(why, sizeof why, "byte 0x%02x at offset %" PRIu64 " is not valid UTF-8", (uint8_t)b->text[at + bad],
+                 b->offset + at + bad);
+        block_fault(b, b->line + count_lines(b->text, at + bad), HINT_INVALID, why);
+        b->ends = true;
+    }
+}
+
+void block_encode(TextBlock *b, Reader *r, Encoder *encoder) {
+    const TokenizeOptions *o = r->o;
+    if (b->offset == 0 && o->invalid != INVALID_BYTES && !b->fault_count)
+        b->ends = check_text_kind(b->input, b->text, b->bytes, &b->faults[0]), b->fault_count = b->ends;
+    if (!b->ends && b->input->jsonl) b->code = block_parse_jsonl(b, o, &b->error);
+    else if (!b->ends) block_check_text(b, o);
+    if (b->fault_count || b->code) atomic_store(&r->refused, true);
+    uint16_t *tokens = b->tokens;
+    for (int i = 0; i < b->piece_count && !b->code && !atomic_load(&r->refused); i++) {
+        TextPiece *piece = &b->pieces[i];
+        b->code = encoder_run(encoder, b->text + piece->at, piece->bytes, tokens, &piece->tokens, &b->error);
+        tokens += piece->tokens;
+    }
+}
+
+// ---- Reading --------------------------------------------------------------------------------------------------------
+
+static Input *reader_input(const Reader *r) { return &r->inputs->all[r->file]; }
 
 // True if the rest of the input must not be read.
 static bool reader_skips(const Reader *r) {
-    const Input *input = reader_input(r);
-    return input->left_out || (input->pipe && atomic_load(r->refused));
-}
-
-// Returns how many of the next `bytes` bytes --max-bytes allows after `taken` bytes.
-static uint64_t reader_limit(const Reader *r, uint64_t taken, uint64_t bytes) {
-    return size_min((uint64_t)r->o->max_bytes - taken, bytes);
+    return reader_input(r)->left_out || (reader_input(r)->pipe && atomic_load(&r->refused));
 }
 
 // Reads until the buffer holds `want` bytes, the input ends or --max-bytes is reached.
 static int reader_fill(Reader *r, size_t want, Error *e) {
-    enum { POLL_MS = 100 };
     Input *input = reader_input(r);
     if (want > r->capacity) {
         char *buffer = realloc(r->buffer, want);
@@ -39,11 +171,11 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
         r->capacity = want;
     }
     while (r->have < want && !r->ended) {
-        size_t room = reader_limit(r, r->place.taken + r->have, want - r->have);
+        size_t room = size_min((size_t)r->o->max_bytes - r->taken - r->have, want - r->have);
         struct pollfd ready = {r->fd, POLLIN, 0};
-        Wait wait = {clock_seconds(), r->have > 0 || r->place.offset > 0}; // true: data has arrived, no note is due
+        Wait wait = {clock_seconds(), r->have > 0 || r->offset > 0}; // true: data has arrived, no note is due
         while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
-            if (reader_stopped(r) || atomic_load(r->refused)) return 0;
+            if (signals_requested() || atomic_load(&r->refused)) return 0;
             wait_note(&wait, r->fd, input_name(input));
         }
         ssize_t got = read(r->fd, r->buffer + r->have, room);
@@ -57,21 +189,19 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     return 0;
 }
 
-// Opens the file of `place`, at its beginning.
+// Opens the input at its beginning.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
     char next[3]; // a character begins within three bytes
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));
-    r->ended = false;
-    r->have = 0;
     r->tail = UINT64_MAX;
     if (input->pipe || !input_has_tail(r->o, input)) return 0;
 
     // A text file is one document, so its end becomes validation, as in nanoGPT's 90/10. The tail begins at a whole
     // character.
-    r->tail = (uint64_t)((double)reader_limit(r, r->place.taken, input->bytes) * (1 - r->o->val_fraction));
+    r->tail = (uint64_t)((double)size_min((size_t)r->o->max_bytes - r->taken, input->bytes) * (1 - r->o->val_fraction));
     ssize_t got = pread(r->fd, next, sizeof next, (off_t)r->tail);
     for (ssize_t i = 0; i < got && (next[i] & 0xC0) == 0x80; i++) r->tail++;
     return 0;
@@ -82,18 +212,26 @@ static void reader_close(Reader *r) {
     r->fd = -1;
 }
 
-// ---- Blocks ---------------------------------------------------------------------------------------------------------
+// Goes to the next input. Bytes in the buffer that no block holds count as taken.
+static void reader_advance(Reader *r) {
+    reader_close(r);
+    r->taken += r->have;
+    r->file = r->taken >= (uint64_t)r->o->max_bytes ? r->inputs->count : r->file + 1;
+    r->offset = r->document = r->have = 0;
+    r->line = 1;
+    r->inside = r->skip_newline = r->ended = false;
+}
 
 // Returns the length of the next block; 0: the buffer must grow to decide.
 static size_t reader_cut(const Reader *r, bool jsonl) {
-    bool limited = r->place.taken + r->have >= (uint64_t)r->o->max_bytes;
+    bool limited = r->taken + r->have >= (uint64_t)r->o->max_bytes;
     if (jsonl) {
         if (r->ended && !limited) return r->have;
         const char *newline = memrchr(r->buffer, '\n', r->have);
         return newline ? (size_t)(newline - r->buffer) + 1 : 0;
     }
-    bool before_tail = r->tail != UINT64_MAX && r->tail > r->place.offset;
-    if (before_tail && r->tail - r->place.offset <= r->have) return r->tail - r->place.offset;
+    bool before_tail = r->tail != UINT64_MAX && r->tail > r->offset;
+    if (before_tail && r->tail - r->offset <= r->have) return r->tail - r->offset;
     if (r->ended) return limited ? utf8_boundary(r->buffer, r->have) : r->have;
     size_t length = strlen(r->o->separator), hold = length ? length + 1 : 0;
     if (r->have <= hold) return 0;
@@ -111,68 +249,69 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
     const char *separator = r->o->separator;
     size_t length = strlen(separator);
     for (size_t at = 0;;) {
-        InputPlace *p = &r->place;
-        if (p->skip_newline && at < b->bytes) {
+        if (r->skip_newline && at < b->bytes) {
             at += at + 1 < b->bytes && b->text[at] == '\r' && b->text[at + 1] == '\n' ? 2 : b->text[at] == '\n';
-            p->skip_newline = false;
+            r->skip_newline = false;
         }
         const char *found = length ? memmem(b->text + at, b->bytes - at, separator, length) : NULL;
         size_t stop = found ? (size_t)(found - b->text) : b->bytes;
         size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
         if (end < stop && end > at && b->text[end - 1] == '\r') end--;
-        if (found) r->separated = true;
-        int split = r->tail != UINT64_MAX ? p->offset >= r->tail : document_split(r->o, b->input, p->file, p->document);
-        TRY(block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !p->inside, .split = split}, e));
-        if (end > at) p->inside = true;
+        int split = r->tail != UINT64_MAX ? r->offset >= r->tail : document_split(r->o, b->input, r->document);
+        TRY(block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !r->inside, .split = split}, e));
+        if (end > at) r->inside = true;
         if (!found) return 0;
         at = stop + length;
-        p->document++;
-        p->inside = false;
-        p->skip_newline = true;
+        r->document++;
+        r->inside = false;
+        r->skip_newline = r->separated = true;
     }
 }
 
+// Moves the first bytes of the buffer to the block.
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
-    b->input = reader_input(r);
-    b->start = r->place;
-    b->bytes = bytes;
-    b->piece_count = b->left_out = b->bad_count = b->notes = 0;
     TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
+    b->bytes = bytes;
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);
     r->have -= bytes;
     if (!b->input->jsonl) TRY(reader_find_pieces(r, b, e));
-    r->place.offset += bytes;
-    r->place.taken += bytes;
-    r->place.line += count_lines(b->text, bytes);
-    if (b->start.offset < r->tail && r->place.offset >= r->tail) r->place.inside = false;
+    r->offset += bytes;
+    r->taken += bytes;
+    r->line += count_lines(b->text, bytes);
+    if (b->offset < r->tail && r->offset >= r->tail) r->inside = false;
     return 0;
 }
 
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     *got = false;
-    while (r->place.file < r->inputs->count && !reader_stopped(r)) {
-        const Input *input = reader_input(r);
+    for (; r->file < r->inputs->count; reader_advance(r)) {
+        Input *input = reader_input(r);
         size_t bytes = 0;
-        if (r->fd < 0 && !reader_skips(r)) TRY(reader_open(r, e));
-        for (size_t want = BLOCK_BYTES; bytes == 0 && !reader_skips(r); want *= 2) {
-            if (want > LINE_BYTES_MAX)
-                return fail_at_line(e, input, r->place.line + (r->buffer[0] == '\n'), "break it up",
-                                    input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
-            TRY(reader_fill(r, want, e));
-            if (r->stopped) return 0;
-            bytes = reader_skips(r) ? 0 : reader_cut(r, input->jsonl);
+        int code = r->fd < 0 && !reader_skips(r) ? reader_open(r, e) : 0;
+        b->input = input;
+        b->offset = r->offset;
+        b->line = r->line;
+        b->piece_count = b->left_out = b->fault_count = b->notes = b->code = b->ends = 0;
+        for (size_t want = BLOCK_BYTES; bytes == 0 && !code && !reader_skips(r); want *= 2) {
+            if (want <= LINE_BYTES_MAX) code = reader_fill(r, want, e);
+            else
+                code = FAIL(e, ERR_INPUT, "break it up", "%s line %" PRIu64 ": %s", input_name(input),
+                            r->line + (r->buffer[0] == '\n'),
+                            input->jsonl ? "longer than 64 MiB" : "more than 64 MiB without a space");
+            if (signals_requested()) return 0;
+            if (!code && !reader_skips(r)) bytes = reader_cut(r, input->jsonl);
             if (r->ended) break;
         }
-        *got = bytes > 0;
-        if (*got) return reader_fill_block(r, b, bytes, e);
-
-        // Go to the next input. Bytes in the buffer that no block holds count as taken.
-        reader_close(r);
-        uint64_t taken = r->place.taken + r->have;
-        bool full = taken >= (uint64_t)r->o->max_bytes;
-        r->place = (InputPlace){.file = full ? r->inputs->count : r->place.file + 1, .line = 1, .taken = taken};
-        r->have = 0;
+        if (bytes > 0) code = reader_fill_block(r, b, bytes, e);
+        *got = bytes > 0 || code == ERR_INPUT;
+        b->end = r->taken;
+        if (code == ERR_INPUT) {
+            b->faults[b->fault_count++] = *e;
+            b->ends = true;
+            reader_advance(r);
+        }
+        if (*got || code) return code == ERR_INPUT ? 0 : code;
     }
     return 0;
 }
@@ -184,7 +323,7 @@ void reader_free(Reader *r) {
 
 int reader_leave_out(Reader *r, Error *e) {
     int left_out = 0;
-    for (int i = 0; i < r->inputs->count && !reader_stopped(r); i++) {
+    for (int i = 0; i < r->inputs->count && !signals_requested(); i++) {
         Input *input = &r->inputs->all[i];
         int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
         char *text = fd < 0 ? MAP_FAILED : mmap(NULL, input->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -196,6 +335,6 @@ int reader_leave_out(Reader *r, Error *e) {
         left_out += input->left_out;
     }
     if (left_out < r->inputs->count) return 0;
-    return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s", left_out,
-                r->inputs->all[0].path);
+    return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s",
+                left_out, r->inputs->all[0].path);
 }

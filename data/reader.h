@@ -1,34 +1,70 @@
-// reader: reads the inputs into blocks of text.
+// reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
+//
+// A block passes from the reader through a worker to the writer. Its end depends on the input alone. Encoding block by
+// block gives the same tokens as encoding the whole, so the shards do not depend on the blocks.
 #pragma once
 
-#include "blocks.h"
+#include "text/tokenizer.h"
+#include "inputs.h"
 
 #include <stdatomic.h>
 
-enum { BLOCK_BYTES = 1 << 20 };
+typedef struct { // a document, or the part of one in this block
+    size_t at, bytes;
+    size_t tokens; // set by the worker
+    bool begins;   // holds the document's first byte
+    int split;
+} TextPiece;
+
+enum { FAULTS_MAX = 10 }; // faults of a block that are kept, and of a run that are printed
+
+typedef struct {
+    Input *input;
+    uint64_t offset, line; // of its first byte in the input; lines count from 1
+    uint64_t end;          // bytes of all inputs up to its end
+    char *text;
+    size_t bytes, capacity;
+    uint16_t *tokens;  // (capacity): no token is shorter than a byte; owns the memory of `text` too
+    TextPiece *pieces; // the reader finds them; in jsonl the worker
+    int piece_count, piece_capacity;
+    int left_out;             // skipped lines of jsonl (--invalid skip)
+    int notes;                // bits 1 << NOTE_*
+    Error faults[FAULTS_MAX]; // why the input is refused
+    int fault_count;          // may exceed FAULTS_MAX
+    bool ends;                // a fault ends the input: later ones are not reported
+    int code;                 // the worker's error code, if it is no fault of the input
+    Error error;
+} TextBlock;
 
 typedef struct {
     const TokenizeOptions *o;
     const Tokenizer *tokenizer;
     Inputs *inputs;
-    atomic_bool *refused; // an input is refused: stop writing, and do not wait for pipes
-    bool stopped;         // a signal arrived
-    InputPlace place;     // the position of buffer[0]
-    int fd;               // the open inputs->all[place.file], or -1
-    uint64_t tail;        // offset of validation in this file; UINT64_MAX: documents stay whole
-    bool ended;           // the buffer holds all the rest of the file
-    bool separated;       // a separator was found
+    atomic_bool refused;             // an input is refused: stop writing, and do not wait for pipes
+    int file;                        // the input that is being read
+    int fd;                          // its open file, or -1
+    uint64_t offset, line, document; // of buffer[0] within the file
+    uint64_t taken;                  // bytes of all inputs before buffer[0]
+    uint64_t tail;                   // offset of validation in this file; UINT64_MAX: documents stay whole
+    bool inside;                     // buffer[0] lies inside a document
+    bool skip_newline;               // buffer[0] follows a separator: skip a newline
+    bool ended;                      // the buffer holds all the rest of the file
+    bool separated;                  // a separator was found
     char *buffer;
     size_t have, capacity;
-} Reader; // the caller sets o, tokenizer, inputs, refused, place.line to 1 and fd to -1
+} Reader; // the caller sets o, tokenizer and inputs, line to 1 and fd to -1
 
 void reader_free(Reader *r);
-bool reader_stopped(Reader *r); // true after a signal
 
-// Fills *b with the next block. *got is false at the end of the input and after a signal. ERR_INPUT if the input cannot
-// be read.
+// Fills *b with the next block. *got is false at the end of the input and after a signal. A block of an input that
+// cannot be read has a fault and no text.
 int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 
-// For --invalid skip: leaves out text files that are not all UTF-8, and files that check_text_kind refuses. Call it
+// For --invalid skip: leaves out text files that are not all UTF-8, and files of another kind (gzip, ...). Call it
 // first: written tokens are not removed again. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
+
+// Called by a worker: looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
+void block_encode(TextBlock *b, Reader *r, Encoder *encoder);
+
+void block_free(TextBlock *b);

@@ -11,7 +11,7 @@ enum { THREADS_MAX = 256 };
 const char *const SPLIT_NAMES[SPLITS] = {"train", "val"};
 
 #define OPTION(type, field, ...)                                                                                       \
-    {TYPE_##type, #field, offsetof(TokenizeOptions, field), sizeof((TokenizeOptions *)0)->field, .help = __VA_ARGS__}
+    { TYPE_##type, #field, offsetof(TokenizeOptions, field), sizeof((TokenizeOptions *)0)->field, .help = __VA_ARGS__ }
 static const OptionRow rows[] = {
     OPTION(TEXT, tokenizer, "the vocabulary: bytes, or a directory with GPT-2's files", .unit = "bytes|DIR"),
     OPTION(TEXT, out, "writes PREFIX_train_000000.bin, PREFIX_val_000000.bin, ...", .unit = "prefix"),
@@ -25,7 +25,8 @@ static const OptionRow rows[] = {
            .empty = "say what stands between documents"),
     OPTION(CHOICE, split, "all text goes to this split; the other split's shards are kept", .names = "train|val|both",
            .init = "both"),
-    OPTION(REAL, val_fraction, "validation: the end of each text file; of jsonl and with --separator, documents by hash",
+    OPTION(REAL, val_fraction,
+           "validation: the end of each text file; of jsonl and with --separator, documents by hash",
            .range = "[0, 1)"),
     OPTION(INT, val_every_file, "validation: one file in N, by hash of its path", .range = "[2, 1000000]"),
     OPTION(INT, max_bytes, "stop after N bytes of input", .range = "[1, 9e18]"),
@@ -56,8 +57,7 @@ void settings_print_help(const TokenizeOptions *o) {
 static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
     int *inputs = t->context;
     const char *word = argv[*i];
-    if (strcmp(word, "-h") == 0)
-        return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
+    if (strcmp(word, "-h") == 0) return row_set(t, row_find(t, "help"), word, "true", OPTION_GIVEN_COMMAND_LINE, e);
     if (strcmp(word, "--") == 0)
         while (++*i < argc) argv[(*inputs)++] = argv[*i];
     else if (word[0] == '-' && word[1])
@@ -70,7 +70,9 @@ static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
     const char *val = o->val_every_file ? "--val-every-file" : o->val_fraction > 0 ? "--val-fraction" : NULL;
     if (!*o->tokenizer || !*o->out)
         return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
-                    *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
+                    *o->out         ? "--tokenizer is"
+                    : *o->tokenizer ? "--out is"
+                                    : "--tokenizer and --out are");
     if (!*path_name(o->out) || directory_exists(o->out)) {
         FAIL(e, ERR_USAGE, NULL, "--out %s: a directory, not what the names of shards begin with", o->out);
         return error_hint(e, "say --out %s%sNAME", o->out, *path_name(o->out) ? "/" : "");

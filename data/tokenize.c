@@ -18,10 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum {
-    BLOCKS_PER_THREAD = 3, // one being encoded, one waiting, one to be written
-    LISTED_MAX = 20        // the summary names at most this many left-out files
-};
+enum { BLOCKS_PER_THREAD = 3 }; // one being encoded, one waiting, one to be written
 
 typedef struct {
     TokenizeOptions options;
@@ -32,13 +29,13 @@ typedef struct {
     TextBlock *blocks;  // (block_count), a ring
     Encoder **encoders; // (thread_count)
     uint64_t thread_count;
-    uint64_t block_count;            // size of the ring
-    uint64_t filled, written;        // blocks so far
-    atomic_bool refused;             // an input is refused: encode and write no more blocks
-    double start, shown;             // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;            // of all inputs; 0: unknown
-    int faults, bad_files, last_bad; // faults so far; files with faults; index of the last such file
-    Error first_bad;                 // the first fault
+    uint64_t block_count;     // size of the ring
+    uint64_t filled, written; // blocks so far
+    double start, shown;      // clock_seconds at the start; seconds from it to the last progress line
+    uint64_t total_bytes;     // of all inputs; 0: unknown
+    int faults, bad_files;    // faults so far; files with faults
+    const Input *last_bad;    // the last such file; NULL: none
+    Error first_bad;          // the first fault
 } Pipeline;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
@@ -74,36 +71,18 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
 }
 
-// Adds `count` faults of an input; *why is the first of them. Prints the run's first fault only when a second
-// arrives. finish_faults returns a lone fault as the run's error.
-static void add_fault(Pipeline *run, int input, const Error *why, int count) {
-    run->bad_files += !run->faults || run->last_bad != input;
-    run->last_bad = input;
-    if (!run->faults) run->first_bad = *why;
-    if (run->faults == 1) print_note("%s", run->first_bad.what);
-    if (run->faults && run->faults < BAD_LINES) print_note("%s", why->what);
-    run->faults += count;
-}
-
-static void add_block_faults(Pipeline *run, const TextBlock *b) {
-    bool *done = &run->inputs.all[b->start.file].left_out; // true: skip the rest of this file
-    Error e;
-    for (int i = 0, last = (int)size_min((size_t)b->bad_count, BAD_LINES) - 1; i <= last && !*done; i++) {
-        fail_at_bad_line(&e, b->input, &b->bad[i]);
-        add_fault(run, b->start.file, &e, i < last ? 1 : b->bad_count - last);
+// Adds the faults of a block. Prints the run's first fault only when a second arrives: finish_faults returns a lone
+// fault as the run's error.
+static void add_faults(Pipeline *run, const TextBlock *b) {
+    if (!b->fault_count || b->input->left_out) return;
+    run->bad_files += run->last_bad != b->input;
+    run->last_bad = b->input;
+    b->input->left_out = b->ends;
+    for (int i = 0; i < b->fault_count; i++, run->faults++) {
+        if (run->faults == 0) run->first_bad = b->faults[0];
+        if (run->faults == 1) print_note("%s", run->first_bad.what);
+        if (run->faults > 0 && run->faults < FAULTS_MAX) print_note("%s", b->faults[i].what);
     }
-    // Lines of jsonl were added above, and later blocks are checked too. Any other fault ends its file.
-    if (b->bad_count || *done) return;
-    add_fault(run, b->start.file, &b->error, 1);
-    *done = true;
-}
-
-static int finish_faults(const Pipeline *run, Error *e) {
-    const Error *first = &run->first_bad;
-    if (run->faults > BAD_LINES) print_note("and %d more", run->faults - BAD_LINES);
-    if (run->faults == 1) return *e = *first, first->code;
-    return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
-                run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
@@ -112,43 +91,41 @@ static int finish_faults(const Pipeline *run, Error *e) {
 static int run_write_oldest(Pipeline *run, Error *e) {
     TextBlock *b = &run->blocks[run->written % run->block_count];
 #pragma omp taskwait depend(in : *b)
-    if (b->code && b->code != ERR_INPUT) return *e = b->error, b->code;
-    if (b->code) add_block_faults(run, b);
-    run->inputs.all[b->start.file].notes |= b->notes;
-    if (!atomic_load(&run->refused)) TRY(writer_block(&run->writer, b, e));
+    if (b->code) return *e = b->error, b->code;
+    add_faults(run, b);
+    b->input->notes |= b->notes;
+    if (!atomic_load(&run->reader.refused)) TRY(writer_block(&run->writer, b, e));
     run->written++;
-    show_progress(run, b->start.taken + b->bytes, false);
+    show_progress(run, b->end, false);
     return 0;
 }
 
-// Fills the ring; writes the oldest block when it is full. Returns a reader's error after writing all blocks before it.
-// After a refused input, only checks: skips pipes and the rest of a refused text file. Stops at a signal.
+// Fills the ring; writes the oldest block when it is full. After a refused input, only checks: skips pipes and the rest
+// of a refused text file. Stops at a signal.
 static int run_blocks(Pipeline *run, Error *e) {
-    Error reader_error;
-    int reader_code = 0;
-    for (bool more = true; (more || run->written < run->filled) && !reader_stopped(&run->reader);) {
+    const Error *first = &run->first_bad;
+    for (bool more = true; (more || run->written < run->filled) && !signals_requested();) {
         if (!more || run->filled - run->written == run->block_count) {
             TRY(run_write_oldest(run, e));
             continue;
         }
         TextBlock *b = &run->blocks[run->filled % run->block_count];
-        reader_code = reader_next(&run->reader, b, &more, &reader_error);
-        more = more && !reader_code;
+        TRY(reader_next(&run->reader, b, &more, e));
         if (!more) continue;
         run->filled++;
 #pragma omp task depend(out : *b) firstprivate(b)
         {
             Encoder **encoder = &run->encoders[omp_get_thread_num()];
             b->code = *encoder ? 0 : encoder_create(encoder, run->tokenizer, &b->error);
-            if (!b->code) b->code = block_check(b, &run->options, &b->error);
-            if (b->code) atomic_store(&run->refused, true);
-            if (!atomic_load(&run->refused)) b->code = block_encode(b, *encoder, &b->error);
+            if (!b->code) block_encode(b, &run->reader, *encoder);
         }
     }
-    if (run->faults && reader_code) add_fault(run, run->reader.place.file, &reader_error, 1);
-    if (run->faults) return finish_faults(run, e);
-    if (reader_code) *e = reader_error;
-    return reader_code;
+    if (run->faults > FAULTS_MAX) print_note("and %d more", run->faults - FAULTS_MAX);
+    if (run->faults > 1)
+        return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
+                    run->bad_files, run->inputs.count, plural_s((uint64_t)run->inputs.count), first->what);
+    if (run->faults) return *e = *first, first->code;
+    return signals_requested() ? FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal") : 0;
 }
 
 static void print_input_notes(const Pipeline *run, int code) {
@@ -178,7 +155,6 @@ static int run_finish(Pipeline *run, Error *e) {
     const struct SplitState *splits = run->writer.split;
     const Inputs *in = &run->inputs;
     uint64_t files = 0, lines = run->writer.left_out;
-    if (run->reader.stopped) return FAIL(e, ERR_STOPPED, "run the same command again: it starts over", "a signal");
     if (splits[TRAIN].tokens + splits[VAL].tokens == 0)
         return FAIL(e, ERR_INPUT, "is this the right input?", "%s: no text in it", input_name(&in->all[0]));
     bool both = o->val_fraction > 0 || o->val_every_file;
@@ -187,7 +163,7 @@ static int run_finish(Pipeline *run, Error *e) {
             return FAIL(e, ERR_INPUT, "give more documents, or another share for validation",
                         "no text fell into the %s split of %s", SPLIT_NAMES[i], o->out);
     TRY(writer_publish(&run->writer, e));
-    show_progress(run, run->reader.place.taken, true);
+    show_progress(run, run->reader.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
             print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
@@ -195,45 +171,45 @@ static int run_finish(Pipeline *run, Error *e) {
                          splits[i].shards, plural_s((uint64_t)splits[i].shards));
     for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
     if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
-    for (int i = 0, listed = 0; i < in->count && listed < LISTED_MAX; i++)
-        if (in->all[i].left_out) printf("  %s\n", in->all[i].path), listed++;
-    if (files > LISTED_MAX) printf("  and %" PRIu64 " more\n", files - LISTED_MAX);
-    if (lines) printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines, plural_s(lines));
+    for (int i = 0; i < in->count; i++)
+        if (in->all[i].left_out) printf("  %s\n", in->all[i].path);
+    if (lines)
+        printf("left out: %" PRIu64 " line%s of jsonl, malformed or without text that is UTF-8\n", lines,
+               plural_s(lines));
     return 0;
 }
 
-static int run_prepare(Pipeline *run, Error *e) {
-    const TokenizeOptions *o = &run->options;
-    bool known = true;
-    run->reader.tokenizer = run->tokenizer;
-    if (o->invalid == INVALID_SKIP) TRY(reader_leave_out(&run->reader, e));
-    run->start = clock_seconds();
+// Counts the bytes to read; 0: unknown.
+static uint64_t count_bytes(const Pipeline *run) {
+    uint64_t bytes = 0, most = (uint64_t)run->options.max_bytes;
     for (int i = 0; i < run->inputs.count; i++) {
         const Input *input = &run->inputs.all[i];
-        if (!input->left_out) run->total_bytes += input->bytes;
-        known = known && !input->pipe;
+        if (input->pipe) return run->options.max_bytes < INT64_MAX ? most : 0;
+        if (!input->left_out) bytes += input->bytes;
     }
-    if (!known) run->total_bytes = o->max_bytes < INT64_MAX ? (uint64_t)o->max_bytes : 0;
-    run->total_bytes = size_min(run->total_bytes, (uint64_t)o->max_bytes);
-    TRY(writer_open(&run->writer, o, run->tokenizer, &run->inputs, e));
-    run->thread_count = (uint64_t)o->threads + 1; // + 1: the main thread may wait for a pipe
-    run->block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
-    TRY(memory_alloc_zero((void **)&run->blocks, run->block_count * sizeof *run->blocks, "blocks", e));
-    return memory_alloc_zero((void **)&run->encoders, run->thread_count * sizeof *run->encoders, "encoders", e);
+    return size_min(bytes, most);
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
     Pipeline run = {.writer.lock = -1};
+    TokenizeOptions *o = &run.options;
     int inputs, code;
-    TRY(settings_parse(argc, argv, &run.options, &inputs, e));
-    if (run.options.help) return settings_print_help(&run.options), 0;
-    if (run.options.version) return printf("%s\n", version_text()), 0;
-    run.reader = (Reader){.o = &run.options, .inputs = &run.inputs, .refused = &run.refused, .place.line = 1, .fd = -1};
-    TRY_GOTO(tokenizer_load(&run.tokenizer, run.options.tokenizer, e));
+    TRY(settings_parse(argc, argv, o, &inputs, e));
+    if (o->help) return settings_print_help(o), 0;
+    if (o->version) return printf("%s\n", version_text()), 0;
+    TRY_GOTO(tokenizer_load(&run.tokenizer, o->tokenizer, e));
+    run.reader = (Reader){.o = o, .inputs = &run.inputs, .tokenizer = run.tokenizer, .line = 1, .fd = -1};
     // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
-    TRY_GOTO(inputs_gather(&run.inputs, &run.options, argv, inputs, e));
+    TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
-    TRY_GOTO(run_prepare(&run, e));
+    if (o->invalid == INVALID_SKIP) TRY_GOTO(reader_leave_out(&run.reader, e));
+    run.start = clock_seconds();
+    run.total_bytes = count_bytes(&run);
+    TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
+    run.thread_count = (uint64_t)o->threads + 1; // + 1: the main thread may wait for a pipe
+    run.block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
+    TRY_GOTO(memory_alloc_zero((void **)&run.blocks, run.block_count * sizeof *run.blocks, "blocks", e));
+    TRY_GOTO(memory_alloc_zero((void **)&run.encoders, run.thread_count * sizeof *run.encoders, "encoders", e));
 #pragma omp parallel num_threads((int)run.thread_count)
 #pragma omp single
     code = run_blocks(&run, e);

@@ -54,11 +54,14 @@ static int acquire_lock(Writer *w, Error *e) {
     snprintf(path, sizeof path, "%s.lock", w->o->out);
     for (;; close(w->lock)) {
         TRY(file_open_output(IN_PATH, path, O_WRONLY | O_CREAT, &w->lock, e));
-        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        if (flock(w->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(w->lock);
+            w->lock = -1;
             return FAIL(e, ERR_USAGE, "wait for it to end, or choose another --out",
                         "%s: another data/tokenize is writing there", w->o->out);
-        w->locked = fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino;
-        if (w->locked) return 0; // else the previous run unlinked it after our open: open again
+        }
+        if (fstat(w->lock, &held) == 0 && stat(path, &named) == 0 && held.st_ino == named.st_ino) return 0;
+        // The previous run unlinked it after our open: open again.
     }
 }
 
@@ -69,7 +72,8 @@ static int check_inputs(const Writer *w, const char *directory, const Inputs *in
     size_t length = (size_t)snprintf(prefix, sizeof prefix, "%s/%s", real, path_name(w->o->out));
     for (int i = 0; i < inputs->count; i++) {
         const char *path = inputs->all[i].path;
-        if (!realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) || strncmp(real, prefix, length) != 0) continue;
+        if (!realpath(strcmp(path, "-") ? path : "/proc/self/fd/0", real) || strncmp(real, prefix, length) != 0)
+            continue;
         if (strncmp(real + length, "_train_", 7) == 0 || strncmp(real + length, "_val_", 5) == 0)
             return FAIL(e, ERR_USAGE, "choose another --out", "%s is an input, and --out %s would replace it", real,
                         w->o->out);
@@ -183,6 +187,6 @@ void writer_close(Writer *w) {
     if (w->opened) remove_shards(w, PARTIAL, &ignored);
     if (w->lock < 0) return;
     snprintf(path, sizeof path, "%s.lock", w->o->out);
-    if (w->locked) unlink(path);
+    unlink(path);
     close(w->lock);
 }

@@ -8,14 +8,14 @@
 #pragma once
 
 #include "text/shards.h"
-#include "blocks.h"
+#include "reader.h"
 
 typedef struct {
     const TokenizeOptions *o;
     int eot, newline; // tokens that separate documents; -1: none
     int lock;         // the open PREFIX.lock, or -1
-    bool locked, opened;
-    bool publishing; // KEY has no name yet; other shards may have theirs
+    bool opened;      // PATH.partial are of this run
+    bool publishing;  // KEY has no name yet; other shards may have theirs
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL
         int64_t in_file; // tokens in it
