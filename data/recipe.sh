@@ -34,9 +34,8 @@ recipe_options() {
     done
     DOWNLOAD=${DOWNLOADS:-${top}data/download}/$NAME
     [ -z "$FROM" ] || [ -d "$FROM" ] || fail 65 "--from $FROM: no such directory" "Name the one that holds the files"
-    UNFINISHED=$OUT/$NAME.unfinished # exists until a recipe of several steps has done all of them
     # The first training shard gets its name last (data/writer.h).
-    if [ -z "$FORCE" ] && [ ! -e "$UNFINISHED" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
+    if [ -z "$FORCE" ] && [ -e "$OUT/${NAME}_train_000000.bin" ]; then
         echo "$OUT has shards already (--force makes them again)"
         exit 0
     fi

@@ -40,6 +40,7 @@ TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class Programs:
     def __init__(self, build, work):
         self.build, self.work = Path(build).resolve(), Path(work)
+        os.environ["TOKENIZE"] = str(self.build / "data/tokenize")  # for train_bpe.py
 
     def run(self, name, *arguments):
         return run(self.work, self.build / name, *arguments)

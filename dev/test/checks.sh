@@ -80,7 +80,7 @@ find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 w
 learn_vocabulary() { # SIZE DIRECTORY TEXT: 77 where no Python has the package tokenizers
     local python
     python=$(find_python tokenizers) || skip "no Python package tokenizers" || return
-    "$python" "$root/scripts/train_bpe.py" --vocab-size "$1" --out "$2" "$3"
+    TOKENIZE=$tokenize "$python" "$root/scripts/train_bpe.py" --vocab-size "$1" --out "$2" "$3"
 }
 
 has_mpi() { command -v mpirun > /dev/null && grep -q MPI_Init_thread "$train"; }

@@ -17,7 +17,7 @@ except (ImportError, KeyError, AssertionError) as missing:
     print(f"SKIP compare_tokenizers 0.00s: missing: {missing!r}")
     sys.exit(77)
 
-TOKENIZE = os.path.abspath(sys.argv[1])
+TOKENIZE = os.environ["TOKENIZE"] = os.path.abspath(sys.argv[1])
 SEED = int(os.environ.get("SEED", time.time_ns() % 10**9))
 rng = random.Random(SEED)
 EOT = 50256
@@ -103,9 +103,9 @@ def train():
         vocab_size=size - 1, min_frequency=2, initial_alphabet=alphabet, special_tokens=[], show_progress=False))
     want = [tuple(m.split(" ") if isinstance(m, str) else m) for m in json.loads(t.to_str())["model"]["merges"]]
 
-    def learn(*args, code=0, note=""):
+    def learn(*args, code=0):
         done = subprocess.run([sys.executable, "scripts/train_bpe.py", "--vocab-size", str(size), *args], capture_output=True, text=True)
-        one_line = done.stderr == note if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        one_line = not done.stderr if code == 0 else done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
         if done.returncode != code or not one_line:
             print(f"  train_bpe.py {args}: exit code {done.returncode}, want {code}: {done.stderr}")
         return done.returncode != code or not one_line
@@ -114,36 +114,23 @@ def train():
         source, lines = f"{d}/source.txt", text.splitlines(keepends=True)
         open(source, "w", newline="").write(text)
         open(f"{d}/a.txt", "w", newline="").writelines(lines[:5000])
-        open(f"{d}/b.jsonl", "w").write("\ufeff" + json.dumps({"body": "".join(lines[5000:])}) + "\n\n")
-        for name in ("b.JL", "b.json"):
-            open(f"{d}/{name}", "w").write(json.dumps({"meta": {"body": "".join(lines[5000:])}}) + "\n")
-        for name, begin in (("gz.txt", b"\x1f\x8b\x08"), ("lfs.txt", b"version https://git-lfs.github.com/spec/v1\n"), ("utf16.jsonl", "{".encode("utf-16"))):
-            open(f"{d}/{name}", "wb").write(begin)
+        open(f"{d}/b.jsonl", "w").write(json.dumps({"meta": {"body": "".join(lines[5000:])}}) + "\n")
         open(f"{d}/bad.txt", "wb").write(b"ok\n\xff")
-        open(f"{d}/bad.jsonl", "w").write('{"text": 3}\n')
-        open(f"{d}/half.jsonl", "w").write('{"text": "\\ud800"}\n')
-        open(f"{d}/deep.jsonl", "w").write('{"text": ' + "[" * 100000)
-        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "body", f"{d}/a.txt", f"{d}/b.jsonl")
-        note = f"note: {d}/b.json: by the first line, read as JSON Lines; --format text or jsonl decides\n"
-        wrong += learn("--out", f"{d}/jl", "--field", "meta.body", f"{d}/a.txt", f"{d}/b.JL")
-        wrong += learn("--out", f"{d}/json", "--field", "meta.body", f"{d}/a.txt", f"{d}/b.json", note=note)
-        for out in ("whole", "parts", "jl", "json"):
+        wrong += learn("--out", f"{d}/whole", source) + learn("--out", f"{d}/parts", "--field", "meta.body", f"{d}/a.txt", f"{d}/b.jsonl")
+        wrong += learn("--out", f"{d}/skip", "--invalid", "skip", f"{d}/bad.txt", source)
+        for out in ("whole", "parts", "skip"):
             merges = [tuple(line.split(" ")) for line in open(f"{d}/{out}/merges.txt").read().split("\n")[1:-1]]
             vocabulary = json.load(open(f"{d}/{out}/vocab.json"))
             wrong += merges != want or sorted(vocabulary.values()) != [*range(size)] or vocabulary["<|endoftext|>"] != size - 1
+            wrong += sorted(os.listdir(f"{d}/{out}")) != ["merges.txt", "tokenizer_config.json", "vocab.json"]
         subprocess.run([TOKENIZE, "--tokenizer", f"{d}/whole", "--out", f"{d}/out", source], check=True, capture_output=True)
         wrong += shard_tokens(f"{d}/out_train_000000.bin")[1:].tolist() != t.encode(text).ids
-        os.makedirs(f"{d}/linked")
-        open(f"{d}/victim", "w").write("precious")
-        os.symlink(f"{d}/victim", f"{d}/linked/merges.txt")
-        wrong += learn("--out", f"{d}/linked", "--force", source, code=74) + (open(f"{d}/victim").read() != "precious")
         wrong += learn("--out", f"{d}/whole", source, code=64) + learn("--out", f"{d}/whole", "--force", source)
-        for bad in ("bad.txt", "bad.jsonl", "half.jsonl", "deep.jsonl", "absent.txt", "gz.txt", "lfs.txt", "utf16.jsonl"):
-            wrong += learn("--out", f"{d}/x", f"{d}/{bad}", code=65)
+        wrong += learn("--out", f"{d}/x", f"{d}/bad.txt", code=65) + learn("--out", f"{d}/x", f"{d}/absent.txt", code=65)
         wrong += learn("--out", f"{d}/bad.txt/x", source, code=74) + learn("--vocab-size", "256", "--out", f"{d}/x", source, code=64)
         open(f"{d}/tokenizers.py", "w").write('raise ImportError("hidden")')
         os.environ.update(PYTHONPATH=d, GNS_IN_VENV="1")
-        wrong += learn("--out", f"{d}/x", source, code=65) + os.path.exists(f"{d}/x")
+        wrong += learn("--out", f"{d}/hidden", source, code=65) + os.path.exists(f"{d}/hidden")
         del os.environ["PYTHONPATH"], os.environ["GNS_IN_VENV"]
     print(f"{'FAIL' if wrong else 'PASS'} compare_tokenizers/train {time.monotonic() - start:.2f}s: {len(want)} merges")
     return wrong
