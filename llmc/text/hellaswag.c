@@ -25,18 +25,14 @@ enum {
 typedef struct {
     uint32_t context, ending; // indices of their first tokens in HellaSwag.tokens
     int context_count, ending_count;
+    bool right; // the right ending of its question
+    bool last;  // the last ending of its question
 } Row;
-
-typedef struct {
-    int label;
-    int first_row, rows;
-} Question;
 
 struct HellaSwag {
     int vocab_size, seq_len, longest; // longest: tokens of the longest row
     HellaSwagInfo info;
-    Question *questions; // (info.questions)
-    Row *rows;           // (info.rows)
+    Row *rows; // (info.rows)
     uint16_t *tokens;
     size_t token_count;
 };
@@ -50,13 +46,16 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
         if (count[i] > T) return (void)h->info.left_out++;
     for (int i = 1; i <= endings; at += count[i++]) {
         size_t tokens = count[0] + count[i], excess = tokens > T + 1 ? tokens - (T + 1) : 0;
-        h->rows[h->info.rows + i - 1] =
-            (Row){(uint32_t)(context + excess), (uint32_t)at, (int)(count[0] - excess), (int)count[i]};
+        h->rows[h->info.rows++] = (Row){(uint32_t)(context + excess),
+                                        (uint32_t)at,
+                                        (int)(count[0] - excess),
+                                        (int)count[i],
+                                        i - 1 == label,
+                                        i == endings};
         h->info.cut += excess > 0;
         h->longest = (int)size_max((size_t)h->longest, tokens - excess);
     }
-    h->questions[h->info.questions++] = (Question){label, h->info.rows, endings};
-    h->info.rows += endings;
+    h->info.questions++;
     h->token_count = at;
 }
 
@@ -91,26 +90,25 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
 
 static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
     Encoder *encoder = NULL;
-    char *text = NULL, *end = file + bytes;
+    char *text = NULL;
+    int code, number = 1;
     if (!tokenizer)
         return FAIL(e, ERR_USAGE,
                     "give --tokenizer the directory of GPT-2's (data/gpt2), or --hellaswag llm.c's .bin, which holds "
                     "tokens",
                     "no tokenizer for the text in it");
-    int code = memory_alloc((void **)&text, bytes + 2, "HellaSwag's questions", e), number = 1;
-    if (!code) code = encoder_create(&encoder, tokenizer, e);
-    for (char *line = file; line < end && !code; line++, number++) {
-        char *newline = memchr(line, '\n', (size_t)(end - line));
-        size_t length = (size_t)((newline ? newline : end) - line);
-        line[length] = 0;
-        if (strspn(line, " \t\r") < length) {
-            cJSON *object = strlen(line) == length ? cJSON_ParseWithOpts(line, NULL, true) : NULL;
-            code = json_question(h, encoder, object, text, e);
-            cJSON_Delete(object);
-            if (code) error_prefix(e, "line %d", number);
-        }
-        line += length;
+    TRY_GOTO(memory_alloc((void **)&text, bytes + 2, "HellaSwag's questions", e));
+    TRY_GOTO(encoder_create(&encoder, tokenizer, e));
+    for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
+        end = line + strcspn(line, "\n"); // at a zero byte, too: the rest of the line is no JSON
+        *end = 0;
+        if (!line[strspn(line, " \t\r")]) continue;
+        cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
+        code = json_question(h, encoder, object, text, e);
+        cJSON_Delete(object);
+        if (code) error_prefix(e, "line %d", number);
     }
+done:
     encoder_destroy(encoder);
     memory_free(text);
     return code;
@@ -144,7 +142,8 @@ static int bin_questions(HellaSwag *h, const char *file, size_t bytes, Error *e)
             if (!count[i]) return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: a text without tokens", q);
             for (size_t k = 0; k < count[i]; k++, *out++ = *at++)
                 if (*at >= h->vocab_size)
-                    return FAIL(e, ERR_INPUT, "the file was made with another tokenizer than the model's: use the jsonl",
+                    return FAIL(e, ERR_INPUT,
+                                "the file was made with another tokenizer than the model's: use the jsonl",
                                 "question %d: token %d is outside the vocabulary of %d", q, *at, h->vocab_size);
         }
         if (at != next) return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: it is longer than its endings", q);
@@ -163,7 +162,6 @@ static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
     size_t most = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
     TRY(memory_alloc((void **)&h->tokens, bytes * sizeof *h->tokens, "HellaSwag's questions", e));
     TRY(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
-    TRY(memory_alloc((void **)&h->questions, most * sizeof *h->questions, "HellaSwag's questions", e));
     TRY(magic == MAGIC ? bin_questions(h, file, bytes, e) : jsonl_read(h, file, bytes, tokenizer, e));
     if (h->info.questions == 0 && h->info.left_out)
         return FAIL(e, ERR_INPUT, "use a longer --seq-len", "all %d questions have endings of more than %d tokens",
@@ -195,7 +193,6 @@ void hellaswag_close(HellaSwag *h) {
     if (!h) return;
     memory_free(h->tokens);
     memory_free(h->rows);
-    memory_free(h->questions);
     memory_free(h);
 }
 
@@ -225,17 +222,14 @@ void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, dou
 
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum) {
     HellaSwagScore score = {.questions = h->info.questions};
-    for (int i = 0; i < h->info.questions; i++) {
-        const Question *q = &h->questions[i];
-        int best = 0, best_norm = 0;
-        const double *l = sum + q->first_row;
-        const Row *row = h->rows + q->first_row;
-        for (int k = 1; k < q->rows; k++) {
-            if (l[k] < l[best]) best = k;
-            if (l[k] / row[k].ending_count < l[best_norm] / row[best_norm].ending_count) best_norm = k;
-        }
-        score.correct += best == q->label;
-        score.correct_norm += best_norm == q->label;
+    const Row *row = h->rows;
+    for (int i = 0, best = 0, best_norm = 0; i < h->info.rows; i++) { // best: of this question so far
+        if (sum[i] < sum[best]) best = i;
+        if (sum[i] / row[i].ending_count < sum[best_norm] / row[best_norm].ending_count) best_norm = i;
+        if (!row[i].last) continue;
+        score.correct += row[best].right;
+        score.correct_norm += row[best_norm].right;
+        best = best_norm = i + 1;
     }
     return score;
 }

@@ -1,21 +1,13 @@
 #include "text/sources.h"
 #include "base/files.h"
 
-#include <glob.h>
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #define BLANKS " \t\n"
-
-// ---- Words ----------------------------------------------------------------------------------------------------------
-
-static int copy_string(char **out, const char *text, Error *e) {
-    TRY(memory_alloc((void **)out, strlen(text) + 1, "the names of shards", e));
-    strcpy(*out, text);
-    return 0;
-}
 
 // Cuts the next word off a value in place. NULL: no more words.
 static char *next_word(char **rest) {
@@ -45,32 +37,22 @@ static int cut_weight(char *word, double *weight, Error *e) {
     return 0;
 }
 
-// ---- Files ----------------------------------------------------------------------------------------------------------
-
-static int add_path(Source *s, const char *path, Error *e) {
-    char **grown = realloc(s->path, ((size_t)s->count + 1) * sizeof *grown);
-    if (!grown) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the names of shards");
-    s->path = grown;
-    TRY(copy_string(&s->path[s->count], path, e));
-    s->count++;
-    return 0;
-}
-
 // Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
 static int add_matches(Source *s, const char *pattern, Error *e) {
     struct stat st;
-    glob_t found = {0};
-    if (stat(pattern, &st) == 0) return add_path(s, pattern, e);
-    int failure = glob(pattern, 0, NULL, &found), code = 0;
+    char literal[2 * PATH_MAX], *to = literal; // the name as a pattern
+    bool exists = stat(pattern, &st) == 0;
+    for (const char *c = pattern; exists && *c; *to++ = *c++)
+        if (strchr("*?[\\", *c)) *to++ = '\\';
+    *to = 0;
+    int failure = glob(exists ? literal : pattern, s->found.gl_pathv ? GLOB_APPEND : 0, NULL, &s->found);
     if (failure == GLOB_NOMATCH)
-        code = FAIL(e, ERR_INPUT, "check the path; make shards with data/tokenize (or llm.c's scripts)",
+        return FAIL(e, ERR_INPUT, "check the path; make shards with data/tokenize (or llm.c's scripts)",
                     "%s: no such file", pattern);
-    else if (failure)
-        code = FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
+    if (failure)
+        return FAIL(e, failure == GLOB_NOSPACE ? ERR_MEMORY : ERR_INPUT, "check its permissions", "%s: cannot list",
                     pattern);
-    for (size_t i = 0; i < found.gl_pathc && !code; i++) code = add_path(s, found.gl_pathv[i], e);
-    globfree(&found);
-    return code;
+    return 0;
 }
 
 static int compare_paths(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -95,24 +77,32 @@ int sources_find(Sources *out, const char *value, Error *e) {
     int code = 0;
     double total = 0;
     *out = (Sources){0};
-    TRY_GOTO(copy_string(&out->value, value, e));
-    TRY_GOTO(copy_string(&out->words, value, e));
-    TRY_GOTO(memory_alloc_zero((void **)&out->source, (strlen(value) / 2 + 1) * sizeof(Source), "sources", e));
+    size_t bytes = strlen(value) + 1;
+    TRY_GOTO(memory_alloc((void **)&out->value, 2 * bytes, "the names of shards", e));
+    TRY_GOTO(memory_alloc_zero((void **)&out->source, (bytes / 2 + 1) * sizeof(Source), "sources", e));
+    char *rest = out->value + bytes, *word;
+    memcpy(out->value, value, bytes);
+    memcpy(rest, value, bytes);
     out->source->text = out->value;
+    out->count = 1;
     code = add_matches(out->source, value, e); // first try the value as one word
-    if (!code) out->count = 1;
-    char *rest = out->words, *word = code ? next_word(&rest) : NULL;
-    for (code = word ? 0 : code; word && !code; word = next_word(&rest)) code = add_word(out, word, e);
-    if (code == ERR_INPUT && strpbrk(value, BLANKS)) error_hint(e, "check the path; a blank in a name is written '\\ '");
-    for (int i = 0; i < out->count && !code; i++) { // sort the paths and remove duplicates
+    if (code && (word = next_word(&rest))) {
+        out->count = 0;
+        for (code = 0; word && !code; word = next_word(&rest)) code = add_word(out, word, e);
+    }
+    if (code == ERR_INPUT && strpbrk(value, BLANKS))
+        error_hint(e, "check the path; a blank in a name is written '\\ '");
+    for (int i = 0; i < out->count && !code; i++) { // sort the paths, and move duplicates to the end
         Source *s = &out->source[i];
-        int kept = 0;
+        s->path = s->found.gl_pathv;
         total += s->weight;
-        qsort(s->path, (size_t)s->count, sizeof *s->path, compare_paths);
-        for (int k = 0; k < s->count; k++)
-            if (kept && strcmp(s->path[kept - 1], s->path[k]) == 0) memory_free(s->path[k]);
-            else s->path[kept++] = s->path[k];
-        s->count = kept;
+        qsort(s->path, s->found.gl_pathc, sizeof *s->path, compare_paths);
+        for (size_t k = 0; k < s->found.gl_pathc; k++) {
+            char *path = s->path[k];
+            if (s->count && strcmp(s->path[s->count - 1], path) == 0) continue;
+            s->path[k] = s->path[s->count];
+            s->path[s->count++] = path;
+        }
     }
     if (!code && !isfinite(total))
         code = FAIL(e, ERR_USAGE, "use smaller ones", "%s: the sum of the weights is too large", value);
@@ -122,12 +112,8 @@ done:
 }
 
 void sources_free(Sources *sources) {
-    for (int i = 0; i < sources->count; i++) {
-        for (int k = 0; k < sources->source[i].count; k++) memory_free(sources->source[i].path[k]);
-        memory_free(sources->source[i].path);
-    }
+    for (int i = 0; i < sources->count; i++) globfree(&sources->source[i].found);
     memory_free(sources->source);
     memory_free(sources->value);
-    memory_free(sources->words);
     *sources = (Sources){0};
 }

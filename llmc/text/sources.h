@@ -10,17 +10,20 @@
 
 #include "base/common.h"
 
+#include <glob.h>
+
 typedef struct {
     const char *text; // as given, without the weight
     double weight;    // as given; 0: none
-    char **path;      // sorted by bytes, without duplicates
+    char **path;      // (count) sorted by bytes, without duplicates; in found
     int count;
+    glob_t found;
 } Source;
 
 typedef struct {
     Source *source;
     int count;
-    char *value, *words; // own the memory of the texts
+    char *value; // owns the memory of the texts
 } Sources;
 
 // ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if only some words have one.
