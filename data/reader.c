@@ -173,11 +173,8 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
     while (r->have < want && !r->ended) {
         size_t room = size_min((size_t)r->o->max_bytes - r->taken - r->have, want - r->have);
         struct pollfd ready = {r->fd, POLLIN, 0};
-        Wait wait = {clock_seconds(), r->have > 0 || r->offset > 0}; // true: data has arrived, no note is due
-        while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0) {
+        while (input->pipe && room && poll(&ready, 1, POLL_MS) <= 0)
             if (signals_requested() || atomic_load(&r->refused)) return 0;
-            wait_note(&wait, r->fd, input_name(input));
-        }
         ssize_t got = read(r->fd, r->buffer + r->have, room);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0)

@@ -7,14 +7,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void wait_note(Wait *wait, int fd, const char *name) {
-    const double after = 2; // s
-    const char *kind = isatty(fd) ? "a terminal: Ctrl-D ends the text" : "a pipe";
-    if (wait->said || clock_seconds() - wait->since < after) return;
-    wait->said = true;
-    fprintf(stderr, "note: waiting for %s (%s), which is empty so far\n", name, kind);
-}
-
 const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
 bool pipe_is(const char *path) {

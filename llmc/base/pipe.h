@@ -3,13 +3,6 @@
 
 #include "base/common.h"
 
-// wait_note prints, once, that the program waits for `name`, 2 s after `since` (clock_seconds).
-typedef struct {
-    double since;
-    bool said;
-} Wait;
-void wait_note(Wait *wait, int fd, const char *name);
-
 const char *pipe_name(const char *path); // for messages: "-" becomes "standard input"
 
 // True if the path is neither a regular file nor a directory.
