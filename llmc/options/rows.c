@@ -1,5 +1,6 @@
 #include "options/rows.h"
 
+#include "base/terminal.h"
 #include "base/text.h"
 
 #include <assert.h>
@@ -129,11 +130,16 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
     bool wins = place & OPTION_GIVEN_COMMAND_LINE || !(t->given[id] & OPTION_GIVEN_COMMAND_LINE);
     TRY(value_parse(row, said, text, wins ? row_field(t, id) : overruled, e));
     t->given[id] |= (uint8_t)place;
-    if (!wins || !(place & OPTION_GIVEN_THIS_FILE) || !row->group || row_is_zero(t, id)) return 0;
-    // This option overrules its group in earlier files: `train-tokens` here, `steps` there.
-    for (int other = 0; other < t->count; other++)
-        if (other != id && t->rows[other].group == row->group && t->given[other] == OPTION_GIVEN_CONFIG)
-            row_reset(t, other);
+    for (int other = 0; wins && row->group && other < t->count; other++) {
+        if (other == id || t->rows[other].group != row->group || row_is_zero(t, other) || row_is_zero(t, id)) continue;
+        if (t->given[other] & place & ~OPTION_GIVEN_CONFIG) {
+            char flag[FLAG_BYTES], second[FLAG_BYTES];
+            row_flag(flag, &t->rows[other < id ? other : id]);
+            row_flag(second, &t->rows[other < id ? id : other]);
+            return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other", flag, second);
+        }
+        row_reset(t, t->given[other] & OPTION_GIVEN_COMMAND_LINE ? id : other); // a file's, or an earlier file's
+    }
     return 0;
 }
 
@@ -185,37 +191,25 @@ int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e)
 
 // ---- --help ---------------------------------------------------------------------------------------------------------
 
-enum { HELP_WIDTH = 100, HELP_COLUMN = 28 };
-
-// Prints words that stay together, on this line or the next. *column: the end of the line so far.
-static void print_word(FILE *f, int *column, const char *word, int width) {
-    if (*column > HELP_COLUMN && *column + 1 + width > HELP_WIDTH)
-        *column = HELP_COLUMN, fprintf(f, "\n%*s", HELP_COLUMN, "");
-    if (*column > HELP_COLUMN) ++*column, fputc(' ', f);
-    fprintf(f, "%.*s", width, word);
-    *column += width;
-}
-
 void row_print_help(FILE *f, const OptionRow *row) {
+    enum { WIDTH = 100, COLUMN = 28 };
     static const char *const kinds[] = {"N", "X", "TEXT", "NAME", ""};
     static const char *const counts[] = {"", ", in steps", ", in micro-batches", ", in validations"};
-    char flag[FLAG_BYTES], value[FLAG_BYTES], suffix[200];
+    const char *init = row->init ? row->init : "", *alias = row->alias ? row->alias : "";
+    char flag[FLAG_BYTES], value[FLAG_BYTES], text[2048];
 
     // The unit names the value: "--micro-batch ROWS". It is put into capitals unless it has some (GB/s).
     snprintf(value, sizeof value, "%s", row->unit ? row->unit : kinds[row->type]);
     bool capitals = !strpbrk(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
     for (char *c = value; capitals && *c; c++) *c = (char)toupper((unsigned char)*c);
     row_flag(flag, row);
-    int column = HELP_COLUMN, width = fprintf(f, "  %s%s%s", flag, *value ? " " : "", value);
-    if (width >= HELP_COLUMN) width = 0, fputc('\n', f);
-    fprintf(f, "%*s", HELP_COLUMN - width, "");
-
-    if (row->names) print_word(f, &column, suffix, snprintf(suffix, sizeof suffix, "%s:", row->names));
-    for (const char *word = row->help; *word; word += width + (int)strspn(word + width, " "))
-        print_word(f, &column, word, width = (int)strcspn(word, " "));
-    snprintf(suffix, sizeof suffix, "[%s%s%s%s%s%s]", row->init ? "default " : "", row->init ? row->init : "",
-             row->init && row->alias ? "; " : "", row->alias ? "llm.c " : "", row->alias ? row->alias : "",
-             row->alias ? counts[row->alias_unit] : "");
-    if (row->init || row->alias) print_word(f, &column, suffix, (int)strlen(suffix));
+    int used = snprintf(text, sizeof text, "  %s%s%s", flag, *value ? " " : "", value), wide = used >= COLUMN;
+    used +=
+        snprintf(text + used, sizeof text - (size_t)used, "%s%*s%s%s%s", wide ? "\n" : "",
+                 wide ? COLUMN : COLUMN - used, "", row->names ? row->names : "", row->names ? ": " : "", row->help);
+    if (*init || *alias)
+        snprintf(text + used, sizeof text - (size_t)used, " [%s%s%s%s%s%s]", *init ? "default " : "", init,
+                 *init && *alias ? "; " : "", *alias ? "llm.c " : "", alias, *alias ? counts[row->alias_unit] : "");
+    fold_text(f, text, WIDTH, COLUMN);
     fputc('\n', f);
 }

@@ -40,7 +40,7 @@ typedef struct {
     int prefers;       // print a note unless this condition holds
     bool off_at_0;     // 0, "" and false turn the option off: ignore `needs` then
     int used_by;       // the kinds of run without training that use the option
-    int group;   // options of one group exclude each other; one given later overrules a --config file's. 0: none
+    int group;   // options of one group exclude each other; precedence is that of row_set. 0: none
     bool of_run; // may not change on resume; an old checkpoint that lacks it had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;

@@ -28,9 +28,3 @@ int option_set(Options *o, OptionId id, const char *said, const char *text, int 
 
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-// Returns ERR_USAGE for two options of one group. If only one is from the command line, resets the other.
-int options_check_groups(Options *o, Error *e);
-
-// Refuses options without effect, or adds a note. Reads o->run.ramp_mode.
-int options_check_needs(Options *o, Error *e);
