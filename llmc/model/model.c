@@ -20,9 +20,7 @@ static const struct {
     {"gpt2-350M", 24, 16, 1024},
     {"gpt2-774M", 36, 20, 1280},
     {"gpt2-1558M", 48, 25, 1600},
-    // llm.c's depths, heads of 64
-    {"d6", 6, 6, 384},
-    {"d12", 12, 12, 768},
+    // llm.c's depths, heads of 64; its d6 and d12 follow from the rule for other depths
     {"d24", 24, 16, 1024},
     {"d36", 36, 20, 1280},
     {"d48", 48, 25, 1600},

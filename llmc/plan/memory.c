@@ -20,11 +20,6 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape) {
-    return device->fuses_exact && shape->dtype != DTYPE_FP16 && shape->label_smoothing == 0 &&
-           shape->model->config.channels % LINEAR_SM90_MULTIPLE == 0;
-}
-
 // Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code. State: bytes as
 // Rajbhandari et al. 2020 (arXiv 1910.02054), section 3, count them per parameter in mixed precision, less what each
 // stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.

@@ -114,7 +114,7 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact
         Workload load = {.value = p->device.value,
                          .head_bytes = p->device.head_bytes,
                          .exact = norms,
-                         .stores_exponentials = plan_stores_exponentials(&p->device, &p->shape)};
+                         .stores_exponentials = p->device.fuses_exact};
         load = workload_micro_step(&p->shape, rows, load);
         add_workload(sum, p, &load, times * (measures ? exact : 1 - exact));
     }

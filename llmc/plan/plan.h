@@ -50,9 +50,6 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
 // True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
-// True if the head stores the exponentials of the logits instead of the logits (train_gpt2.cu).
-bool plan_stores_exponentials(const PlanDevice *device, const EngineConfig *shape);
-
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // seconds per launch
 double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte
 

@@ -218,20 +218,6 @@ static void test_measured_steps(void) {
     CHECK_CLOSE(without / planned_speed(&p) - 1, 0.063, 0.08, 0); // +6.3% +- 0.5% of a step
 }
 
-// The head stores exponentials in bf16 on a Hopper card, of whole panels of channels; label smoothing changes little.
-static void test_exponentials(void) {
-    const Model odd = {.config = {1, 1, 1032, 256, 64}};
-    Plan p = plan_of("d12", "H200", 64), a100 = plan_of("d12", "A100", 64);
-    CHECK(plan_stores_exponentials(&p.device, &p.shape), "H200");
-    CHECK(!plan_stores_exponentials(&a100.device, &p.shape), "A100");
-    double with = planned_speed(&p);
-    p.shape.dtype = DTYPE_FP16;
-    CHECK(!plan_stores_exponentials(&p.device, &p.shape), "fp16");
-    CHECK_CLOSE(with / planned_speed(&p), 1.0352, 0.005, 0); // measured +3.52%
-    p.shape.dtype = DTYPE_BF16, p.shape.model = &odd;
-    CHECK(!plan_stores_exponentials(&p.device, &p.shape), "1032 channels");
-}
-
 // Two cores of an EPYC, 233.6 GFLOP/s of multiply-adds: 124M, B4 T64, 243 tok/s. Their bandwidth was not
 // measured; such a pair of cores copies 25 GB/s.
 static void test_measured_cpu(void) {
@@ -597,7 +583,7 @@ static void test_devices_here_and_elsewhere(void) {
 
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
-        test_measured_steps, test_exponentials, test_measured_cpu, test_memory_estimate, test_library_memory,
+        test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory,
         test_state_bytes, test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_fullest_rank,
         test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time,
         test_devices_here_and_elsewhere);
