@@ -16,11 +16,6 @@ static float *state_array(Engine *engine, StateKind kind) {
     return arrays[kind];
 }
 
-// True if the masters are a separate array, of the owned ranges. False: the kernels read the masters.
-static bool masters_apart(const Engine *engine) {
-    return engine->config.dtype != DTYPE_FP32 || engine->config.shard_weights;
-}
-
 // Sets the kernels' weights of a range. The range must be contiguous in their array.
 static void set_weights(Engine *engine, Range range, const float *values) {
     void *weight = weight_at(engine, range.begin);
@@ -31,24 +26,19 @@ static void set_weights(Engine *engine, Range range, const float *values) {
         for (size_t i = 0; i < n; i++) ((uint16_t *)weight)[i] = f32_to_bf16(values[i]);
 }
 
-// True if the array covers all parameters, not the owned ranges alone.
-static bool is_whole(const Engine *engine, StateKind kind) {
-    return (kind == STATE_PARAM && !masters_apart(engine)) || (kind == STATE_GRAD && !engine->config.shard_grads);
-}
-
 int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
     (void)e;
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     float *array = state_array(engine, kind);
     Piece p;
     engine->seen_count = 0;
-    if (kind == STATE_PARAM && masters_apart(engine)) {
+    if (kind == STATE_PARAM && shard_masters_apart(&engine->config)) {
         const Model *model = engine->config.model;
         Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};
         Range kept = range_overlap(range, all);
         set_weights(engine, kept, values + (kept.begin - range.begin));
     }
-    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+    for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);)
         memcpy(array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range));
     return 0;
 }
@@ -62,7 +52,7 @@ int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error 
     const float *array = state_array(engine, kind);
     Piece p;
     if (kind == STATE_PARAM && !engine->config.shard_weights) TRY(watch_await(&engine->weights_watch, range, e));
-    for (int next = 0; shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+    for (int next = 0; shard_next(&engine->config, kind, range, &next, &p);)
         memcpy(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range));
     return 0;
 }
@@ -139,7 +129,7 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
     bool rounds = engine->config.dtype != DTYPE_FP32 && !engine->config.shard_weights;
     return (TensorPart){.tensor = tensor,
                         .n = range_length(part),
-                        .param = engine->param + (masters_apart(engine) ? p.place + at : part.begin),
+                        .param = engine->param + (shard_masters_apart(&engine->config) ? p.place + at : part.begin),
                         .moment1 = engine->moment1 + p.place + at,
                         .moment2 = engine->moment2 + p.place + at,
                         .rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL,
@@ -213,7 +203,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     engine->seen_count = 0;
     if (isnan(step.grad_scale)) return 0;
     Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
+    for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);)
         for (int i = 0; i < engine->config.model->tensor_count; i++) {
             TensorPart t = tensor_part(engine, p, i);
             size_t matrices = engine->config.optimizer == OPTIMIZER_MUON ? tensor_muon_matrices(t.tensor) : 0;
@@ -253,7 +243,7 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const AdamWStep step = step_of_update(engine, u);
     if (isnan(step.grad_scale)) return 0;
     Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);)
+    for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);)
         for (int i = 0; i < engine->config.model->tensor_count; i++) {
             TensorPart t = tensor_part(engine, p, i);
             if (t.n == 0) continue;
@@ -302,7 +292,7 @@ int cpu_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
         *hash += hash_values(weight_at(engine, part.begin), engine->config.dtype, range_length(part), part.begin);
     }
     bool whole = !engine->config.shard_weights && engine->config.owned_count == 0;
-    if (whole && masters_apart(engine) && engine->param)
+    if (whole && shard_masters_apart(&engine->config) && engine->param)
         *hash +=
             hash_values(engine->param + range.begin, DTYPE_FP32, range_length(range), model->flat_count + range.begin);
     return 0;

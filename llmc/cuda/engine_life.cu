@@ -109,6 +109,7 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
     assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
+    (*out)->config.dtype = REAL_DTYPE;
     (*out)->loss_scale = 1;
     int code = engine_open(*out, e);
     if (!code) return 0;

@@ -15,17 +15,6 @@
 
 #include <assert.h>
 
-static bool weights_rounded() { return sizeof(real) < sizeof(float); }
-
-// True if master weights are a separate array, of the owned ranges.
-static bool masters_apart(const Engine *engine) { return weights_rounded() || engine->config.shard_weights; }
-
-// True if the array covers all parameters, not only owned ranges.
-static bool is_whole(const Engine *engine, StateKind kind) {
-    if (kind == STATE_PARAM) return !masters_apart(engine);
-    return kind == STATE_GRAD && !engine->config.shard_grads;
-}
-
 // NULL: this engine has no such array.
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
@@ -36,7 +25,7 @@ int engine_state_clear(Engine *engine, Error *e) {
     size_t all = engine->config.model->flat_count, owned = shard_elements(&engine->config);
     for (StateKind kind : {STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2}) {
         float *array = state_array(engine, kind);
-        size_t n = is_whole(engine, kind) ? all : owned;
+        size_t n = shard_is_whole(&engine->config, kind) ? all : owned;
         if (array) CUDA_TRY(cudaMemsetAsync(array, 0, n * sizeof(float), engine->stream), e);
     }
     if (engine->own_weight) CUDA_TRY(cudaMemsetAsync(engine->own_weight, 0, owned * sizeof(real), engine->stream), e);
@@ -71,13 +60,13 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     float *array = state_array(engine, kind);
     const Model *model = engine->config.model;
     Piece p;
-    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);) {
+    for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
         if (kind == STATE_PARAM && engine->own_weight)
             TRY(optimizer_round(engine->own_weight + p.place, array + p.place, // with the padding after a tensor
                                 round_up(range_length(p.range), DECAY_GRANULE), engine->stream, e));
     }
-    if (kind != STATE_PARAM || !masters_apart(engine)) return 0;
+    if (kind != STATE_PARAM || !shard_masters_apart(&engine->config)) return 0;
     Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};
     return load_working(engine, range_overlap(range, all), values, e);
 }
@@ -95,7 +84,7 @@ void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
 static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     const float *array = state_array(engine, kind);
     Piece p;
-    for (int next = 0; array && shard_next(&engine->config, is_whole(engine, kind), range, &next, &p);)
+    for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);)
         CUDA_TRY(cudaMemcpyAsync(values + (p.range.begin - range.begin), array + p.place, range_float_bytes(p.range),
                                  cudaMemcpyDeviceToHost, engine->store_stream),
                  e);
@@ -203,9 +192,9 @@ int engine_send_stats(Engine *engine, Error *e) {
 static OptimizerArrays arrays_of(Engine *engine, Piece p) {
     const size_t begin = p.range.begin;
     assert(begin % DECAY_GRANULE == 0);
-    real *weight = weights_rounded() ? engine->weight + begin : NULL;
+    real *weight = REAL_DTYPE != DTYPE_FP32 ? engine->weight + begin : NULL;
     if (engine->config.shard_weights) weight = engine->own_weight ? engine->own_weight + p.place : NULL;
-    return {.param = engine->param + (masters_apart(engine) ? p.place : begin),
+    return {.param = engine->param + (shard_masters_apart(&engine->config) ? p.place : begin),
             .weight = weight,
             .moment1 = engine->moment1 + p.place,
             .moment2 = engine->moment2 + p.place,
@@ -231,7 +220,7 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const Model *model = engine->config.model;
     TRY(scale_gradient(engine, u, e));
     Piece p;
-    for (int next = 0; shard_next(&engine->config, false, range, &next, &p);) {
+    for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);) {
         const OptimizerArrays arrays = arrays_of(engine, p);
         const Tensors in = tensors_in(model, p.range);
         TRY(clip_segments(engine, p.range, in, e));
@@ -273,7 +262,7 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     if (engine->rate)
         TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));
     Piece p;
-    for (int next = 0; shard_next(c, false, range, &next, &p);) {
+    for (int next = 0; shard_next(c, STATE_MOMENT1, range, &next, &p);) {
         const OptimizerArrays arrays = arrays_of(engine, p);
         TRY(optimizer_update(&arrays, range_length(p.range), update_step(u), engine->grad_scale, engine->stream, e));
         for (int aspect = -1; aspect <= 1 && c->optimizer == OPTIMIZER_MUON; aspect++)
@@ -306,7 +295,7 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
              *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
     const Model *model = engine->config.model;
-    bool masters = engine->param && masters_apart(engine) && engine->config.owned_count == 0;
+    bool masters = engine->param && shard_masters_apart(&engine->config) && engine->config.owned_count == 0;
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);
     for (int i = 0; i < model_bucket_count(model); i++) {
         Range part = range_overlap(range, model_bucket(model, i));

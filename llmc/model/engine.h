@@ -29,7 +29,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the largest mode that a step will use
-    Dtype dtype;        // type of weights and activations; the CUDA engine ignores it: its build fixes the type
+    Dtype dtype;        // type of weights and activations; the CUDA engine sets it: its build fixes the type
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits

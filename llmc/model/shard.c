@@ -8,10 +8,18 @@ size_t shard_elements(const EngineConfig *config) {
     return n;
 }
 
-bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, Piece *piece) {
+bool shard_masters_apart(const EngineConfig *config) { return config->dtype != DTYPE_FP32 || config->shard_weights; }
+
+bool shard_is_whole(const EngineConfig *config, StateKind kind) {
+    if (kind == STATE_PARAM && !shard_masters_apart(config)) return true;
+    return config->owned_count == 0 || (kind == STATE_GRAD && !config->shard_grads);
+}
+
+bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *next, Piece *piece) {
     const Range all = {0, config->model->flat_count};
-    int count = whole || !config->owned_count ? 1 : config->owned_count;
-    const Range *held = whole || !config->owned_count ? &all : config->owned;
+    const bool whole = shard_is_whole(config, kind);
+    int count = whole ? 1 : config->owned_count;
+    const Range *held = whole ? &all : config->owned;
     size_t place = 0;
     for (int i = 0; i < count; place += range_length(held[i++])) {
         Range part = range_overlap(range, held[i]);
@@ -26,7 +34,8 @@ bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, 
 size_t shard_place(const EngineConfig *config, Range range) {
     Piece piece = {range, 0};
     int next = 0;
-    bool all = shard_next(config, false, range, &next, &piece) && range_length(piece.range) == range_length(range);
+    bool all =
+        shard_next(config, STATE_MOMENT1, range, &next, &piece) && range_length(piece.range) == range_length(range);
     assert(all || !range_length(range)), (void)all;
     return piece.place;
 }
@@ -70,7 +79,7 @@ bool shard_keeps_weights(const EngineConfig *config, Range range) {
     Piece piece;
     int next = 0;
     bool whole = !config->shard_weights || model_bucket_at(config->model, range.begin) == 0;
-    return whole || shard_next(config, false, range, &next, &piece);
+    return whole || shard_next(config, STATE_MOMENT1, range, &next, &piece);
 }
 
 size_t shard_grad_sum_place(const EngineConfig *config, Range range) {

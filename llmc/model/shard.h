@@ -14,10 +14,16 @@ typedef struct {
     size_t place;
 } Piece;
 
-// The next piece of a range, in ascending order; false after the last. whole: this rank stores the whole array.
+// True if the fp32 masters are an owned array, apart from the weights that the passes read (STATE_PARAM).
+bool shard_masters_apart(const EngineConfig *config);
+
+// True if the array of a kind is whole; false: an owned array.
+bool shard_is_whole(const EngineConfig *config, StateKind kind);
+
+// The next piece of a range of an array, in ascending order; false after the last.
 //     Piece piece;
-//     for (int next = 0; shard_next(config, whole, range, &next, &piece);)
-bool shard_next(const EngineConfig *config, bool whole, Range range, int *next, Piece *piece);
+//     for (int next = 0; shard_next(config, kind, range, &next, &piece);)
+bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *next, Piece *piece);
 
 // Offset of a range in an owned array. The range must lie within one owned range; without owned ranges it may be any.
 size_t shard_place(const EngineConfig *config, Range range);
