@@ -184,11 +184,6 @@ static inline double gns_calibration_half_life(const GnsCalibration *c, double d
     return fmin(c->half_life, GNS_CALIBRATION_SHARE * done);
 }
 
-// Tokens from one sampled step to the next, after `done` tokens.
-static inline double gns_calibration_interval(const GnsCalibration *c, double done) {
-    return gns_calibration_half_life(c, done) / GNS_CALIBRATION_SAMPLES;
-}
-
 static inline bool gns_calibration_significant(const GnsTracker *t, GnsEstimate e) {
     return e.s > 0 && e.g2 > 0 && e.g2 >= (GNS_CALIBRATION_SES + GNS_FEW_SES * gns_sum_w2(t)) * e.g2_se;
 }

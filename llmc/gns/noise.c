@@ -37,7 +37,7 @@ static void norms_add(Norms *norms, const StepResult *result, int tensor, double
 }
 
 bool noise_sample_due(const Noise *noise, double done) {
-    return noise->tokens_since_sample >= gns_calibration_interval(&noise->calibration, done);
+    return noise->tokens_since_sample >= gns_calibration_half_life(&noise->calibration, done) / GNS_CALIBRATION_SAMPLES;
 }
 
 void noise_observe(Noise *noise, const Model *model, const StepResult *result, int64_t batch, double step_tokens,

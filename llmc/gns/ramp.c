@@ -80,30 +80,24 @@ void ramp_destroy(Ramp *r) {
 
 // ---- The step -------------------------------------------------------------------------------------------------------
 
-// Rounds to whole rows within [batch_min, batch_max]. rows may be infinite; NaN gives batch_min.
-static int64_t ramp_clamp(const RampConfig *c, double rows) {
-    if (rows >= (double)c->batch_max) return c->batch_max;
-    if (!(rows > (double)c->batch_min)) return c->batch_min;
-    return (int64_t)llround(rows);
-}
-
-static int64_t ramp_seesaw(const RampConfig *c, double tokens) {
-    if (tokens < c->schedule.warmup_tokens) return c->batch_min;
-    return ramp_clamp(c, (double)c->batch_min * c->schedule.lr / schedule_lr(&c->schedule, tokens));
+// Limits rows to [batch_min, batch_max]. rows may be infinite; NaN gives batch_min.
+static double ramp_limit(const RampConfig *c, double rows) {
+    return fmin(fmax(rows, (double)c->batch_min), (double)c->batch_max);
 }
 
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     const RampConfig *c = &r->config;
+    double rows = (double)c->batch_min;
     switch (c->mode) {
-    case RAMP_LINEAR: {
-        double grown = (double)(c->batch_max - c->batch_min) * tokens / c->train_tokens;
-        return ramp_clamp(c, (double)c->batch_min + grown);
-    }
-    case RAMP_SEESAW: return ramp_seesaw(c, tokens);
+    case RAMP_LINEAR: rows += (double)(c->batch_max - c->batch_min) * tokens / c->train_tokens; break;
+    case RAMP_SEESAW:
+        if (tokens >= c->schedule.warmup_tokens) rows = rows * c->schedule.lr / schedule_lr(&c->schedule, tokens);
+        break;
+    case RAMP_GNS: rows = r->state.rows; break;
     case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : ramp_largest(r);
-    case RAMP_GNS: return ramp_clamp(c, r->state.rows);
     default: return c->batch_ref;
     }
+    return (int64_t)llround(ramp_limit(c, rows));
 }
 
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens) {
@@ -131,11 +125,6 @@ int64_t ramp_smallest(const Ramp *r) {
         if (r->replay[i] < fewest) fewest = r->replay[i];
     }
     return fewest;
-}
-
-// Limits rows to today's range; NaN gives batch_min.
-static double ramp_limit(const RampConfig *c, double rows) {
-    return fmin(fmax(rows, (double)c->batch_min), (double)c->batch_max);
 }
 
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {

@@ -89,7 +89,7 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
     if (id == OPTION_fresh && strcmp(value, "1") == 0) value = "false"; // llm.c's -y 1: resume
     if (id == OPTION_fresh && strcmp(value, "0") == 0) value = "true";  // and -y 0: start over
     char said[2 * FLAG_BYTES], flag[FLAG_BYTES];
-    option_flag(flag, id);
+    row_flag(flag, row);
     snprintf(said, sizeof said, "%s (%s)", alias, flag);
     TRY(row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e));
     t->given[id] |= OPTION_GIVEN_ALIAS | (row->alias_unit ? OPTION_IN_ALIAS_UNIT : 0);

@@ -13,7 +13,6 @@ const OptionRow option_rows[OPTION_COUNT] = {
 #include "options/table.def"
 };
 
-void option_flag(char out[FLAG_BYTES], OptionId id) { row_flag(out, &option_rows[id]); }
 void *option_field(Options *o, OptionId id) { return (char *)o + option_rows[id].offset; }
 
 bool option_is_of_planning(int id) {

@@ -18,7 +18,6 @@ typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup; 
 extern const OptionRow option_rows[OPTION_COUNT];
 
 OptionTable options_table(Options *o);
-void option_flag(char out[FLAG_BYTES], OptionId id);
 void *option_field(Options *o, OptionId id);
 
 // True for --print-options, --dry-run and options of --dry-run alone: they are not part of a run.

@@ -292,7 +292,7 @@ static int compare_options(const StateIO *io, const Options *o, bool *changed, F
         changed[id] = item && !row->of_invocation && row->kind != ROW_FILE && !cJSON_Compare(before, item, true);
         if (!changed[id]) continue;
         char flag[FLAG_BYTES], *then_text = cJSON_PrintUnformatted(before), *now_text = cJSON_PrintUnformatted(item);
-        option_flag(flag, (OptionId)id);
+        row_flag(flag, row);
         if (row->of_run)
             code = FAIL(e, ERR_USAGE, other_run, "%s: this run has %s %s, the command has %s", io->file, flag,
                         then_text, now_text);

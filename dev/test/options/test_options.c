@@ -28,7 +28,7 @@ static void test_table_is_sound(void) {
             CHECK(!option_rows[j].alias || strcmp(row->alias, option_rows[j].alias) != 0, "%s twice", row->alias);
         if (!row->init) continue;
         // The default can be typed.
-        option_flag(flag, (OptionId)i);
+        row_flag(flag, &option_rows[i]);
         snprintf(words, sizeof words, "%s %s", flag, row->init);
         CHECK_OK(parse(&o, words, &e), &e);
         CHECK(o.given[i], "%s", flag);
@@ -76,7 +76,7 @@ static void test_choices_match_enums(void) {
     for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
         char flag[FLAG_BYTES];
         OptionId id = choices[i].option;
-        option_flag(flag, id);
+        row_flag(flag, &option_rows[id]);
         const char *words = path_of("%s %s", flag, choices[i].name);
         CHECK_OK(parse(&o, words, &e), &e);
         int got = *(int *)option_field(&o, id);
@@ -403,7 +403,7 @@ static void test_help(void) {
         else if (used && flat[used - 1] != ' ') flat[used++] = ' ';
     for (int i = 0; i < OPTION_COUNT; i++) {
         char flag[FLAG_BYTES];
-        option_flag(flag, (OptionId)i);
+        row_flag(flag, &option_rows[i]);
         const char *row = strstr(text, path_of("\n  %s ", flag)), *alias = option_rows[i].alias;
         CHECK(row, "%s is not in the help", flag);
         if (alias) CHECK(strstr(flat, path_of("llm.c %s", alias)), "%s", alias);
