@@ -41,7 +41,7 @@ void option_note(Options *o, const char *format, ...) {
     if (strlen(o->notes) + strlen(line) < sizeof o->notes && !strstr(o->notes, line)) strcat(o->notes, line);
 }
 
-// ---- Text ---------------------------------------------------------------------------------------------------------------
+// ---- Text -----------------------------------------------------------------------------------------------------------
 
 void options_print_help(FILE *f, const Options *o, const char *program) {
     OptionTable t = options_table((Options *)o); // row_print_help only reads *o
