@@ -1,16 +1,13 @@
-// train_gpt2: GPT-2 on an NVIDIA GPU. Model and interface (llmc/model/engine.h) are those of train_gpt2.c. Weights,
-// activations and matrix products are bf16 (or fp16); master weights, statistics, gradients and moments are fp32.
+// train_gpt2: GPT-2 on an NVIDIA GPU, the model of train_gpt2.c behind the same interface (llmc/model/engine.h).
+// Weights and activations are `real` (cuda_common.cuh); parameter gradients, master weights and moments are fp32.
 //
-// llmc/cuda/engine.cuh declares the engine's state, defines the words used here, and draws the kernels of a step.
-// engine_life.cu creates and destroys the engine, engine_memory.cu lays out its memory, engine_state.cu follows the
-// backward pass: norms, update, load, store.
+// Start with llmc/cuda/engine.cuh: shapes, words, kernels of a step, the engine's state. engine_life.cu creates and
+// destroys it, engine_memory.cu lays out its memory, engine_state.cu has norms, update, load and store.
 //
-// 1. One stream orders the kernels of a step; only engine_result waits for its numbers.
-// 2. engine->scratch and the matmul workspace belong to the running kernel and carry nothing to the next.
-// 3. Only engine_create allocates device memory.
+// 1. One stream orders the kernels of a step. In a step the host waits in cuda_result, and in tokens_send for a slot.
+// 2. engine->scratch and the matmul workspace are temporary: nothing in them outlives the function that uses them.
+// 3. Only cuda_create allocates device memory.
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
-//
-// Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
 #include "cuda/decode.cuh"
@@ -37,8 +34,8 @@ typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
     GnsMode mode;
-    Dropout dropout; // of the first row; its layer is not set
-    bool documents;
+    Dropout dropout; // of the first row; layer not set
+    bool documents;  // attention stays within a document
 } Pass;
 
 static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
@@ -56,7 +53,7 @@ static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l
             dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
-// The bias of a weight, or beta of a gamma: the next tensor of the layer.
+// Bias of a weight, beta of a gamma: the next tensor in the table.
 static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
@@ -77,8 +74,8 @@ static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
-// Copies tokens to the device through a pinned slot, so that the caller may reuse its memory on return. Waits only for the
-// slot's last copy, two micro-steps ago.
+// Copies tokens to the device through a pinned slot; the caller may reuse its memory at once. Waits only for the slot's
+// last copy, two micro-steps ago.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
@@ -108,18 +105,17 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       e);
 }
 
-// True if the product at the end of a branch adds the residual. Dropout, between the two, prevents it.
+// True if the product that ends a branch also adds the residual. False with dropout, which comes between the two.
 static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
 
-// Product at the end of a branch: sum = residual + x W + b if adds_residual; else delta = x W + b, and ln_residual, which
-// must follow, adds it.
+// Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b. Call ln_residual next: it adds delta.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
     if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    // The faster of the two (H200, us at d12, d24, d48: proj by linear_sm90 149, 131, 148, by cuBLASLt 151, 128, 160; fcproj
-    // 503, 470, 547 and 502, 419, 549).
+    // Each product runs on the faster library. H200, us at d12, d24, d48, linear_sm90 / cuBLASLt: proj 149, 131, 148 /
+    // 151, 128, 160; fcproj 503, 470, 547 / 502, 419, 549.
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
     return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
@@ -139,8 +135,8 @@ static int dweight(Engine *engine, float *dw, bool first, const real *x, const r
     return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
 }
 
-// The same by example, as many at a time as example_grad holds: g_b (in, out) = x_b (T, in)^T dy_b (T, out);
-// dW += sum of g_b, *squares += sum of |g_b|^2.
+// dweight with per-example squares, as many examples at a time as example_grad holds: g_b (in, out) = x_b (T, in)^T
+// dy_b (T, out), dW += sum of g_b, *squares += sum of |g_b|^2.
 static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
                          int T, int in, int out, Error *e) {
     size_t count = (size_t)in * out;
@@ -160,20 +156,20 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
 // True if the product that computes dfc also sums its columns, fc's bias gradient.
 static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
 
-// True if attention's backward also sums the columns of dqkv, qkv's bias gradient. It costs 7%: more than weight_gradient's
-// sums if the tiles there are whole, less if not.
+// True if attention_backward sums the columns of dqkv, qkv's bias gradient (attention_sums).
 static bool qkv_is_summed(const Engine *engine, const Pass *p) {
     return engine->fused_linear && attention_sums(p->attention);
 }
 
-// True if no other kernel sums the bias gradient of w (attention, dfc's product, ln_backward).
+// True if the bias gradient of w needs weight_gradient or bias_backward: neither attention, dfc's product nor
+// ln_backward sums it.
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
-// True if weight_gradient computes the gradients of w and its bias. Without norms, only if that saves a pass over dy and
-// the rows are whole tiles: cuBLASLt alone is faster. (H200, cuBLASLt with bias sums against ours: 1.18 and 1.09 times the
-// time at d12's qkv and fc, 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles.)
+// True if weight_gradient computes the gradients of w and its bias. Where it runs, it does so for norms; without norms
+// only if that saves a pass over dy for the bias, and the rows of dW are whole tiles. (H200, time of cuBLASLt with bias
+// sums / weight_gradient: 1.18 and 1.09 at d12's qkv and fc; 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -192,7 +188,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
                            engine->stream, e);
 }
 
-// Gradient of matrix w, and of its bias if weight_gradient computes it.
+// Gradient of matrix w, and of its bias if weight_gradient runs.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -207,14 +203,14 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // When transfers of buckets start, in parallel with this rank's kernels.
 //
-// During a transfer, a third of a millisecond, NCCL holds 24 multiprocessors. Kernels whose blocks draw tiles (attention,
-// linear_sm90, cuBLASLt's persistent products) lose only these. Kernels with tiles assigned at launch take half as long
-// again: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
+// During a transfer (a third of a millisecond) NCCL holds 24 multiprocessors. Kernels whose blocks draw tiles
+// (attention, linear_sm90, cuBLASLt's persistent products) lose only these. Kernels with tiles assigned at launch take
+// 1.5 times as long: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
 // 1. Gradients of a block are sent right before the attention of the next block of the backward pass.
 // 2. Weights of a block are requested right after attention, before persistent products.
-// 3. With shard_grads gradients are sent at once: the next block needs the memory that the transfer reads.
-// 4. With shard_weights the backward pass requests the weights of block l - 1 after sending the gradients of block l + 1
-//    (1). By then the last kernel that reads the weights of block l + 1, which they overwrite, is queued.
+// 3. With shard_grads, gradients are sent at their block's end: the next block needs the memory that they lie in.
+// 4. With shard_weights, block l of the backward pass requests the weights of block l - 1 right before attention. They
+//    overwrite the weights of block l + 1, whose last reader is queued by then.
 // (d48 on two H200: 308.8 ms per step. Gradients sent after attention or dGELU: 314.5; at the end of the block: 314.0.
 // Weights requested before attention: 309.1 to 310.2.)
 
@@ -222,28 +218,28 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
-// No-op unless the bucket is a block.
+// Requests a bucket's weights; no-op unless it is a block's.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
     if (bucket <= 0 || bucket >= model_bucket_count(model)) return 0;
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// True if block l sends its gradients right before the attention of block l - 1 (1, 3); false for l = L.
+// True if block l's gradients are sent by rule 1, not at the block's end (3). False for l = L: no such block.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x). b NULL: x = a; else x = sum = a + dropout(b), b: the branch at `place` of block b_layer.
+// out = LN(x): x = a if b is NULL, else x = sum = a + dropout(b). place, b_layer: the branch whose output b is.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
                              dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
-// Follows linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
+// Follows linear_residual: out = LN(sum). place, b_layer: the branch that it ended.
 static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
                        const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     if (adds_residual(engine, p))
@@ -255,7 +251,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
     return ln_forward(engine, p, NULL, k->ln1, k->mean1, k->rstd1, k->x, NULL, DROPOUT_EMBEDDING, 0, LN1_W, l, e);
 }
 
-// k->x, k->ln1 -> k->gelu. soon: bucket to request; 0: none.
+// Computes k->gelu from k->x and k->ln1. soon: bucket whose weights to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
     TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
@@ -270,7 +266,7 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
 }
 
-// engine->tokens (B, T + 1) -> lnf (B, T, C).
+// Computes lnf (B, T, C) from engine->tokens (B, T + 1).
 static int forward(Engine *engine, const Pass *p, Error *e) {
     const int L = engine->config.model->config.layers;
     engine->seen_count = 0;
@@ -300,15 +296,15 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
 
 // ---- The head: logits, loss and, in training, its gradient, chunk by chunk ------------------------------------------
 
-// lnf (rows, C) from row `first` on -> logits (rows, Vp), real or fp32
+// logits (rows, Vp), real or fp32, = lnf (rows, C) from row `first` on, times wte^T.
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
     int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
     return matmul_run(engine->matmul, {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float},
                       engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Examples [b, b + n), U_b (Vp, C) the head's gradient: dwte += U_b; adds |U_b|^2; head_at_token = rows of U_b at the
-// example's own tokens.
+// Head gradients U_i (Vp, C) of examples i in [b, b + n): dwte += U_i, squares += |U_i|^2, head_at_token = rows of U_i
+// at the example's own tokens.
 static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     WeightGradient g = {};
@@ -322,7 +318,7 @@ static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error
                            engine->scratch, engine->stream, e);
 }
 
-// The same, example by example.
+// head_dweight_fused where weight_gradient does not run: example by example.
 static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = engine->config.model->vocab_padded;
     for (int i = 0; i < n; i++) {
@@ -335,8 +331,8 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// Losses of rows from `first`; in training dy = gradient of lnf. On return logits^T lnf is the gradient of wte. scratch:
-// two numbers per row, then row sums by tile.
+// Losses of rows from `first`; in training dy = gradient of lnf. On return logits holds exponentials, and lnf is
+// scaled: logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
 static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
@@ -389,11 +385,13 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Gradient of the branch output (or embedding) that was added last to the residual stream: dx; with dropout dy, until used.
+// Gradient of the branch (or embedding) last added to the residual stream: dx itself; with dropout a masked copy in dy,
+// valid until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
-// dx += backward of y = LN(x) from dy (first: =). The same kernel sums the columns of branch_gradient, the gradient of the
-// bias `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: x is the embedding.
+// dx += gradient through y = LN(x) from dy (first: =). The kernel also sums the columns of branch_gradient: the
+// gradient of `bias`, in block bias_layer, whose product was last added to x. bias_layer < 0: x is the embedding,
+// without a bias.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
@@ -407,16 +405,16 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
-// Gradient of the bias of w from dwide (B, T, columns), unless another kernel computes it. fc not NULL: first dwide *=
-// gelu'(fc).
+// Gradient of the bias of w: column sums of dwide (B, T, columns), unless another kernel computes it. fc not NULL:
+// first dwide *= gelu'(fc).
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, &engine->columns, engine->stream, e);
 }
 
-// dwide (N, 4C) = branch_gradient fcproj^T x gelu'(fc), and fc's bias gradient unless weight_gradient computes it. A
-// product that multiplies by gelu' saves two passes over dwide.
+// dwide (N, 4C) = (branch_gradient fcproj^T) * gelu'(fc), and fc's bias gradient unless weight_gradient computes it.
+// Multiplying by gelu' in the product saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);
@@ -438,7 +436,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
 // dx: on entry the gradient of the block's output, on return of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
-    // Gradient of attention's output: dy; behind dqkv (N, 3C) while dy is in use.
+    // dattention lies in dy, or with dropout behind dqkv (N, 3C) in dwide: dy still holds branch_gradient.
     real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
@@ -459,7 +457,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
-    // The first gradient of block l - 1: its fcproj's bias.
+    // ln_backward writes block l - 1's first gradient, fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
     return column_finish(&engine->columns, engine->stream, e);
@@ -477,8 +475,8 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
                                      engine->scratch, stream, e);
 }
 
-// branch_gradient (B, T, C) -> gradients of wte and wpe. wte has gradient E as embedding and U as head:
-// |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>. The head has added U and |U|^2; engine_result doubles the cross term.
+// Gradients of wte and wpe from branch_gradient (B, T, C). The head has added U and |U|^2 of embedding.cuh to wte's;
+// cuda_result doubles the cross term.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -549,8 +547,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step on arbitrary tokens, so that all products are timed, with first and with added gradients.
-// The results are dropped.
+// Runs each kind of micro-step, so that all products get timed, with gradients overwritten and added to. Drops results.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -567,7 +564,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    // With shard_weights no block is in memory yet: fill it with the embeddings, since products of zeros leave a GPU cool.
+    // With shard_weights no block is in memory yet. Fill it with the embeddings: products of zeros leave a GPU cool.
     const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
     int code = 0;
     if (engine->config.shard_weights)
@@ -612,15 +609,14 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// Number of tokens before the last one's document: with document_mask the next token does not depend on them.
+// Returns how many of n tokens precede the last token's document, if document_mask hides them from it.
 static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
     int first = engine->config.document_mask ? n - 1 : 0;
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     return first;
 }
 
-// True if keys and values of all tokens but the last are in memory, from the last cuda_logits. False if blocks share
-// memory.
+// True if decode can compute the last token: the others' keys and values are in memory, from the last cuda_logits.
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
@@ -628,7 +624,7 @@ static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
-// logits_host = logits after the last of n tokens; the others have been seen.
+// logits_host = logits after the last of n tokens, given has_seen.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const EngineConfig *c = &engine->config;
     const Block *block = engine->block;
@@ -643,7 +639,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     return decode(engine->logits_host, &decoder, tokens[n - 1], n - 1, engine->stream, e);
 }
 
-// Logits after n tokens. Rounds n up to a whole tile, so that few matmul plans serve all lengths; the model is causal.
+// Logits after n tokens, padded to whole tiles: few matmul plans serve all lengths, and a causal model ignores padding.
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);

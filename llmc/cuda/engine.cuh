@@ -20,8 +20,8 @@
 //                   layernorm_backward, column_finish (gradients of biases, gammas and betas)
 //     embeddings    embedding_sort, embedding_backward
 //
-//     A weight gradient is weight_gradient on Hopper in 16 bits where per-example norms are wanted or a bias sum is saved;
-//     else cuBLASLt, by example (reduce_examples) where norms are wanted.
+//     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) says so; else cuBLASLt, for norms by example
+//     (reduce_examples).
 //
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -29,13 +29,14 @@
 //     owned        ranges whose master weights and moments a rank keeps (model/shard.h)
 //     pack         W neighbouring values of a row, loaded at once (vec.cuh)
 //     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
-//     stage, ring  one of several buffers in shared memory that copies fill in turn (sm90.cuh, Ring)
-//     panel, box   64 columns of a tile, swizzled; what one instruction of the copy engine moves (sm90.cuh)
-//     feeder       the warp that copies tiles in; the workers, warpgroups of 128 threads, multiply them
+//     stage, ring  a buffer in shared memory; the stages that copies fill in turn (sm90.cuh, Ring)
+//     panel        64 columns of a tile, swizzled (sm90.cuh)
+//     box          what one instruction of the copy engine moves (sm90.cuh)
+//     feeder       the warp that copies tiles in (linear_sm90: producer) for the workers, warpgroups of 128 threads
 //     pair         two blocks of one cluster, which share an operand
 //     ticket       a counter in device memory from which blocks draw tiles
-//     run, slot    rows that one block sums; the place of a run's partial sum for one example (reduce.cuh)
-//     set, job     one column gradient; the sets of one kernel, waiting for column_finish (reduce.cuh)
+//     run, slot    rows that one block sums; the place of their sum for one example (reduce.cuh)
+//     set, job     one column gradient; the sets of one kernel, until column_finish adds them up (reduce.cuh)
 //     part         a sum over some of the examples of a tile (weight_gradient.cu)
 //     share        every n-th row, summed by one block (weight_gradient.cu)
 #pragma once
@@ -47,8 +48,7 @@
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
 
-// A block's activations. All blocks share one block's memory with --recompute block and for inference. Inference of one row
-// keeps qkv per block: cuda_logits reads keys and values again.
+// Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_memory.cu).
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (B, T, C)
@@ -69,17 +69,17 @@ struct Engine {
     EngineConfig config;
     Device device;
     cudaStream_t stream;
-    cudaStream_t store_stream; // copies to the host, which do not wait for kernels queued later
+    cudaStream_t store_stream; // copies to the host, for saves: kernels queued later do not delay them
     cudaEvent_t state_ready;   // recorded after the last update (engine_state.cu)
     Matmul *matmul;
-    bool fused_linear; // linear_sm90 computes qkv, proj, fc, dfc, fcproj with dropout; in bf16 the head's logits, too
+    bool fused_linear; // linear_sm90 computes qkv, proj, fc and dfc; fcproj if dropout is on; the head in bf16
     WeightGradientPairs pairs;
     void *memory; // the one device allocation
 
     real *weight;     // working weights: flat as the tensor table, or a few buckets (shard_weight_place)
-    real *own_weight; // owned ranges of the working weights, gathered by the ranks; shard_weights in 16 bits only
+    real *own_weight; // owned ranges of the working weights, from which ranks gather; shard_weights in 16 bits only
     float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
-    float *grad;      // gradient of the step so far; with shard_grads of this micro-step (shard_grad_place)
+    float *grad;      // gradient of the step so far; with shard_grads of the micro-step (shard_grad_place)
     float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
     float *moment1, *moment2;    // owned ranges
     UpdateRule *rule;            // (granules)
@@ -88,12 +88,12 @@ struct Engine {
     float *rate;                 // (tensors) LAMB
     void *muon;                  // Muon's scratch, in memory of activations
     ReduceSegment *segment;      // (tensors) places in the flat arrays
-    ReduceSegment *segment_part; // (tensors) the same, cut to a range (clip_segments)
+    ReduceSegment *segment_part; // (tensors) segments cut to a range (clip_segments)
     double *stats;               // (stats_count) numbers of the step
-    GradientWatch watch;         // hears of gradients of the next micro-step
-    WeightsWatch weights_watch;  // await NULL: all weights are there
+    GradientWatch watch;         // notified of the next micro-step's gradients
+    WeightsWatch weights_watch;  // await NULL: no weights are in transfer
     float *grad_scale;           // (1) from optimizer_scale
-    bool scaled;                 // grad_scale is of this step
+    bool scaled;                 // grad_scale is set for this step
     float loss_scale;
 
     Block *block;                             // (L)
@@ -111,7 +111,7 @@ struct Engine {
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
     void *sorted;                             // workspace of embedding_sort
-    void *scratch;                            // workspace of the running kernel
+    void *scratch;                            // temporary memory of the running function
     ColumnJobs columns;                       // column gradients of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
@@ -128,14 +128,14 @@ struct Engine {
     bool stats_sent;         // the copy is queued and stats has not changed since
     uint16_t *seen;          // (T) tokens; keys and values of the first seen_count are in memory
     int seen_count;
-    int decoded;      // how many of these decode has computed, the last ones
-    uint64_t example; // index in the run of the next micro-step's first example
+    int decoded;      // how many of these, the last ones, decode has computed
+    uint64_t example; // the next micro-step's first example, counted over the run
     GnsMode mode;     // least mode of this step's micro-steps
-    bool first;       // the next micro-step overwrites gradients: the first of a step; with shard_grads every one
+    bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
 
-// Numbers of a step, summed on the device: loss, smoothed loss, <E, U>, then rows of one number per tensor: |g|^2,
-// sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for the last.
+// Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for that.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -157,8 +157,8 @@ int engine_state_clear(Engine *engine, Error *e);
 // Queues the copy of stats to stats_host, then stats_there; no-op if stats_sent.
 int engine_send_stats(Engine *engine, Error *e);
 
-// Allocates device memory for the engine's configuration and sets the engine's pointers. ERR_MEMORY: too little is free;
-// the hint says what would fit.
+// Allocates the engine's device memory and sets the pointers into it. ERR_MEMORY: too little is free; the hint says
+// what would fit.
 int engine_memory_take(Engine *engine, Error *e);
 
 // True if weight_gradient runs here, so that exact norms are nearly free.

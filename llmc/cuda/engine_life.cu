@@ -1,4 +1,4 @@
-// engine_life: creates and destroys the CUDA engine (device, streams, events, host buffers, tables); describes the device.
+// engine_life: creates and destroys the CUDA engine: streams, events, host buffers, tables; describes the device.
 #include "cuda/engine.cuh"
 #include "cuda/linear_sm90.cuh"
 #include "cuda/matmul.cuh"

@@ -1,5 +1,5 @@
-// engine_memory: one allocation, in which buffers needed in different phases of a step share memory. One layout both plans
-// (--dry-run) and places, so the plan is exact.
+// engine_memory: one allocation; buffers needed in different phases of a step share memory. One layout serves --dry-run
+// and allocation, so the plan is exact.
 #include "model/shard.h"
 #include "model/arena.h"
 #include "cuda/attention.cuh"
@@ -21,8 +21,8 @@
 
 enum { FORWARD, HEAD, BACKWARD, UPDATE };
 
-// Chunks of equal size, since logits of a whole micro-batch would fill most of the memory. A step of d12 is 0.5% faster
-// with chunks of 16k rows than with 8k or 4k, and 2% slower with 2k.
+// Cuts the micro-batch into equal chunks of at most CUDA_HEAD_BYTES of logits. A step of d12 is 0.5% faster with chunks
+// of 16k rows than with 8k or 4k, and 2% slower with 2k.
 int engine_head_examples(const EngineConfig *config) {
     size_t one = (size_t)config->seq_len * config->model->vocab_padded * sizeof(real);
     int most = (int)size_min(size_max(CUDA_HEAD_BYTES / one, 1), config->micro_batch);
@@ -34,7 +34,7 @@ bool engine_fuses(const Engine *engine) {
     return engine->pairs.count > 0 && engine->config.model->config.channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-// Workspace of weight_gradient for B examples.
+// Largest workspace of weight_gradient for B examples.
 static size_t weight_gradient_bytes(const Engine *engine, int B) {
     const EngineConfig *config = &engine->config;
     const int T = config->seq_len, C = config->model->config.channels, Vp = (int)config->model->vocab_padded;
@@ -46,14 +46,14 @@ static size_t weight_gradient_bytes(const Engine *engine, int B) {
     return most;
 }
 
-// Room for all matrices of one shape, at most 256 MiB: larger batches are no faster.
+// Scratch for all matrices of one shape, at most 256 MiB: larger batches are no faster.
 size_t engine_muon_bytes(const EngineConfig *config) {
     const int C = config->model->config.channels, L = config->model->config.layers;
     const size_t one = muon_scratch_bytes(1, C, 4 * C), all = muon_scratch_bytes(4 * L, C, C);
     return size_max(one, size_min(all, (size_t)256 << 20));
 }
 
-// Scratch of a chunk of the head that stores exponentials: two numbers per row, and row sums by tile.
+// Scratch of head_exponentials (train_gpt2.cu).
 static size_t head_bytes(const EngineConfig *c) {
     const size_t rows = (size_t)engine_head_examples(c) * c->seq_len;
     return REAL_DTYPE == DTYPE_BF16 ? rows * (2 + linear_sm90_tiles((int)c->model->vocab_padded)) * sizeof(float) : 0;
@@ -215,7 +215,7 @@ void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     plan->total = engine_layout(&sketch, &arena);
     for (int i = 0; i < arena.count; i++) {
         const ArenaBuffer *b = &arena.buffer[i];
-        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares memory
+        if (b->from != FORWARD || b->to < BACKWARD) continue; // shares memory: in the last item
         int k = 0;
         while (k < plan->count && strcmp(plan->item[k].what, b->what) != 0) k++;
         if (k == plan->count) plan->item[plan->count++].what = b->what;
@@ -252,7 +252,7 @@ int engine_memory_take(Engine *engine, Error *e) {
     cudaError_t status = bytes > room ? cudaErrorMemoryAllocation : cudaMalloc(&engine->memory, bytes);
     if (status == cudaErrorMemoryAllocation) {
         char fit[128];
-        (void)cudaGetLastError(); // or the next launch would report this failure
+        (void)cudaGetLastError(); // else the next launch reports this failure
         suggest_fit(&engine->config, room, fit, sizeof fit);
         FAIL(e, ERR_MEMORY, NULL,
              "out of GPU memory: --micro-batch %d of %d tokens needs %.1f GiB, %.1f of the %s's %.1f are free%s",

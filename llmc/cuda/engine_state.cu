@@ -2,12 +2,12 @@
 //
 // Order of stores, which may run in another thread during steps:
 // 1. cuda_update records state_ready after the last kernel that writes weights or moments.
-// 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and moments:
-//    no caller updates before the store is done (engine.h). cuda_create and cuda_load, before the first update, wait
-//    themselves.
-// 3. For gradients, and while weights may be in transfer from other ranks, a store records state_ready again, after all
-//    queued work. It awaits these transfers whatever it stores: the program may end after the last store.
-// 4. Load and store drain their stream also on failure: on return no copy uses the caller's memory.
+// 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
+//    moments: no caller updates before the store is done (engine.h). Before the first update nothing is queued:
+//    cuda_create and cuda_load drain their stream.
+// 3. A store of gradients, or while weights may be in transfer, first records state_ready again, after all queued work.
+//    It awaits the transfers whatever it stores: the program may end after the last store.
+// 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
@@ -33,7 +33,7 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains the stream of a call that queued copies with its caller's memory and ends with `code` (4).
+// Drains the stream of copies with a caller's memory. Returns `code`, or the drain's error (4).
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;
@@ -63,7 +63,7 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
         if (kind == STATE_PARAM && engine->own_weight)
-            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, // with the padding after a tensor
+            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, // including the padding after a tensor
                                 round_up(range_length(p.range), DECAY_GRANULE), engine->stream, e));
     }
     if (kind != STATE_PARAM || !shard_masters_apart(&engine->config)) return 0;
@@ -125,7 +125,7 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Cuts segments to the range; offsets count from the range's beginning.
+// Cuts segments to the range; their offsets then count from its beginning.
 __global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
@@ -147,7 +147,7 @@ static Tensors tensors_in(const Model *model, Range range) {
     return {first, end - first};
 }
 
-// Fills engine->segment_part for these tensors.
+// Fills engine->segment_part with these tensors, cut to the range.
 static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     const unsigned threads = 128;
     if (in.count == 0) return 0;
@@ -156,7 +156,7 @@ static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
     return CUDA_LAUNCHED(e);
 }
 
-// sq[tensor] = squared norms of the tensors in the range. grad: gradient of the range's first element.
+// sq[tensor] = squared norm of its elements in the range. grad: gradient of the range's first element.
 static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
     TRY(clip_segments(engine, range, in, e));
     return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
@@ -257,7 +257,7 @@ static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range
 int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     const EngineConfig *c = &engine->config;
     engine->seen_count = 0;
-    TRY(engine_send_stats(engine, e)); // before the update: the host prepares the next step meanwhile
+    TRY(engine_send_stats(engine, e)); // before the update, so that the host goes on during it
     TRY(scale_gradient(engine, u, e));
     if (engine->rate)
         TRY(optimizer_rates(engine->rate, engine->trust, c->model->tensor_count, u->lr, engine->stream, e));
