@@ -2,17 +2,12 @@
 //
 //   DELAYS_MOST   microseconds: every fourth call of those below sleeps for a random time up to this, before or after it;
 //                 a thread of Open MPI up to 100 times as long after each poll
-//   DELAYS_CRASH  a file to which a fatal signal appends its number, rank, address, memory map and stack
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <execinfo.h>
-#include <fcntl.h>
 #include <mpi.h>
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
@@ -20,7 +15,6 @@
 #include <unistd.h>
 
 static unsigned most; // 0: no delays
-static char crash[4096];
 static _Thread_local unsigned random_state;
 
 static unsigned random_below(unsigned bound) {
@@ -95,28 +89,6 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*
     return next(thread, attributes, delayed_thread, start);
 }
 
-// The stack comes last: of code that is no longer there it cannot be unwound.
-static void report_crash(int signal_number, siginfo_t *info, void *context) {
-    void *at[64];
-    char maps[4096];
-    int out = open(crash, O_CREAT | O_WRONLY | O_APPEND, 0600), in = open("/proc/self/maps", O_RDONLY);
-    signal(signal_number, SIG_DFL);
-    dprintf(out, "signal %d, rank %s, %s thread, at %p, address %p\n", signal_number, getenv("OMPI_COMM_WORLD_RANK"),
-            gettid() == getpid() ? "main" : "another", (void *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP],
-            info->si_addr);
-    for (ssize_t n; (n = read(in, maps, sizeof maps)) > 0;)
-        if (write(out, maps, (size_t)n) < 0) break;
-    backtrace_symbols_fd(at, backtrace(at, 64), out);
-    raise(signal_number);
-}
-
 __attribute__((constructor)) static void begin(void) {
-    static const int fatal[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL};
-    const struct sigaction report = {.sa_sigaction = report_crash, .sa_flags = SA_SIGINFO};
-    void *at[1];
-    if (!getenv("OMPI_COMM_WORLD_RANK")) return;
-    most = (unsigned)atoi(getenv("DELAYS_MOST"));
-    snprintf(crash, sizeof crash, "%s", getenv("DELAYS_CRASH"));
-    backtrace(at, 1); // loads what it needs, which a handler may not
-    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) sigaction(fatal[i], &report, NULL);
+    if (getenv("OMPI_COMM_WORLD_RANK")) most = (unsigned)atoi(getenv("DELAYS_MOST"));
 }
