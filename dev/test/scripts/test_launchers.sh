@@ -128,19 +128,19 @@ newest_by_name() { # in shell and in Python, by the names of llmc/checkpoint/arc
         newest "$run/step_100000000"
 }
 
-launches() { # CODE STARTS CODES -- ARGUMENTS...: the launcher ends with CODE after STARTS when the program ends with CODES
+launches() { # CODE STARTS CODES -- ARGUMENTS...: the launcher, or `via`, ends with CODE after STARTS when the program ends with CODES
     local code=$1 starts=$2 got
-    [ -n "${again:-}" ] || rm -rf "$work"/out*
-    rm -f "$work/starts"
+    [ -n "${again:-}" ] || rm -rf "$work"/out* "$work/starts"
     printf '%s\n' $3 > "$work/codes"
-    env PATH="$PATH:$work/gpus" "${data[@]}" RANKS=1 bash "$work/test.sh" "${@:5}" > "$work/log" 2>&1
+    touch "$work/starts"
+    env PATH="${slurm:-}$PATH:$work/gpus" "${data[@]}" RANKS=1 bash "${via[@]-$work/test.sh}" "${@:5}" > "$work/log" 2>&1
     got=$?
     [ $got = "$code" ] && [ "$(wc -l < "$work/starts")" = "$starts" ] || { echo "exit code $got, starts:"; cat "$work/starts" "$work/log"; return 1; }
 }
 restarts() { # as long as each start leaves a newer checkpoint; a permanent error ends it
     launches 0 1 0 && launches 0 4 "75+ 78+ 137+ 0" && launches 78 2 "75+ 78 0" && launches 76 2 "75+ 76+ 0" && launches 64 2 "75+ 64 0" &&
         launches 78 1 137 && says "$work/log" "error: a rank was lost (exit code 137: signal 9). Start the same command again" || return 1
-    rm -rf "$work/out" && leave "$work/out/step_00099999" # the earlier run is moved aside, and the new one dies before its first checkpoint
+    rm -rf "$work/out" "$work/starts" && leave "$work/out/step_00099999" # the earlier run is moved aside, and the new one dies before its first checkpoint
     again=1 launches 78 1 "m78 78 0" -- --fresh
 }
 starts_over_once() { # the later starts resume, also where a file says fresh
@@ -173,16 +173,12 @@ while [[ $1 == --* ]]; do shift; done
 END
 printf '#!/usr/bin/env bash\necho "$*" >> "$(dirname "$0")/scontrol.log"\n' > "$work/slurm/scontrol"
 chmod +x "$work"/slurm/*
-submits() { # MODEL CODE STARTS CODES [OPTIONS...]: runs the job; the program ends with these codes
-    local model=$1 code=$2 starts=$3 got
-    [ -n "${again:-}" ] || rm -rf "$work"/out* "$work/starts"
+submits() { # MODEL CODE STARTS CODES [OPTIONS...]: as launches
+    local via=("$work/slurm/sbatch" scripts/slurm/run_gpt2.sbatch "$1") slurm=$work/slurm:
     rm -f "$work"/slurm/*.log && touch "$work/slurm/scontrol.log"
-    printf '%s\n' $4 > "$work/codes"
-    env PATH="$work/slurm:$PATH" "${data[@]}" sbatch scripts/slurm/run_gpt2.sbatch "$model" "${@:5}" > "$work/log" 2>&1
-    got=$?
-    [ $got = "$code" ] || { echo "exit code $got, not $code"; cat "$work/log"; return 1; }
-    [ "$starts" = 0 ] && return
-    [ "$(wc -l < "$work/starts")" = "$starts" ] && grep -q -- "--config scripts/recipes/gpt2-$model.conf " "$work/starts" &&
+    launches "$2" "$3" "$4" -- "${@:5}" || return 1
+    [ "$3" = 0 ] && return
+    grep -q -- "--config scripts/recipes/gpt2-$1.conf " "$work/starts" &&
         grep -q "^--mpi=pmix --kill-on-bad-exit=0 --wait=30 $work/fake_cu --config" "$work/slurm/srun.log" || { cat "$work/starts" "$work/log"; return 1; }
 }
 slurm() {
@@ -226,25 +222,24 @@ while not asked and time.monotonic() < end: time.sleep(0.05)
 time.sleep(float(os.environ["LONGER"]))
 sys.exit(75 if len(asked) == 1 else 3)'
 END
-asks() { # HOW: mpirun.sh ends with 75, whatever signals its parent ignores or blocks, and whoever gets TERM
+asks() { # HOW: mpirun.sh ends with 75, whoever gets TERM
     local here=$work/asks_$1 job
     mkdir "$here" && cp "$work/asks/mpirun" "$here"
     # on a busy machine, which takes 3 s to find the ranks
     printf '#!/bin/sh\n[ ! -e %s ] || case $1 in -lszxF) sleep 3;; esac\nexec %s "$@"\n' "$here/busy" "$(command -v grep)" > "$here/grep" && chmod +x "$here/grep"
-    env --"$(sed -E 's/^(to-(mpirun|all)|two-at-once)$/default-signal/; s/^to-mpirun-//' <<< "$1")"=USR1,USR2 PATH="$here:$PATH" \
-        LONGER=$([ "$1" = two-at-once ] && echo 5 || echo 0.2) scripts/mpirun.sh -np 1 program > "$here/log" 2>&1 &
+    env --ignore-signal=USR1,USR2 PATH="$here:$PATH" LONGER=$([ "$1" = two-at-once ] && echo 5 || echo 0.2) \
+        scripts/mpirun.sh -np 1 program > "$here/log" 2>&1 &
     job=$!
     until [ -s "$here/started" ] || ! kill -0 $job; do sleep 0.05; done
     case $1 in
-    to-mpirun*) kill -TERM "$(cat "$here/started")" ;;
+    to-mpirun) kill -TERM "$(cat "$here/started")" ;;
     to-all) kill -TERM $job $(pgrep -P $job) ;; # the end of a service
     two-at-once) sleep 1 && touch "$here/busy" && kill -TERM $job && sleep 0.3 && kill -TERM $job ;; # as `timeout`
-    *) kill -USR1 $job ;;
     esac
     wait $job
     echo $? > "$here/code"
 }
-for how in ignore-signal block-signal to-mpirun to-all to-mpirun-ignore-signal two-at-once; do asks $how & done 2> /dev/null
+for how in to-mpirun to-all two-at-once; do asks $how & done 2> /dev/null
 mpirun_hears() {
     local how
     for how in "$work"/asks_*; do
@@ -269,6 +264,7 @@ mpirun_words() { # its output apart, its binding as asked and else none, and roo
     refuses 74 "$work: 1000 KiB are free, " env TMPDIR="$work" PATH="$work/crammed:$work/speaks:$PATH" scripts/mpirun.sh -np 1 program &&
         refuses 74 "$work/crammed/df/none: cannot write" env TMPDIR="$work/crammed/df/none" PATH="$work/speaks:$PATH" scripts/mpirun.sh -np 1 program
 }
+
 # ---- With Open MPI and the real trainer ------------------------------------------------------------------------------------
 
 needs_mpi() { has_mpi || skip "no Open MPI here, or a build without it"; }
