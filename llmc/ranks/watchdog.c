@@ -41,7 +41,6 @@ struct Watchdog {
     double since;           // the last progress, seconds of the clock
     double checked;         // the last check
     const char *collective; // begun or waited for last
-    bool joined;
     WatchdogDevice device;
 };
 
@@ -62,7 +61,6 @@ static bool is_stalled(const Watchdog *w, const WatchdogEntry *entry, double now
 // What the board shows.
 typedef struct {
     int here;              // ranks of this machine that have started
-    int missing;           // ranks of this machine that have not started, until all ranks have joined
     int stalled;           // ranks without a heartbeat
     long long first, last; // fewest and most collectives begun by a rank that is not stalled
     bool unsure;           // invariant 4
@@ -83,15 +81,13 @@ static View read_board(const Watchdog *w, double now) {
         if (begun < v.first) v.first = begun;
         if (begun > v.last) v.last = begun;
     }
-    if (!w->joined && v.here < c->here) v.missing = c->here - v.here;
-    v.unsure = v.here < c->ranks && !v.stalled && !v.missing;
+    v.unsure = v.here < c->ranks && v.here >= c->here && !v.stalled;
     return v;
 }
 
 // What the report says of a rank; NULL: it is not to blame. Which rank is missing is known only on a single machine.
 static const char *verdict_on(const Watchdog *w, const View *v, const WatchdogEntry *entry, double now) {
-    if (!atomic_load(&entry->process))
-        return v->missing && w->config.here == w->config.ranks ? " has not started" : NULL;
+    if (!atomic_load(&entry->process)) return w->config.here == w->config.ranks ? " has not started" : NULL;
     if (is_stalled(w, entry, now)) return " is stopped or gone";
     if (v->stalled || v->first == v->last || atomic_load(&entry->begun) != v->first) return NULL;
     return v->unsure ? " is at the earliest collective" : " keeps the others waiting";
@@ -109,18 +105,18 @@ static void name_suspects(const Watchdog *w, const View *v, double now, Error *e
         append(e, "%s", verdict);
     }
     if (v->unsure) append(e, ", collective number %lld: look at the other machines too", v->first);
-    if (v->missing && c->here < c->ranks)
-        append(e, "; %d of this machine's %d ranks have not started", v->missing, c->here);
+    if (c->board && v->here < c->here && c->here < c->ranks)
+        append(e, "; %d of this machine's %d ranks have not started", c->here - v->here, c->here);
 }
 
-static bool is_orphan(const Watchdog *w) {
+static bool lost_launcher(const Watchdog *w) {
     return w->phase == PHASE_SETUP && w->config.launcher && getppid() != w->config.launcher;
 }
 
 static double phase_deadline(const Watchdog *w) {
     static const double times[PHASE_COUNT] = {[PHASE_SETUP] = 6, [PHASE_STEP] = 1, [PHASE_CHECKPOINT] = 3};
     double seconds = times[w->phase] * w->config.deadline;
-    return is_orphan(w) ? fmin(seconds, ORPHAN_SECONDS) : seconds;
+    return lost_launcher(w) ? fmin(seconds, ORPHAN_SECONDS) : seconds;
 }
 
 static void describe(const Watchdog *w, const View *v, double now, Error *e) {
@@ -129,7 +125,7 @@ static void describe(const Watchdog *w, const View *v, double now, Error *e) {
     if (w->phase != PHASE_SETUP)
         snprintf(where, sizeof where, "%s %lld", saves ? "checkpoint" : "step", (long long)w->step);
     FAIL(e, ERR_RANK, NULL, "%s: no progress for %g s (%s)", where, phase_deadline(w),
-         is_orphan(w) ? "the launcher is gone" : "--deadline");
+         lost_launcher(w) ? "the launcher is gone" : "--deadline");
     error_hint(e, "look for the rank that hangs%s; start the same command again%s",
                v->unsure ? ", on the machine with the smallest number or without a report" : "",
                saves ? ", or raise --deadline" : "");
@@ -214,7 +210,6 @@ void watchdog_join(Watchdog *w, int rank, int ranks) {
     if (rank != w->config.rank || ranks != w->config.ranks) w->config.board = NULL; // the launcher was wrong
     w->config.rank = rank;
     w->config.ranks = ranks;
-    w->joined = true;
     pthread_mutex_unlock(&w->ticker.lock);
 }
 

@@ -5,7 +5,7 @@
 // The ranks of one machine share a board, one line a rank: its process, its heartbeat, the collectives that it has begun.
 //   1. All ranks begin the same collectives in the same order. So the rank at the earliest one keeps the others waiting.
 //   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other; so is a rank that
-//      has not started, until all ranks have joined (watchdog_join).
+//      has not started.
 //   3. All watchdogs of a machine read the same board. One of them claims the report; the others stay silent.
 //   4. A board shows one machine. If all its ranks run and there are other machines, the verdict is unsure: the report
 //      says what the board shows and blames no rank. First it leaves other machines time to end the job.
