@@ -5,7 +5,8 @@
 
 A case is one small run, or two where it resumes: shapes, ranks, ZeRO stages, ramps, noise scale, recomputation,
 schedules, resume, models, samples, evaluation, refusals. It compares the files of the run directory, the exit code, and
-the standard output of what does not train. It leaves out manifests and what differs from run to run (IGNORED below).
+the standard output of what does not train. It leaves out manifests, options that only one build
+knows, and what differs from run to run (IGNORED below).
 
 Prints a line a case and "N passed, N failed"; a failure names the first difference. The exit code is 1 if a case fails.
 Both builds need the same compiler flags. Takes half a minute.
@@ -185,14 +186,23 @@ def without_ignored(value):
 
 
 def contents(path):
-    """The lines of a file that are compared."""
+    """A file's fields, or lines, that are compared."""
     with open(path, "rb") as f:
         data = f.read()
     if path.endswith(".jsonl"):
         return [str(without_ignored(json.loads(line))) for line in data.splitlines()]
-    if path.endswith(".json"):
-        return json.dumps(without_ignored(json.loads(data)), indent=1).split("\n")
-    return data.split(b"\n")
+    return without_ignored(json.loads(data)) if path.endswith(".json") else data.split(b"\n")
+
+
+def lines_of_both(paths):
+    """The lines of two files; without options that only one build knows."""
+    both = [contents(path) for path in paths]
+    if isinstance(both[0], list):
+        return both
+    known = [set(x.get("options", {})) for x in both]
+    for x in both:
+        x["options"] = {name: x["options"][name] for name in x.get("options", {}) if name in known[0] & known[1]}
+    return [json.dumps(x, indent=1).split("\n") for x in both]
 
 
 def files(options, directory):
@@ -211,7 +221,7 @@ def differ(options, codes, directories):
     for name in sorted({*before, *after}):
         if name not in before or name not in after:
             return f"{name} is only in one run"
-        lines = contents(before[name]), contents(after[name])
+        lines = lines_of_both([before[name], after[name]])
         for a, b in zip(*lines):
             if a != b:
                 return f"{name}: {str(a)[:300]} before, {str(b)[:300]} after"

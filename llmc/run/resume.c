@@ -84,18 +84,6 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     return 0;
 }
 
-// Finds the newest checkpoint of another run. ERR_INPUT if that run has none; not found if the path is no run.
-static int find_in_run(Run *r, const char *path, Newest *newest, Error *e) {
-    Archive archive;
-    if (!directory_exists(path)) return 0;
-    TRY(archive_open(&archive, path, e));
-    int code = find_newest(r, &archive, newest, e);
-    archive_close(&archive);
-    if (code || newest->found || !directory_holds(path, "metrics.jsonl")) return code;
-    return FAIL(e, ERR_INPUT, "use another run, or wait for its first one: see its --checkpoint-every",
-                "--model %s: a run without a checkpoint, or with damaged ones only", path);
-}
-
 // Finds a run's checkpoint by its step.
 static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
     char name[40];
@@ -109,18 +97,27 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
 }
 
 // Finds RUN:STEP, RUN:best (of --keep-best), or for RUN the newest checkpoint; without training the best, if there is
-// one. Without training prints which it is.
+// one. Without training prints which it is. ERR_INPUT if the run has none; not found if the path is no run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
+    Archive archive;
     RunSummary s = {0};
     snprintf(run, sizeof run, "%s", model);
     which = directory_exists(run) ? NULL : strrchr(run, ':');
     if (which) *which++ = 0;
     int64_t step = which && *which ? strtoll(which, &end, 10) : 0;
     bool best = which && strcmp(which, "best") == 0, trains = options_train(&r->setup.options);
-    if (which && !best && (step < 1 || *end)) return 0;
-    TRY(step ? find_step(run, step, newest, e) : find_in_run(r, run, newest, e));
-    if (!newest->found) return 0;
+    if ((which && !best && (step < 1 || *end)) || (!step && !directory_exists(run))) return 0;
+    if (step) TRY(find_step(run, step, newest, e));
+    else {
+        TRY(archive_open(&archive, run, e));
+        int code = find_newest(r, &archive, newest, e);
+        archive_close(&archive);
+        if (!code && !newest->found && directory_holds(run, "metrics.jsonl"))
+            return FAIL(e, ERR_INPUT, "use another run, or wait for its first one: see its --checkpoint-every",
+                        "--model %s: a run without a checkpoint, or with damaged ones only", run);
+        if (code || !newest->found) return code;
+    }
     if (best || (!trains && !step)) TRY(run_state_summary(&s, newest->directory, e));
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",

@@ -34,9 +34,8 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
-        FileDigest ignored; // of a Git LFS pointer it is an error
-        if (file_exists(o->model) && !directory_exists(o->model))
-            TRY(file_digest(o->model, DIGEST_SAMPLE, &ignored, e));
+        if (file_exists(o->model) && !directory_exists(o->model)) // of a Git LFS pointer it is an error
+            TRY(file_digest(o->model, DIGEST_SAMPLE, &(FileDigest){0}, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
@@ -179,7 +178,7 @@ int setup_sampling(Setup *setup, Error *e) {
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
 // Fails on a value that is not finite, and names its tensor, which training or a sample could not.
-static int load_values(Run *r, StateKind kind, Range range, const float *values, Error *e) {
+static int load(Run *r, StateKind kind, Range range, const float *values, Error *e) {
     Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
     for (size_t i = 0; i < range_length(range); i++) {
@@ -194,17 +193,9 @@ static int load_values(Run *r, StateKind kind, Range range, const float *values,
     return engine_load(r->setup.engine, kind, range, values, e);
 }
 
-static int load_weights(void *run, Range range, const float *values, Error *e) {
-    return load_values(run, STATE_PARAM, range, values, e);
-}
-
-static int load_moment1(void *run, Range range, const float *values, Error *e) {
-    return load_values(run, STATE_MOMENT1, range, values, e);
-}
-
-static int load_moment2(void *run, Range range, const float *values, Error *e) {
-    return load_values(run, STATE_MOMENT2, range, values, e);
-}
+static int load_weights(void *r, Range range, const float *x, Error *e) { return load(r, STATE_PARAM, range, x, e); }
+static int load_moment1(void *r, Range range, const float *x, Error *e) { return load(r, STATE_MOMENT1, range, x, e); }
+static int load_moment2(void *r, Range range, const float *x, Error *e) { return load(r, STATE_MOMENT2, range, x, e); }
 
 static int init_parameters(Run *r, Error *e) {
     const Setup *setup = &r->setup;
@@ -272,41 +263,38 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: begins a new run with another run's moments, and with the count of their steps.
-static int load_moments(Run *r, const char *from, Error *e) {
-    const Setup *s = &r->setup;
+// --with-optimizer: checks that a run's checkpoint has the moments of this optimizer, and reads the count of their steps.
+static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     RunSummary then;
-    if (!from[0])
+    if (!s->source[0])
         return FAIL(e, ERR_USAGE, "name a run, or a checkpoint of one", "--with-optimizer: --model %s has no moments",
                     s->options.model);
-    if (run_state_summary(&then, from, e)) return error_hint(e, "--with-optimizer needs a run, or a checkpoint of one");
+    if (run_state_summary(&then, s->source, e))
+        return error_hint(e, "--with-optimizer needs a run, or a checkpoint of one");
     if (strcasecmp(then.optimizer, optimizer_names[s->options.optimizer]) != 0)
         return FAIL(e, ERR_USAGE, "use that, or leave --with-optimizer out", "%s: its moments are of --optimizer %s",
-                    from, then.optimizer);
-    r->position.at.moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
-    return checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load_moment1, load_moment2,
-                                     r, e);
+                    s->source, then.optimizer);
+    at->moment_steps = then.at.moment_steps + then.at.step - then.at.loss_scale.overflows;
+    return 0;
 }
 
 static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
-    const char *resumed = r->saving.saved;
-    const bool moments = s->options.with_optimizer;
-    int64_t arrays = resumed[0] || moments ? 3 : 1; // weights, moments
-    const char *what = resumed[0] || s->source[0] ? "loading the model" : "drawing the weights";
-    progress_begin(&r->output.progress, what, arrays * (int64_t)s->model.parameters);
-    if (resumed[0]) {
-        TRY(checkpoint_load_model(resumed, &s->model, load_weights, r, e));
-        return checkpoint_load_optimizer(resumed, &s->model, s->shape.owned, s->shape.owned_count, load_moment1,
-                                         load_moment2, r, e);
-    }
-    const bool verifies = s->source[0] && s->comm->local_rank == 0; // once on each machine
-    if (verifies) TRY(checkpoint_verify_model(s->source, moments, e));
-    if (moments) TRY(load_moments(r, s->source, e));
-    if (!s->source[0]) return init_parameters(r, e);
-    TRY(checkpoint_load_model(s->source, &s->model, load_weights, r, e));
+    const bool resumes = r->saving.saved[0], moments = resumes || s->options.with_optimizer;
+    const char *from = resumes ? r->saving.saved : s->source;
+    progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
+                   (moments ? 3 : 1) * (int64_t)s->model.parameters);
+    const bool verifies = *from && !resumes && s->comm->local_rank == 0; // once on each machine
+    if (verifies) TRY(checkpoint_verify_model(from, moments, e));
+    if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
+    if (!*from) return init_parameters(r, e);
+    TRY(checkpoint_load_model(from, &s->model, load_weights, r, e));
+    if (moments)
+        TRY(checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load_moment1, load_moment2,
+                                      r, e));
+    if (resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
-    return is_rank0(s) ? checkpoint_note_unknown(s->source, &s->model, stderr, e) : 0;
+    return checkpoint_note_unknown(from, &s->model, stderr, e);
 }
 
 int setup_engine(Run *r, Error *e) {

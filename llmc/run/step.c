@@ -18,20 +18,20 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Computes this rank's rows of the step while the loader reads the next ones; the last micro-step reads ahead for the
-// next step, assuming the same batch. A rank without rows left runs the micro-step with n = 0. So does a rank that
-// cannot read its rows: it returns the error in *unread, and all ranks end the step together. what: for the progress;
-// NULL: a step.
-static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Error *unread, Error *e) {
+// Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads the
+// next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left runs the
+// micro-step with n = 0. So does a rank that cannot read its rows, and all ranks end the step together. what: for the
+// progress; NULL: a step.
+static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     const Position *position = &r->position;
-    Progress *progress = &r->output.progress;
-    RankRows mine = rows_of_rank(B, setup->comm->rank, setup->comm->ranks);
+    const int ranks = setup->comm->ranks;
+    RankRows mine = rows_of_rank(B, setup->comm->rank, ranks);
     int64_t first = position->at.examples + mine.first, most = setup->shape.micro_batch, done = 0;
     int64_t micro_steps = parallel_micro_steps(&setup->parallel, B);
-    unread->code = 0;
-    progress_begin(progress, what, B);
+    Error unread = {0};
+    progress_begin(&r->output.progress, what, B);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
@@ -40,25 +40,18 @@ static int run_micro_steps(Run *r, int64_t B, GnsMode mode, const char *what, Er
         int64_t n = mine.count - done < most ? mine.count - done : most;
         bool last = done + n == mine.count;
         int64_t next = last ? first + B : first + done + n, left = last ? mine.count : mine.count - done - n;
-        if (n > 0 && !unread->code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, unread))
+        if (n > 0 && !unread.code && !loader_rows(data->loader, (uint64_t)(first + done), (int)n, &rows, &unread))
             loader_expect(data->loader, (uint64_t)next, (int)(left < most ? left : most));
-        if (unread->code && setup->comm->ranks == 1) return 0;
-        if (unread->code) rows = NULL;
-        progress_next(progress, done * setup->comm->ranks, n * setup->comm->ranks);
+        if (unread.code && ranks == 1) break;
+        if (unread.code) rows = NULL;
+        progress_next(&r->output.progress, done * ranks, n * ranks);
         TRY(parallel_micro_step(&setup->parallel, rows, rows ? (int)n : 0, mode, i == micro_steps - 1, e));
         comm_progress(setup->comm);
         done += n;
     }
-    return 0;
-}
-
-// Gradients of B rows over all ranks, and their norms.
-static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
-    Error unread;
-    TRY(run_micro_steps(r, B, mode, what, &unread, e));
-    if (r->setup.comm->ranks > 1 || !unread.code) TRY(parallel_norms(&r->setup.parallel, e));
+    if (ranks > 1 || !unread.code) TRY(parallel_norms(&setup->parallel, e));
     if (unread.code) *e = unread;
-    return comm_agree(r->setup.comm, unread.code, e);
+    return comm_agree(setup->comm, unread.code, e);
 }
 
 static double grad_norm(const Setup *setup, const Position *position, int64_t B) {
@@ -308,7 +301,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     *seconds = INFINITY;
     for (int i = 0; i < COST_STEPS; i++) {
         const double start = clock_seconds();
-        TRY(run_rows(r, B, mode, "timing steps:", e));
+        TRY(run_rows(r, B, mode, "timing steps", e));
         TRY(parallel_update(&r->setup.parallel, &update, e));
         TRY(step_result(r, B, &sums, e));
         const bool overflowed = overflows(setup, position, B);
