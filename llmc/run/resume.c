@@ -174,27 +174,23 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
                      "another checkpoint (--out)", SAME_FILES_HINT, e);
 }
 
-static int resume_from(Run *r, const char *directory, Error *e) {
-    Text changes;
-    TRY(run_state_read(r, directory, &changes, e));
-    int code = ramp_settle(&r->position.ramp, r->position.at.step, r->position.at.tokens, e);
-    if (!code && is_rank0(&r->setup))
-        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", directory,
-                     (long long)r->position.at.step, (long long)r->position.at.tokens, changes.text);
-    text_free(&changes);
-    return code;
-}
-
 int setup_resume(Run *r, Error *e) {
     Newest newest = {0};
-    BestPoint *best = &r->position.at.best;
+    RunPoint *at = &r->position.at;
+    Text changes;
     TRY(share_newest(&r->setup, find_own(r, &newest, e), &newest, e));
     r->saving.saved_step = newest.found ? newest.step : -1;
     if (!newest.found) return 0;
     strcpy(r->saving.saved, newest.directory);
     TRY(check_same_checkpoint(&r->setup, r->saving.saved, e));
-    TRY(comm_agree(r->setup.comm, resume_from(r, r->saving.saved, e), e));
-    if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, best->step))
-        *best = (BestPoint){.loss = INFINITY}; // removed since
-    return comm_broadcast(r->setup.comm, best, sizeof *best, e);
+    int code = run_state_read(r, r->saving.saved, &changes, e);
+    if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
+    if (!code && is_rank0(&r->setup))
+        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved,
+                     (long long)at->step, (long long)at->tokens, changes.text);
+    text_free(&changes);
+    TRY(comm_agree(r->setup.comm, code, e));
+    if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, at->best.step))
+        at->best = (BestPoint){.loss = INFINITY}; // removed since
+    return comm_broadcast(r->setup.comm, &at->best, sizeof at->best, e);
 }

@@ -325,7 +325,6 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
                 "or --lr-schedule constant goes on without it; wsd is the schedule for runs that may become longer\n",
                 lr_then, lr_now);
     const int ended = text_end(changes, code ? &(Error){0} : e);
-    if (code) text_free(changes);
     return code ? code : ended;
 }
 

@@ -52,7 +52,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
 // Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT
 // or ERR_USAGE names the first field that may not change and did. *changes: what else changed, one line each; text_free
-// it. r->saving.changed: the options among these.
+// it in any case. r->saving.changed: the options among these.
 int run_state_read(Run *r, const char *directory, Text *changes, Error *e);
 
 // Reads what needs no knowledge of the run: for --check, and to find a run's --model.

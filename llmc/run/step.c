@@ -315,34 +315,28 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     return 0;
 }
 
-static int clear_moments(Run *r, Error *e) {
-    const Model *model = &r->setup.model;
-    float *zeros;
-    int code = 0;
-    TRY(memory_alloc_zero((void **)&zeros, model_bucket_largest(model) * sizeof *zeros, "moments", e));
-    for (int i = 0; i < model_bucket_count(model); i++) {
-        TRY_GOTO(engine_load(r->setup.engine, STATE_MOMENT1, model_bucket(model, i), zeros, e));
-        TRY_GOTO(engine_load(r->setup.engine, STATE_MOMENT2, model_bucket(model, i), zeros, e));
-    }
-done:
-    memory_free(zeros);
-    return code;
-}
-
 // All ranks run the same steps; the seconds of rank 0 count. The run then begins as with --ramp-step-rows.
 int measure_step_rows(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
+    const Model *model = &r->setup.model;
     RampConfig *ramp = &r->position.ramp.config;
     const LossScale scale = r->position.at.loss_scale;
     const int64_t low = ramp->batch_min, high = ramp->batch_max < COST_RANGE * low ? ramp->batch_max : COST_RANGE * low;
     const int64_t rows[COST_BATCHES] = {low, llround(sqrt((double)low * (double)high)), high};
     double seconds[COST_BATCHES], x = RAMP_LEAST_STEP_ROWS;
+    float *zeros;
+    int code = 0;
     if (ramp->mode != RAMP_GNS || ramp->step_rows > 0) return 0;
     comm_phase(comm, PHASE_STEP, 0);
     for (int i = 0; i < COST_BATCHES && low < high; i++) TRY(time_steps(r, rows[i], &seconds[i], e));
     progress_end(&r->output.progress);
     TRY(parallel_send_weights(&r->setup.parallel, e));
-    TRY(clear_moments(r, e));
+    TRY(memory_alloc_zero((void **)&zeros, model_bucket_largest(model) * sizeof *zeros, "moments", e));
+    for (int i = 0; i < 2 * model_bucket_count(model) && !code; i++)
+        code =
+            engine_load(r->setup.engine, i % 2 ? STATE_MOMENT1 : STATE_MOMENT2, model_bucket(model, i / 2), zeros, e);
+    memory_free(zeros);
+    if (code) return code;
     r->position.at.loss_scale = scale;
     if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
     TRY(comm_broadcast(comm, &x, sizeof x, e));

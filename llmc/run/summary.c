@@ -5,19 +5,6 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
-// Names the origin of a new run's weights: a preset's name may be mistaken for a trained model.
-static void print_model(FILE *f, const Run *r) {
-    const ModelConfig *c = &r->setup.model.config;
-    fprintf(f, "model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
-            1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
-            c->vocab, r->setup.shape.seq_len);
-    bool new_run = r->data.train && !r->saving.saved[0];
-    if (new_run && r->setup.source[0])
-        fprintf(f, "; weights%s from %s", r->setup.options.with_optimizer ? " and moments" : "", r->setup.source);
-    else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)r->setup.options.seed);
-    fprintf(f, "\n");
-}
-
 // Compares contents: a copy has another name.
 static void print_shared_shards(FILE *f, const ShardList *train, const ShardList *val) {
     int shared = 0;
@@ -109,10 +96,19 @@ static void print_notes(FILE *f, const Run *r) {
 int print_setup(const Run *r, Error *e) {
     enum { INDENT = 8 }; // of "model   "
     const Options *o = &r->setup.options;
+    const ModelConfig *c = &r->setup.model.config;
+    const char *source = r->setup.source, *moments = o->with_optimizer ? " and moments" : "";
+    const bool new_run = r->data.train && !r->saving.saved[0];
     Text text;
     TRY(text_begin(&text, e));
     FILE *f = text.f;
-    print_model(f, r);
+    fprintf(f, "model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
+            1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
+            c->vocab, r->setup.shape.seq_len);
+    // A new run names the origin of its weights: a preset's name may be mistaken for a trained model.
+    if (new_run && *source) fprintf(f, "; weights%s from %s", moments, source);
+    else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)o->seed);
+    fprintf(f, "\n");
     if (r->data.train) {
         print_data(f, &r->setup, &r->data);
         print_length(f, &r->setup, &r->position);
