@@ -164,19 +164,6 @@ int parser_config(const OptionTable *t, char *text, size_t bytes, const char *na
     return code;
 }
 
-static int read_config(const OptionTable *t, const char *path, Error *e) {
-    const size_t max_bytes = 1 << 20; // far more than all options need
-    char *text;
-    size_t bytes;
-    if (!t->alone && pipe_is(path))
-        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
-                    path);
-    if (pipe_read(path, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
-    int code = parser_config(t, text, bytes, path, e);
-    memory_free(text);
-    return code;
-}
-
 // ---- The command line -----------------------------------------------------------------------------------------------
 
 int parser_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e) {
@@ -227,7 +214,16 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", value);
     t->given[id] = 0;
     TRY(row_set(t, id, said, names, OPTION_GIVEN_COMMAND_LINE, e));
-    return read_config(t, value, e);
+    const size_t max_bytes = 1 << 20; // far more than all options need
+    char *text;
+    size_t bytes;
+    if (!t->alone && pipe_is(value))
+        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
+                    value);
+    if (pipe_read(value, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
+    int code = parser_config(t, text, bytes, value, e);
+    memory_free(text);
+    return code;
 }
 
 int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
