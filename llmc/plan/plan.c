@@ -160,11 +160,6 @@ double plan_step_bytes(const Plan *p) {
     return (p->ranks - 1.0) / p->ranks * (wire_bytes(p) * reduced + value * gathered);
 }
 
-double plan_tokens_needed(const Plan *p) {
-    double seconds = plan_step_bytes(p) / plan_link_bandwidth(&p->device, p->ranks);
-    return p->ranks == 1 ? 0 : seconds * p->device.peak / model_flops_per_token(p->shape.model, p->shape.seq_len);
-}
-
 // Seconds to transfer all of the model's values between the ranks, bucket by bucket.
 typedef struct {
     double blocks, embeddings;

@@ -38,7 +38,7 @@ typedef struct {
     double value;      // bytes of a weight or activation in the kernels
     double peak;       // FLOP/s for such values; 0: unknown, and no time can be planned
     double head_bytes; // largest chunk of logits
-    bool fuses_exact;  // fuses exact norms, if the model's channels allow (plan_fuses_exact)
+    bool fuses_exact;  // has Hopper's kernels: fuses exact norms, if the model's channels allow (plan_fuses_exact)
     PlanEfficiency efficiency;
 } PlanDevice;
 
@@ -56,7 +56,7 @@ double plan_critical_intensity(const PlanDevice *device);               // FLOPs
 typedef struct {
     const Options *options;
     const EngineApi *engine;
-    EngineConfig shape;
+    EngineConfig shape; // plan_memory cuts it for the ranks
     PlanDevice device;
     bool estimate_memory; // true if this program's engine does not run on the device
     int ranks;
@@ -90,11 +90,7 @@ typedef struct {
 } PlanStep;
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
-// plan_step_bytes: bytes that a rank passes on in a step. plan_tokens_needed: tokens per rank whose arithmetic lasts as
-// long as that, at the peak, the link's full rate and perfect overlap (Austin et al. 2025, "How to scale your model",
-// part 5).
-double plan_step_bytes(const Plan *plan);
-double plan_tokens_needed(const Plan *plan);
+double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 

@@ -180,9 +180,8 @@ static const char *bound_by(const Plan *p) {
 static void print_rank_row(FILE *f, const Plan *plan, int ranks, double rate_of_one) {
     const Plan p = plan_with(plan, plan->sharing.zero, ranks);
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
-    fprintf(f, "%c%6d %8.0f %9s %9s  %-12s", ranks == plan->ranks ? '>' : ' ', ranks,
-            ceil((double)ranks / p.device.spec.devices_a_machine), grouped(tokens / ranks).s,
-            ranks == 1 ? "-" : grouped(plan_tokens_needed(&p)).s, bound_by(&p));
+    fprintf(f, "%c%6d %8.0f %9s  %-12s", ranks == plan->ranks ? '>' : ' ', ranks,
+            ceil((double)ranks / p.device.spec.devices_a_machine), grouped(tokens / ranks).s, bound_by(&p));
     if (p.rows < ranks) {
         fprintf(f, " fewer rows than ranks\n");
         return;
@@ -207,10 +206,9 @@ static void print_ranks(FILE *f, const Plan *p) {
         fprintf(f, "%.4g GB/s each way among %d, ", 1e-9 * d->spec.link, d->spec.devices_a_machine);
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
     else fprintf(f, "between machines unknown (--link)\n");
-    fprintf(f, "%26s %9s %21s %8s %20s %7s%s\n", "tokens", "needed,", "exposed", "step", "", "hours a",
-            price ? "  cost a" : "");
-    fprintf(f, "%7s %8s %9s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "by bytes", "bound by",
-            "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
+    fprintf(f, "%26s %21s %8s %20s %7s%s\n", "tokens", "exposed", "step", "", "hours a", price ? "  cost a" : "");
+    fprintf(f, "%7s %8s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "bound by", "ms", "ms",
+            "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const Plan one = plan_with(p, p->sharing.zero, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     // One rank, one machine, two machines; fractions and multiples of the plan's number; the most.

@@ -359,8 +359,6 @@ static void test_ring(void) {
     double all = (double)p.shape.model->flat_count;
     p.ranks = 8, p.rows = 8 * 64;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 4), 1e-12, 0);
-    // 124.48M values of 8 bytes but 1/8 over 450 GB/s are 1.936 ms, in which 989 TFLOP/s make 1.915 TFLOP, 7.985e8 a token
-    CHECK_CLOSE(plan_tokens_needed(&p), 0.875 * 8 * 124.48e6 / 450e9 * 989e12 / 7.985e8, 1e-3, 0);
     p.sharing.zero = ZERO_1;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * all * (4 + 2), 1e-12, 0);
     p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16; // all blocks but two of 12 again, in the backward pass
