@@ -1,7 +1,6 @@
-// Engines that keep a share only, through engine.h, on either engine (the CUDA build of this file is test_shards_cuda):
-// ranks in one process, each with an engine of its own and each fed with the whole batch, so that nothing needs to be
-// reduced, against one engine that keeps everything. Bits must be equal, also after weights have gone from one to the
-// other as between ranks.
+// Engines that keep only the owned ranges, through engine.h, on either engine (test_shards_cuda is the CUDA build of this
+// file). Each rank of one process has an engine and gets the whole batch, so nothing is reduced. The bits must equal
+// those of one engine that keeps everything, also after ranks have exchanged weights.
 #include "../test.h"
 
 #include "ranks/transport.h"
@@ -25,7 +24,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static uint64_t seed;
 static const float POISON = -7.25f;
 
-// What a rank keeps a share of, besides the moments.
+// The arrays that a rank keeps a share of, besides the moments.
 typedef enum { SHARED_MOMENTS, SHARED_GRADS, SHARED_WEIGHTS } Shared;
 
 typedef struct {
@@ -75,7 +74,7 @@ static size_t bucket_bytes(const Rank *rank, Range range) {
     return range_length(range) * engine_weight_bytes(rank->engine);
 }
 
-// In an engine's own memory, after all that it has queued.
+// Write an engine's own memory, after its queued work.
 #ifdef GNS_CUDA
 static void poison(const Rank *rank, void *to, size_t bytes) {
     cudaError_t status = cudaMemsetAsync(to, 0xff, bytes, engine_stream(rank->engine)); // NaN
@@ -94,8 +93,8 @@ static void copy_from(const Rank *rank, void *to, const Rank *other, const void 
 }
 #endif
 
-// The engine is done with what is in the block's slot, and reads nothing there before it awaits the block. It names the next
-// block only: ranks without rows start the same transfers in this order.
+// Poisons the block's slot: the engine has read its old content and awaits the new. The engine names the next block only,
+// since ranks without rows start the same transfers in this order.
 static int soon_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     int i = model_bucket_at(rank->config.model, range.begin);
@@ -110,7 +109,7 @@ static int soon_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// Every rank gives its part, which it may have written to its place.
+// Copies every rank's part; an engine may have written its own in place.
 static int await_weights(void *context, Range range, Error *e) {
     Rank *rank = context;
     (void)e;
@@ -231,13 +230,13 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
         .lr = 1e-2, .muon_lr = 2e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step, .batch = ROWS};
 }
 
-// Engines of one device take turns: this one has had its own.
+// Ends an engine's turn: engines of one device take turns (engine.h).
 static int turn_ends(World *w, Engine *engine, Error *e) {
     StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
     return engine_result(engine, &ignored, e);
 }
 
-// A step's gradients of the rank, in one micro-step.
+// Computes a rank's gradients of a step, in one micro-step.
 static int rank_gradients(World *w, Rank *rank, int step, Error *e) {
     TRY(rank_begin_step(rank, e));
     TRY(rank_micro_step(rank, rows_of(w, step, 0), ROWS, GNS_EXACT, e));
@@ -256,7 +255,7 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// The rank has the whole engine's bits where it owns, and nothing elsewhere; but weights that are read whole are whole.
+// A rank holds the whole engine's bits in its owned ranges, and nothing elsewhere; `whole` arrays it holds everywhere.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) {
     Error e = {0};
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
@@ -298,7 +297,7 @@ static void check_norms(World *w) {
     }
 }
 
-// The weights that the passes read: by what they come to.
+// Compares losses, since engine.h does not store the weights that passes read.
 static void check_losses(World *w, int step) {
     Error e = {0};
     size_t n = ROWS * (size_t)w->T;
@@ -312,7 +311,7 @@ static void check_losses(World *w, int step) {
     memory_free(got);
 }
 
-// Every rank gets the others' weights.
+// Loads every rank's weights into the others.
 static void exchange(World *w) {
     Error e = {0};
     for (int r = 0; r < RANKS; r++)
@@ -375,7 +374,7 @@ typedef struct {
     int next; // the first bucket that is not there yet
 } Arrivals;
 
-// They come when they are asked for, and not before.
+// Loads the buckets of a range that have not arrived.
 static int arrive(void *context, Range range, Error *e) {
     Arrivals *a = context;
     const Model *model = &a->w->model;
@@ -386,7 +385,7 @@ static int arrive(void *context, Range range, Error *e) {
     return 0;
 }
 
-// All weights are wrong but for those that have arrived.
+// Poisons all weights; none has arrived.
 static void depart(Arrivals *a) {
     Error e = {0};
     World *w = a->w;
@@ -395,7 +394,7 @@ static void depart(Arrivals *a) {
     a->next = 0;
 }
 
-// What every function that reads weights comes to, one after the other.
+// Calls every function that reads weights, and keeps its result.
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     Error e = {0};

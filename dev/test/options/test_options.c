@@ -47,7 +47,7 @@ static void test_defaults(void) {
     for (int i = 0; i < OPTION_COUNT; i++) CHECK(!o.given[i], "%s given", option_rows[i].field);
 }
 
-// What each choice means.
+// The enum of each choice.
 static const struct {
     OptionId option;
     const char *name;
@@ -342,7 +342,7 @@ static void test_config_precedence(void) {
     CHECK(o.lr == 0.5 && o.fresh && o.steps == 7 && o.train_tokens == 0, "b, then a");
     CHECK_ERROR(parse(&o, "--config a --fresh --fresh", &e), &e, ERR_USAGE, "--fresh is given twice");
 
-    // What a file says must be right even where it is overruled.
+    // An overruled value in a file must be valid too.
     write_text("wrong", "\neps = wrong\n");
     CHECK_ERROR(parse(&o, "--eps 1e-9 --config=wrong", &e), &e, ERR_USAGE, "wrong line 2: eps");
     CHECK_ERROR(parse(&o, "--config=none", &e), &e, ERR_INPUT, "none");

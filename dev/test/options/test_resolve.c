@@ -1,4 +1,4 @@
-// What options mean together: what follows from several of them, contradictions, and options without effect.
+// Options together: values that follow from several, contradictions, and options without effect.
 // test_options.c checks single options.
 #include "options_test.h"
 
@@ -252,7 +252,7 @@ static void test_effects(void) {
     CHECK(!*o.notes, "%s", o.notes);
 }
 
-// With a --config file of these lines.
+// Resolves with a --config file of these lines.
 static int resolve_with_file(Options *o, const char *lines, const char *words, Error *e) {
     char all[1000];
     write_text("file", lines);
@@ -260,7 +260,7 @@ static int resolve_with_file(Options *o, const char *lines, const char *words, E
     return resolve(o, all, e);
 }
 
-// Where the command line and the config file exclude each other, the command line wins.
+// The command line overrules a config file's option of the same group.
 static void test_the_command_line_wins(void) {
     Options o;
     Error e;

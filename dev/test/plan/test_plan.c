@@ -70,7 +70,7 @@ static Plan make_plan(const Model *model, const char *device, int micro_batch, i
     return p;
 }
 
-// Of GPT-2's vocabulary and 1024 tokens a row.
+// A plan with GPT-2's vocabulary and 1024 tokens a row.
 static Plan plan_of(const char *preset, const char *device, int micro_batch) {
     return make_plan(model_of(preset, 50257, 1024), device, micro_batch, 1024);
 }
@@ -302,7 +302,7 @@ static void test_library_memory(void) {
 
 // Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
 // star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
-// besides its share of the sums. 3: likewise 4*/8 + 2*/8 of weights, and 2 for those in the slots.
+// besides its share of the sums. 3: 4*/8 + 2*/8 of weights, and 2 for those in the slots.
 static void test_state_bytes(void) {
     double block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double all = (double)model_of("d12", 50257, 1024)->flat_count;
@@ -398,8 +398,8 @@ static void test_exposed(void) {
                 1e-9, 0);
 }
 
-// The same link and rows with ZeRO-3 and five layers: two blocks stay in memory from pass to pass, so 3/5 of them are
-// gathered again in every other pass.
+// ZeRO-3 with that link, those rows and five layers: two blocks stay in memory from pass to pass, so every other pass
+// gathers 3/5 of them again.
 static void test_exposed_weights(void) {
     Error e;
     Model model;
@@ -424,7 +424,7 @@ static void test_exposed_weights(void) {
     model_destroy(&model);
 }
 
-// With Muon ranks have different shares; a plan is of the fullest rank.
+// Muon gives ranks different shares; a plan describes the fullest rank.
 static void test_fullest_rank(void) {
     enum { RANKS = 8 };
     Error e;
@@ -520,7 +520,7 @@ static void test_seconds_of_a_run(void) {
     ramp_destroy(&ramp);
 }
 
-// Of a run of 100 steps, by hand.
+// By hand, in a run of 100 steps.
 static void test_checkpoints_at_a_time(void) {
     static const struct {
         int64_t every, best_every, keep, want;
