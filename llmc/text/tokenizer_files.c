@@ -9,6 +9,7 @@
 //
 // These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is itself. The other
 // bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
+#define _GNU_SOURCE // memrchr
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/json.h"
@@ -54,7 +55,6 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 
 typedef struct {
     const char *name;         // NULL: none yet
-    const char *path;         // the first file with this number or a higher one
     bool listed;              // in a list of added tokens: the name is plain text, not the alphabet
     bool normalized, special; // set if `listed`
 } Entry;
@@ -71,8 +71,10 @@ typedef struct {
 typedef struct {
     Tokenizer *t;
     JsonFile files[FILES];
+    const char *directory;
     const JsonFile *vocab;
-    char merges_path[PATH_MAX], *merges_text; // merges_text NULL: the merges are in `vocab`
+    char merges_path[PATH_MAX], *merges; // lines "left right"
+    bool listed;                         // the merges are those of tokenizer.json
     size_t merges_bytes, name_bytes;
     size_t longest; // bytes of the longest name
     char *scratch;  // (2, longest)
@@ -95,13 +97,14 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
     }
     r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
     TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
-    return vocab ? file_read(r->merges_path, FILE_BYTES_MAX, &r->merges_text, &r->merges_bytes, e) : 0;
+    r->directory = directory;
+    r->listed = !vocab;
+    return vocab ? file_read(r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e) : 0;
 }
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-// Returns the entry of token `number`; NULL on failure. Adds all entries up to a new highest number; errors of these
-// name `path`.
+// Returns the entry of token `number`; NULL on failure. Adds all entries up to a new highest number.
 static Entry *entry_of_number(VocabReader *r, const char *path, const char *name, double number, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
@@ -109,7 +112,7 @@ static Entry *entry_of_number(VocabReader *r, const char *path, const char *name
         return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
                     "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number),
                NULL;
-    while (r->t->vocab_size <= (int)number) r->entries[r->t->vocab_size++].path = path;
+    if (r->t->vocab_size <= (int)number) r->t->vocab_size = (int)number + 1;
     return &r->entries[(int)number];
 }
 
@@ -120,7 +123,8 @@ static const char *member_on(const cJSON *object, const char *known) {
     const cJSON *item;
     cJSON_ArrayForEach(item, object) {
         bool off = cJSON_IsNull(item) || cJSON_IsFalse(item) || is_text(item, "") ||
-                   (cJSON_IsNumber(item) && item->valuedouble == 0) || ((cJSON_IsObject(item) || cJSON_IsArray(item)) && !item->child);
+                   (cJSON_IsNumber(item) && item->valuedouble == 0) ||
+                   ((cJSON_IsObject(item) || cJSON_IsArray(item)) && !item->child);
         snprintf(name, sizeof name, " %s ", item->string);
         if (!off && !strstr(known, name)) return item->string;
     }
@@ -173,7 +177,7 @@ static int check_kind(const cJSON *root, const char *path, Error *e) {
 static int read_vocab(VocabReader *r, Error *e) {
     const cJSON *vocab = r->vocab->json.root, *item;
     const char *path = r->vocab->path;
-    if (!r->merges_text) {
+    if (r->listed) {
         TRY(check_kind(vocab, path, e));
         vocab = json_get(json_get(vocab, "model"), "vocab");
     }
@@ -254,7 +258,7 @@ static int spell_tokens(VocabReader *r, Error *e) {
     AddedToken *added = t->added;
     for (size_t i = 0; i < count; i++) {
         const Entry *entry = &r->entries[i];
-        if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", entry->path, i);
+        if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", r->directory, i);
         size_t length = strlen(entry->name);
         r->longest = size_max(r->longest, length);
         int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
@@ -283,8 +287,8 @@ static int index_names(VocabReader *r, Error *e) {
         const char *text = tokenizer_decode(t, token, &bytes);
         uint32_t *slot = text_slot(r, text, bytes);
         if (*slot)
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->entries[token].path,
-                        *slot - 1, token);
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->directory, *slot - 1,
+                        token);
         *slot = (uint32_t)token + 1;
     }
     for (int b = 0; b < BYTE_VALUES; b++) {
@@ -297,73 +301,70 @@ static int index_names(VocabReader *r, Error *e) {
 
 // Fails for a merge. `number` counts the lines of merges.txt, or the elements of model.merges, from 1.
 static int fail_merge(const VocabReader *r, int number, const char *what, const char *name, size_t length, Error *e) {
-    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->merges_text ? "line" : "merge",
-                number, (int)size_min(length, 100), name, what);
+    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->listed ? "merge" : "line", number,
+                (int)size_min(length, 100), name, what);
 }
 
-// Returns the token of a part of a merge; -1: none. No token has a name longer than `longest`.
-static int find_part(VocabReader *r, const char *name, size_t length) {
-    int bytes = length <= r->longest ? alphabet_decode(name, length, r->scratch) : -1;
-    return bytes > 0 ? (int)*text_slot(r, r->scratch, (size_t)bytes) - 1 : -1;
+// Decodes a part of a merge to `out` and returns its token; -1: none. No token has a name longer than `longest`.
+static int find_part(const VocabReader *r, const char *name, size_t length, char *out, size_t *bytes) {
+    int decoded = length <= r->longest ? alphabet_decode(name, length, out) : -1;
+    *bytes = decoded > 0 ? (size_t)decoded : 0;
+    return *bytes ? (int)*text_slot(r, out, *bytes) - 1 : -1;
 }
 
-static int add_merge(VocabReader *r, int number, const char *left, size_t left_length, const char *right,
-                     size_t right_length, Error *e) {
-    int a = find_part(r, left, left_length), b = find_part(r, right, right_length);
-    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", left, left_length, e);
+static int add_merge(VocabReader *r, int number, const char *line, size_t length, Error *e) {
+    const char *space = memchr(line, ' ', length);
+    if (!space || memrchr(line, ' ', length) != space)
+        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
+    size_t left_length = (size_t)(space - line), right_length = length - left_length - 1, left_bytes, right_bytes;
+    const char *right = space + 1;
+    int a = find_part(r, line, left_length, r->scratch, &left_bytes);
+    int b = find_part(r, right, right_length, r->scratch + left_bytes, &right_bytes);
+    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left_length, e);
     if (b < 0) return fail_merge(r, number, "is not in the vocabulary", right, right_length, e);
-    size_t a_bytes, b_bytes;
-    const char *a_text = tokenizer_decode(r->t, a, &a_bytes), *b_text = tokenizer_decode(r->t, b, &b_bytes);
-    memcpy(r->scratch, a_text, a_bytes);
-    memcpy(r->scratch + a_bytes, b_text, b_bytes);
-    int merged = (int)*text_slot(r, r->scratch, a_bytes + b_bytes) - 1;
-    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", left, left_length, e);
-    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", left, left_length, e);
+    int merged = (int)*text_slot(r, r->scratch, left_bytes + right_bytes) - 1;
+    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left_length, e);
+    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left_length, e);
     r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
     return 0;
 }
 
-static int add_merge_line(VocabReader *r, int number, const char *line, size_t length, Error *e) { // "left right"
-    const char *space = memchr(line, ' ', length);
-    size_t left = space ? (size_t)(space - line) : length, right = space ? length - left - 1 : 0;
-    if (!space || memchr(space + 1, ' ', right))
-        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
-    return add_merge(r, number, line, left, space + 1, right, e);
+// Writes the merges of tokenizer.json as lines of merges.txt. Each is "left right" or ["left", "right"].
+static int list_merges(VocabReader *r, Error *e) {
+    const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
+    Text text;
+    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
+    TRY(text_begin(&text, e));
+    cJSON_ArrayForEach(item, merges) {
+        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
+        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
+        if (two) fprintf(text.f, "%s %s\n", left->valuestring, right->valuestring);
+        else fprintf(text.f, "%s\n", cJSON_IsString(item) && *item->valuestring ? item->valuestring : "?");
+    }
+    TRY(text_end(&text, e));
+    r->merges = text.text;
+    r->merges_bytes = text.bytes;
+    return 0;
 }
 
-static int read_merges_text(VocabReader *r, Error *e) {
-    const char *line = r->merges_text, *end = line + r->merges_bytes;
+static int read_merge_lines(VocabReader *r, Error *e) {
+    const char *line = r->merges, *end = line + r->merges_bytes;
     line += utf8_mark(line, r->merges_bytes);
     for (int number = 1; line < end; number++) {
         const char *newline = memchr(line, '\n', (size_t)(end - line));
         size_t length = (size_t)((newline ? newline : end) - line);
         if (length > 0 && line[length - 1] == '\r') length--;
         bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge_line(r, number, line, length, e));
+        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
         line = newline ? newline + 1 : end;
-    }
-    return 0;
-}
-
-static int read_merges_json(VocabReader *r, Error *e) { // "left right", or ["left", "right"]
-    const cJSON *merges = json_get(json_get(r->vocab->json.root, "model"), "merges"), *item;
-    int number = 1;
-    if (!cJSON_IsArray(merges)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.merges", r->merges_path);
-    cJSON_ArrayForEach(item, merges) {
-        const cJSON *left = cJSON_IsArray(item) ? item->child : NULL, *right = left ? left->next : NULL;
-        bool two = cJSON_IsString(left) && cJSON_IsString(right) && !right->next;
-        const char *line = cJSON_IsString(item) ? item->valuestring : "";
-        TRY(two ? add_merge(r, number, left->valuestring, strlen(left->valuestring), right->valuestring,
-                            strlen(right->valuestring), e)
-                : add_merge_line(r, number, line, strlen(line), e));
-        number++;
     }
     return 0;
 }
 
 // Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
-    int code = r->merges_text ? read_merges_text(r, e) : read_merges_json(r, e);
+    if (r->listed) TRY(list_merges(r, e));
+    int code = read_merge_lines(r, e);
     for (int b = 0; b < BYTE_VALUES; b++) {
         if (!r->t->lacks[b]) continue;
         if (code || r->t->merge_count > 0)
@@ -390,15 +391,12 @@ static int read_files(VocabReader *r, const char *directory, const char *const f
     return tokenizer_index_merges(t, e);
 }
 
-// Returns the form of a directory's files, or NULL. Accepts a vocabulary without its merges if there is no other form:
-// the error then names the missing file.
+// Returns the form of a directory's files, or NULL.
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
-    for (int complete = 1; complete >= 0; complete--)
-        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
-                return forms[i];
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+        if (directory_holds(directory, forms[i][0]) && directory_holds(directory, forms[i][1])) return forms[i];
     return NULL;
 }
 
@@ -417,7 +415,7 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
     int code = read_files(r, path, form, e);
     for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
-    memory_free(r->merges_text);
+    memory_free(r->merges);
     memory_free(r->scratch);
     if (code) tokenizer_destroy(r->t);
     else *out = r->t;
