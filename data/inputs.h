@@ -1,7 +1,24 @@
-// inputs: lists the files that a command line names, in its order. A directory's entries are in byte order.
+// inputs: the options of data/tokenize, and the files that a command line names, in its order. A directory's entries
+// are in byte order.
 #pragma once
 
-#include "settings.h"
+#include "options/rows.h"
+
+#include <limits.h>
+
+enum { TRAIN, VAL, SPLITS };
+extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
+
+typedef struct { // an option without a default is 0 or empty; max_bytes is INT64_MAX
+    char tokenizer[PATH_MAX], out[PATH_MAX - 64], files_from[PATH_MAX], field[OPTION_TEXT], separator[OPTION_TEXT];
+    int format, invalid, split; // FORMAT_*, INVALID_*; SPLITS: both
+    double val_fraction;
+    int64_t val_every_file, max_bytes, shard_tokens, threads;
+    bool force, help, version;
+    const char *help_about; // the option that --help NAME asks for; NULL: all
+} TokenizeOptions;
+enum { FORMAT_AUTO, FORMAT_TEXT, FORMAT_JSONL };
+enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 
 // Notes about a file. JSONL, JSON: its first line decided the format. MARK: it begins with a byte order mark. EOT: its
 // text holds <|endoftext|>.
