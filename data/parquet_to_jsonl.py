@@ -6,18 +6,24 @@ import sys
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../scripts"))
-from run_log import EXIT_INPUT, EXIT_WRITE, Fault, Parser, run_main
+from run_log import EXIT_INPUT, Fault, Parser, run_main
 
 BATCH_ROWS = 1000  # a few megabytes of web pages
 
 
-def write(data):
+def batches(path, field):
+    """Yields lines of JSON, as bytes."""
+    import pyarrow.parquet
+
     try:
-        sys.stdout.buffer.write(data)
-    except BrokenPipeError:
-        sys.exit(EXIT_WRITE)  # the reader has reported the error
-    except OSError as error:
-        raise Fault(EXIT_WRITE, f"standard output: {error.strerror}") from None
+        table = pyarrow.parquet.ParquetFile(path)
+        if field not in table.schema_arrow.names:
+            raise ValueError(f"it has no column '{field}', but {', '.join(table.schema_arrow.names)}")
+        for batch in table.iter_batches(BATCH_ROWS, columns=[field]):
+            texts = (text for text in batch.column(0).to_pylist() if text)
+            yield "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0].rstrip('.')}. Get the file again") from None
 
 
 def main():
@@ -25,19 +31,9 @@ def main():
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--field", default="text", help="the column (default: %(default)s)")
     args = parser.parse_args()
-    import pyarrow.parquet
-
     for path in args.files:
-        try:
-            table = pyarrow.parquet.ParquetFile(path)
-            if args.field not in table.schema_arrow.names:
-                raise ValueError(f"it has no column '{args.field}', but {', '.join(table.schema_arrow.names)}")
-            for batch in table.iter_batches(BATCH_ROWS, columns=[args.field]):
-                texts = (text for text in batch.column(0).to_pylist() if text)
-                lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-                write("".join(lines).encode())
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
-            raise Fault(EXIT_INPUT, f"{path}: {str(error).splitlines()[0].rstrip('.')}. Get the file again") from None
+        for lines in batches(path, args.field):
+            sys.stdout.buffer.write(lines)
 
 
 if __name__ == "__main__":

@@ -56,12 +56,8 @@ fetch() {
     echo "fetching $url"
     curl -fL --retry 5 --retry-delay 2 --connect-timeout 20 -C - -o "$file.part" --progress-bar "$url" || {
         local code=$?
-        case $code in
-        5 | 6 | 7 | 28 | 35) fail 65 "no network: cannot reach $url" "Get the file elsewhere and say --from DIR" ;;
-        22) fail 65 "the server has no $url" "Has it moved? Get the file yourself and say --from DIR" ;;
-        23) fail 74 "cannot write $file.part" "Free some space; the same command resumes it" ;;
-        *) fail 65 "the download of $url broke off (curl $code)" "The same command resumes it" ;;
-        esac
+        [ $code != 23 ] || fail 74 "cannot write $file.part" "Free some space; the same command resumes it"
+        fail 65 "no $url (curl $code)" "The same command resumes a download; or get the file yourself and say --from DIR"
     }
     if [ -n "$want" ]; then
         got=$(sha256sum "$file.part" | cut -d ' ' -f 1)

@@ -17,8 +17,7 @@ enum {
     KEEP_OPEN_MAX = 256,                // with more shards, open a file for every read: descriptors are limited
     CHECK_AT_OPEN_BYTES = 64 * 1000000, // check all tokens of smaller files when they are opened
     SCAN_TOKENS = 1 << 18,              // tokens read at a time
-    ANY_TOKEN = UINT16_MAX + 1,         // a vocabulary size that allows every uint16
-    LLAMA3_MAGIC = 20240801             // llm.c's shards of 32-bit tokens
+    ANY_TOKEN = UINT16_MAX + 1          // a vocabulary size that allows every uint16
 };
 
 #define HINT_TOKENIZE "make shards with data/tokenize (or llm.c's scripts)"
@@ -103,9 +102,6 @@ static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: it ends at byte %llu: too few for a shard's header of %d", path,
                     (unsigned long long)bytes, SHARD_HEADER_BYTES);
     TRY(file_read_range(shard->fd, path, 0, header, sizeof header, e));
-    if (header[0] == LLAMA3_MAGIC)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE " and a vocabulary of at most 65536 tokens",
-                    "%s: holds 32-bit tokens (Llama 3's vocabulary): magic %d at byte 0", path, header[0]);
     if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION || header[2] <= 0)
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d, version %d, %d tokens; want %d, %d)",
                     path, header[0], header[1], header[2], SHARD_MAGIC, SHARD_VERSION);

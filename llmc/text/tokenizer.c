@@ -38,8 +38,7 @@ static inline const uint8_t *scan_run(const Tokenizer *t, const uint8_t *s, cons
     return s;
 }
 
-// Returns the end of the word that begins at s < end.
-static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
+const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end) {
     size_t length, left = (size_t)(end - s);
     if (*s == '\'' && left > 1) { // 's|'t|'re|'ve|'m|'ll|'d
         if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return s + 2;
@@ -54,11 +53,6 @@ static inline const uint8_t *scan_word(const Tokenizer *t, const uint8_t *s, con
     const uint8_t *start = s, *last = s;
     for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
     return s == end || last == start ? s : last;
-}
-
-size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes) {
-    const uint8_t *s = (const uint8_t *)text;
-    return (size_t)(scan_word(t, s, s + bytes) - s);
 }
 
 // Returns the last position after a character that is no space and before a space; 0: none. A cut there is safe: no
@@ -271,7 +265,7 @@ static int encode_text(Encoder *encoder, const uint8_t *s, const uint8_t *end, i
     const Tokenizer *t = encoder->t;
     const uint8_t *text = s;
     for (size_t bytes, tokens; pass == ADDED_PASSES && s < end; s += bytes, *out += tokens) {
-        bytes = (size_t)(scan_word(t, s, end) - s);
+        bytes = (size_t)(tokenizer_word(t, s, end) - s);
         TRY(encode_word(encoder, s, bytes, end, *out, &tokens, e));
     }
     if (pass == ADDED_PASSES) return 0;

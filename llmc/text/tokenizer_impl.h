@@ -56,8 +56,8 @@ struct Tokenizer {
 int tokenizer_new(Tokenizer **out, Error *e);
 // Allocates text, literal, added_pass and start; clears the last three.
 int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
-// Returns the length of the first word of text[0..bytes), bytes > 0, by GPT-2's pattern.
-size_t tokenizer_word(const Tokenizer *t, const char *text, size_t bytes);
+// Returns the end of the first word of the text from s to end, s < end, by GPT-2's pattern.
+const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end);
 // Builds the hash table of merges.
 int tokenizer_index_merges(Tokenizer *t, Error *e);
 // Returns the slot of the token with these bytes, or the empty slot for it. hash: hash_bytes of the bytes.

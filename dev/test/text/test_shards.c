@@ -279,7 +279,7 @@ static void test_bad_shards(void) {
         {"magic.bin", M + 1, 1, 100, 100, 0, 0, "not a token shard"},
         {"swapped.bin", (int32_t)0x88d83401, 0x01000000, 0x64000000, 100, 0, 0, "not a token shard"},
         {"text.bin", 0x20656854, 1, 100, 100, 0, 0, "not a token shard"},
-        {"llama.bin", 20240801, 7, 100, 200, 0, 0, "32-bit tokens"},
+        {"llama.bin", 20240801, 7, 100, 200, 0, 0, "not a token shard (magic 20240801, version 7"}, // of 32-bit tokens
         {"version.bin", M, 2, 100, 100, 0, 0, "version 2,"},
         {"none.bin", M, 1, 0, 0, 0, 0, " 0 tokens"},
         {"negative.bin", M, 1, -5, 100, 0, 0, " -5 tokens"},

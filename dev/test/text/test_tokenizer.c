@@ -200,9 +200,7 @@ static void check_round_trip(const Tokenizer *t, Encoder *encoder, const char *t
     // Cut in two where tokenizer_cut allows: the same tokens.
     uint16_t *parts = malloc(2 * bytes + 2);
     size_t cut = tokenizer_cut(t, text, bytes ? draw((uint32_t)bytes) + 1 : 0), first, second;
-    size_t word = 0;
-    while (word < cut) word += t->is_bytes ? 1 : tokenizer_word(t, text + word, bytes - word);
-    CHECK(word == cut && cut <= bytes, "cut %zu of %zu is in a word", cut, bytes);
+    CHECK(cut <= bytes, "cut %zu of %zu", cut, bytes);
     CHECK_OK(encoder_run(encoder, text, cut, parts, &first, &e), &e);
     CHECK_OK(encoder_run(encoder, text + cut, bytes - cut, parts + first, &second, &e), &e);
     CHECK(first + second == count && memcmp(parts, tokens, 2 * count) == 0, "cut at %zu of %zu shows", cut, bytes);

@@ -103,10 +103,11 @@ static void words_close(Words *w) {
 }
 
 static bool same_words(Words *w, const char *text, size_t bytes) {
+    const uint8_t *s = (const uint8_t *)text;
     for (size_t at = 0; at < bytes;) {
         int found = pcre2_match(w->code, (PCRE2_SPTR)text, bytes, at, PCRE2_NO_UTF_CHECK, w->match, NULL);
         PCRE2_SIZE *span = pcre2_get_ovector_pointer(w->match);
-        if (found < 1 || span[0] != at || span[1] - at != tokenizer_word(w->t, text + at, bytes - at)) return false;
+        if (found < 1 || span[0] != at || tokenizer_word(w->t, s + at, s + bytes) != s + span[1]) return false;
         at = span[1];
     }
     return true;
