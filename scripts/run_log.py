@@ -162,14 +162,15 @@ def read_json(path, shape):
     return parse(path, read_bytes(path), shape)
 
 
-def read_lines(path, shape):
+def read_lines(path, shape, known):
     """Yields (where, object) of every line. Leaves out a last line that is not whole: its run is writing it, or waits for
-    space on the disk."""
+    space on the disk. known: the objects of lines that were read before; gets those of others."""
     for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
         where = f"{path} line {number}"
         try:
             if line.strip():
-                yield where, parse(where, line, shape)
+                known[line] = known.get(line) or parse(where, line, shape)
+                yield where, known[line]
         except Fault:
             if line.endswith(b"\n"):
                 raise
@@ -198,7 +199,7 @@ class Run:
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
     checkpoints do not count. begin: tokens done before the first line, if an earlier part has its own log."""
 
-    def __init__(self, path, begin=0, live=False):
+    def __init__(self, path, begin=0, live=False, known=None):
         self.path = path
         parent, base = os.path.split(os.path.abspath(path))
         name = base if base != "run" else os.path.basename(parent) or base
@@ -207,19 +208,20 @@ class Run:
                                                            ("run.json", "metrics.jsonl", "samples.jsonl"))
         self.info = read_json(self.info_path, RUN)
         self.parts = self.info.get("parts", [])
-        self.lines = self.read_metrics(begin)
+        known = {} if known is None else known
+        self.lines = self.read_metrics(begin, known)
         has_samples = os.path.exists(samples_path) or os.path.exists(samples_path + ".gz")
-        self.samples = [line for _, line in read_lines(samples_path, SAMPLE)] if has_samples else []
+        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if has_samples else []
         self.rows = [line for line in self.lines if "loss" in line]
         self.val_rows = [line for line in self.lines if "val_loss" in line]
         self.test_rows = [line for line in self.lines if "hellaswag" in line]
         if not self.rows and not live:
             raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
-    def read_metrics(self, begin):
+    def read_metrics(self, begin, known):
         lines, before, now, rate = [], begin, 0.0, 0
         self.seconds = {}  # by step
-        for where, line in read_lines(self.metrics_path, ROW):
+        for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
                 raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
             if "loss" in line:
@@ -256,10 +258,10 @@ class Sink:
     all of it comes again, and finish()."""
 
     def __init__(self, path):
-        self.path, self.seen = path, ([], [], [])
+        self.path, self.seen, self.known = path, ([], [], []), {}
 
     def look(self, live):
-        self.run = Run(self.path, live=live)
+        self.run = Run(self.path, live=live, known=self.known)
         there = self.run.parts, self.run.lines, self.run.samples
         if any(now[:len(before)] != before for now, before in zip(there, self.seen)):
             self.went_back()  # a resume has cut the logs back, or another run has begun
