@@ -1,5 +1,6 @@
-"""A block of GPT-2 in PyTorch, as torch_twin.py and torch_fsdp.py train it."""
+"""GPT-2 in PyTorch, as torch_twin.py and torch_fsdp.py train it."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,3 +19,26 @@ class Block(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))
         return x + self.fcproj(F.gelu(self.fc(self.ln2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    def __init__(self, layers, heads, channels, vocab, seq_len):
+        super().__init__()
+        self.vocab = vocab
+        padded = (vocab + 127) // 128 * 128  # whole tiles; the rows after the vocabulary never count
+        self.wte = nn.Parameter(torch.zeros(padded, channels))
+        self.wpe = nn.Parameter(torch.zeros(seq_len, channels))
+        self.h = nn.ModuleList([Block(channels, heads) for _ in range(layers)])
+        self.lnf = nn.LayerNorm(channels)
+
+    def hidden(self, tokens):  # (B, T) -> (B, T, C)
+        x = F.embedding(tokens, self.wte) + self.wpe[: tokens.shape[1]]
+        for block in self.h:
+            x = block(x)
+        return self.lnf(x)
+
+    def loss(self, x, targets):  # mean
+        return F.cross_entropy(F.linear(x, self.wte)[..., : self.vocab].float().flatten(0, -2), targets.flatten())
+
+    def forward(self, tokens):  # (B, T + 1) -> mean loss
+        return self.loss(self.hidden(tokens[:, :-1]), tokens[:, 1:])

@@ -7,7 +7,6 @@ As its users train: fp32 parameters and moments in shards, bf16 for compute, gra
 and compiled, the fused AdamW, tokens drawn at random."""
 
 import argparse
-import math
 import os
 import time
 
@@ -16,37 +15,21 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn import functional as F
 
-from torch_block import Block
+import torch_block
 
 
-class GPT2(torch.nn.Module):
-    def __init__(self, a):
-        super().__init__()
-        self.vocab = a.vocab_size
-        padded = (a.vocab_size + 127) // 128 * 128
-        self.wte = torch.nn.Parameter(torch.empty(padded, a.channels))
-        self.wpe = torch.nn.Parameter(torch.empty(a.seq_len, a.channels))
-        self.h = torch.nn.ModuleList([Block(a.channels, a.heads) for _ in range(a.layers)])
-        self.lnf = torch.nn.LayerNorm(a.channels)
-
+class GPT2(torch_block.GPT2):
     def forward(self, tokens):  # (B, T + 1) -> mean loss, a row at a time: the logits of all rows never exist
-        x = F.embedding(tokens[:, :-1], self.wte) + self.wpe
-        for block in self.h:
-            x = block(x)
-        x, loss = self.lnf(x), 0
-        for row, targets in zip(x, tokens[:, 1:]):
-            loss = loss + torch.utils.checkpoint.checkpoint(self.row_loss, row, targets, use_reentrant=False)
+        loss = 0
+        for x, targets in zip(self.hidden(tokens[:, :-1]), tokens[:, 1:]):
+            loss = loss + torch.utils.checkpoint.checkpoint(self.loss, x, targets, use_reentrant=False)
         return loss / len(tokens)
-
-    def row_loss(self, x, targets):
-        return F.cross_entropy(F.linear(x, self.wte)[:, : self.vocab].float(), targets)
 
 
 def build(a):
     with torch.device("meta"):
-        model = GPT2(a)
+        model = GPT2(a.layers, a.heads, a.channels, a.vocab_size, a.seq_len)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for i, block in enumerate(model.h):
         if a.recompute:

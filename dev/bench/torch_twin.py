@@ -187,27 +187,9 @@ def initial_tensors(torch, a, device, shapes_only=False):
 
 
 def build_model(torch, a, device):
-    from torch_block import Block  # where PyTorch is
+    from torch_block import GPT2  # where PyTorch is
 
-    nn, F = torch.nn, torch.nn.functional
-
-    class GPT2(nn.Module):
-        def __init__(self):
-            super().__init__()
-            padded = (a.vocab_size + 127) // 128 * 128  # whole tiles; the rows after the vocabulary never count
-            self.wte = nn.Parameter(torch.zeros(padded, a.channels))
-            self.wpe = nn.Parameter(torch.zeros(a.seq_len, a.channels))
-            self.h = nn.ModuleList([Block(a.channels, a.heads) for _ in range(a.layers)])
-            self.lnf = nn.LayerNorm(a.channels)
-
-        def forward(self, tokens):  # (B, T + 1) -> mean loss
-            x = F.embedding(tokens[:, :-1], self.wte) + self.wpe[: tokens.shape[1] - 1]
-            for block in self.h:
-                x = block(x)
-            logits = F.linear(self.lnf(x), self.wte)[..., : a.vocab_size]
-            return F.cross_entropy(logits.reshape(-1, a.vocab_size).float(), tokens[:, 1:].reshape(-1))
-
-    model = GPT2().to(device)
+    model = GPT2(a.layers, a.heads, a.channels, a.vocab_size, a.seq_len).to(device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name, values in initial_tensors(torch, a, device):
