@@ -7,12 +7,14 @@
 //
 //     delta = rowsum(dO * O)     dV = P^T dO     dS = P * (dO V^T - delta)     dQ = scale dS K     dK = scale dS^T Q
 //
-// Dropout multiplies P by factors M (math/dropout.h), drawn again in every pass: O = (P * M) V, dV = (P * M)^T dO,
-// dS = P * (M * dO V^T - delta). With documents a query sees no key before its document's first; kernels skip tiles that
-// hold no query and key of one document.
+// Dropout multiplies P by factors M (math/dropout.h), drawn again in every pass:
 //
-// One block writes each result, once, in a fixed order: two runs give the same bits. Blocks draw tiles from `ticket`, a
-// counter in device memory that is 0 before and after the call. Calls that may overlap need one each.
+//     O = (P * M) V     dV = (P * M)^T dO     dS = P * (M * dO V^T - delta)
+//
+// With documents a query sees no key before its document's first; kernels skip tiles without a visible key.
+//
+// Each result is written once, by one block, in a fixed order: two runs give the same bits. On Hopper blocks draw tiles from
+// `ticket`, a counter in device memory, 0 before and after the call. Calls that may overlap need one each.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -41,8 +43,8 @@ struct AttentionMasks {
 int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// True if the backward sums the columns of dqkv (its bias gradient) on a GPU with linear_sm90: in 16 bits, with D = 64 and T
-// a multiple of 64, where C is no multiple of weight_gradient's 128 rows.
+// True if the backward can sum the columns of dqkv, qkv's bias gradient, and is the best place for it, on a GPU with
+// linear_sm90. The sums cost the backward 7%: more than in weight_gradient if C is whole tiles there, less if not.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv (B, T, 3C). Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.
@@ -51,7 +53,6 @@ int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const 
                        const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
                        const AttentionMasks &masks, cudaStream_t stream, Error *e);
 
-// Scratch of the backward: 8 bytes per query and head, T rounded up to 128.
+// Bytes of the backward's workspace, and of its job in `jobs`.
 size_t attention_workspace_bytes(AttentionShape s);
-// Memory of the job: one float per column and 64 rows.
 size_t attention_column_bytes(AttentionShape s);

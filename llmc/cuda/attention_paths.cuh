@@ -9,11 +9,11 @@
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
-// Workspace of the backward, filled by its first kernel. In the padding lse2 is infinite, so that P = exp2(S - lse2) = 0,
-// and delta is 0.
+// Workspace of the backward, filled by its first kernel. Rows from T on are padding, with lse2 infinite, so that P =
+// exp2(S - lse2) = 0, and delta 0.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
-    float *delta; // (B, NH, padded T) rowsum(dO * O)
+    float *delta; // (B, NH, padded T) rowsum(dO * O); attention_sm90 divides it by dropout's scale
     // (slots, 3C) partial column sums of the stored dqkv, ATTENTION_SUM_ROWS rows per run (ColumnSplit); or NULL.
     float *columns;
 };
@@ -59,7 +59,7 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
 };
 
-// The bit of a lane's element i in a mask of kept elements.
+// Bit of a lane's element i in a mask of kept elements. Bit k of all lanes' 16-bit halves is the k-th 8 x 8 matrix.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -88,7 +88,7 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 // Number of a lane's k-th element in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
-// The random block of this lane's elements of a 16 x 16 tile (math/dropout.h): elements i and i + 1 use word i / 2.
+// Random block of a lane's elements of a 16 x 16 tile (math/dropout.h): elements 2 w and 2 w + 1 use word w.
 __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned query0, unsigned key0) {
     unsigned lane = threadIdx.x % 32;
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
@@ -105,8 +105,7 @@ template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &
     return kept;
 }
 
-// The same for the transposed tile of 16 keys and 2 E queries. One instruction transposes the bits of all 8 x 8 matrices;
-// a register's halves hold two neighbouring queries.
+// lane_kept for the transposed tile: 16 keys, 2 E queries. One movmatrix transposes all 8 x 8 matrices, bit by bit.
 template <int E> __device__ static inline unsigned lane_kept_transposed(const HeadDropout &h, int query0, int key0) {
     unsigned kept = 0, transposed;
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
@@ -119,7 +118,7 @@ template <int E> __device__ static inline unsigned lane_kept_transposed(const He
     return transposed;
 }
 
-// A mask for the packed elements 2 i and 2 i + 1: all ones in the half of a kept one. prmt repeats a byte's sign bit.
+// Mask of the packed elements 2 i and 2 i + 1: all ones in the half of a kept one. prmt replicates a byte's sign bit.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));

@@ -21,7 +21,7 @@ template <int D_> struct ForwardLayout {
     static constexpr int Q_BYTES = TILE_BYTES<64, D>, KV_BYTES = TILE_BYTES<KEYS, D>;
     struct alignas(SHARED_ALIGNMENT) Team {
         char q[Q_STAGES][GROUPS][Q_BYTES];
-        char out[GROUPS][Q_BYTES]; // 16 rows a warp
+        char out[GROUPS][Q_BYTES]; // staging: 16 rows per warp
         char k[STAGES][KV_BYTES], v[STAGES][KV_BYTES];
         HeadTile work[Q_STAGES];
         uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
@@ -77,7 +77,7 @@ struct Softmax {
     float top[2], sum[2];
 };
 
-// The maximum only prevents overflow: an old one is kept, without rescaling, until it is 2^STALE_LIMIT too small.
+// Keep an old maximum, without rescaling, while exponentials stay within 2^STALE_LIMIT: it only prevents overflow.
 constexpr float STALE_LIMIT = 8.0f;
 
 // Turns scores (64, KEYS) into unnormalised probabilities. shrink: factor for earlier sums and outputs.
@@ -112,7 +112,7 @@ template <Masks M, int N> __device__ void drop_packed(unsigned (&p)[N], const Wa
     }
 }
 
-// Attention of a warpgroup's 64 queries to their keys, from the diagonal back to the first tile: o (64, D), unnormalised.
+// o (64, D) = unnormalised output of a warpgroup's 64 queries, over tiles of keys from the diagonal back.
 template <class F, Masks M>
 __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, float (&o)[F::D / 2], Softmax &state,
                                LeftShared q, int last_tile, int first_tile, int row, float scale2,
@@ -147,8 +147,8 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
         warp_arrive(&shared.k_empty[ring.stage]);
         masks.hide(c, n * F::KEYS, -INFINITY);
         softmax_step<false>(c, state, shrink, scale2, row, 0);
-        // Make the wait depend on the softmax (no sum is negative): the compiler would move the softmax below it, and
-        // nothing would overlap with the product.
+        // Make the wait depend on the softmax, by a condition that never holds: else the compiler moves the softmax
+        // below it, and nothing overlaps with the product.
         unsigned never = state.sum[0] < 0.0f || state.sum[1] < 0.0f;
         barrier_wait(&shared.v_full[ring.stage], ring.parity ^ never);
         wgmma_wait<0>();
@@ -171,7 +171,7 @@ __device__ void queries_attend(typename F::Team &shared, Ring<F::STAGES> &ring, 
     warp_arrive(&shared.v_empty[v_stage]);
 }
 
-// Releases tiles that this warpgroup does not need, once they have arrived.
+// Releases tiles that this warpgroup does not need, as they arrive.
 template <class F> __device__ void tiles_skip(typename F::Team &shared, Ring<F::STAGES> &ring, int count) {
 #        pragma unroll 1
     for (int i = 0; i < count; i++) {

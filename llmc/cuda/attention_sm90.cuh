@@ -1,4 +1,4 @@
-// attention_sm90: shared by the forward and backward on Hopper: tiles of heads, their products, drawing tiles, masks.
+// attention_sm90: what the forward and backward on Hopper share: tiles of heads, products, drawing of tiles, masks.
 #pragma once
 
 #include "cuda/attention_paths.cuh"
@@ -7,8 +7,7 @@
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
 
-// Starts a copy of (ROWS, D) of one head, from row `row` of example b, into a tile. Rows beyond T arrive as zeros, whose
-// bytes count too.
+// Starts a copy of (ROWS, D) of one head, from row `row` of example b, into a tile. column: the head's first.
 template <int ROWS, int D>
 __device__ static inline void tile_in(char *tile, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                       int b) {
@@ -73,7 +72,7 @@ struct LeftRegisters {
 
 // Issues c (64, N) = a (64, D) b (N, D)^T as one group. b: a tile of N rows.
 template <int D, int N> __device__ static inline void issue_abt(float (&c)[N / 2], LeftShared a, const char *b) {
-    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // the step goes from panel to panel
+    uint64_t a_operand = operand(a.tile, 0), b_operand = operand(b, 0); // step_along_rows crosses panels
     UNROLL_FOR (int k = 0; k < D / 16; k++)
         wgmma<true, true>(c, a_operand + step_along_rows<64>(k), b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
@@ -106,7 +105,7 @@ template <int D>
 __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
                                             float factor1, int column, int row, int b) {
     int lane = threadIdx.x % 32;
-    if (lane == 0) copy_out_wait_read(); // of the rows last staged here
+    if (lane == 0) copy_out_wait_read(); // the last copy has read `stage`
     __syncwarp();
     UNROLL_FOR (int n = 0; n < D / 8; n++) {
         char *piece = stage + n / 8 * STORE_ROWS * PANEL_ROW_BYTES + lane / 4 * PANEL_ROW_BYTES +
@@ -123,7 +122,7 @@ __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage,
     }
 }
 
-// Adds the values of the lane `offset` away: the lower lane keeps the first HALF of the sums, the upper the second.
+// Adds the sums of the lane `offset` away. Then the lower lane holds the first HALF of the sums, the upper the second.
 template <int HALF, int N> __device__ static inline void exchange(float (&v)[N], int offset) {
     const bool upper = threadIdx.x & offset;
     UNROLL_FOR (int i = 0; i < HALF; i++) {
@@ -163,13 +162,14 @@ struct HeadTile {
 };
 
 // Draws the next tile, for one of `workers` that draw until none is left.
-// - A free block draws: one that starts late, because NCCL holds its multiprocessor, leaves its tiles to the others. (Tiles
-//   assigned at launch made kernels up to 1.8 times as long there.) No result depends on the block that computes it.
+// - Tiles are not assigned at launch: a block that starts late, because NCCL holds its multiprocessor, leaves its tiles
+//   to others. (Assigned tiles made kernels up to 1.8 times as long then.) No result depends on which block computes
+//   it.
 // - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
 //   kernel.
-// - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2 until
-//   its tiles are done. Lots have one size, so that the last keeps all blocks busy.
-// - Within a lot the last tiles come first: under the causal mask these are the longest for queries.
+// - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2
+//   until its tiles are done. Lots are of one size, so that the last keeps all blocks busy.
+// - Within a lot the last tiles come first: the longest ones, for queries under the causal mask.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;
     int item = (int)atomicInc(ticket, s.heads() * tiles + workers - 1);

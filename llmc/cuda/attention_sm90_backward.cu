@@ -1,16 +1,16 @@
 // attention_sm90_backward: the backward on Hopper, in two kernels.
 //
 // dQ sums over keys; dK and dV sum over queries. One kernel for all three needs 5 products, but must add dQ across blocks.
-// Two kernels need 7, but each sum stays in one warpgroup's registers: no atomics, no order to enforce, no fp32 copy of dQ.
+// Two kernels need 7, but keep each sum in one warpgroup's registers: no atomics, no order to enforce, no fp32 dQ.
 // P and dS go from product to product in registers: dK and dV are computed transposed, S^T = K Q^T, so that layouts agree.
 // At B 64, NH 12, T 1024, D 64: 258 GFLOP as usually counted, 361 computed.
 //
 // The dQ kernel runs first. Its blocks own queries: they compute delta = rowsum(dO * O) from tiles of dO and O, and store
 // it and lse2 for the other kernel.
 //
-// Both kernels: persistent blocks, one per multiprocessor; a feeder warp; two warpgroups of 64 rows each, which keep the
-// tensor cores busy in turn. A block's own rows have separate stages: at D = 64 the next rows arrive while the block works;
-// at D = 128 shared memory has no room for that.
+// Both kernels: persistent blocks, one per multiprocessor; a feeder warp; two warpgroups of 64 rows each, which keep
+// the tensor cores busy in turn. A block's own rows have OWN_STAGES stages: at D = 64 the next rows arrive while the
+// block works; at D = 128 shared memory has no room for that.
 #include "cuda/attention_sm90.cuh"
 #include <type_traits>
 #ifndef GNS_FP32
@@ -31,8 +31,8 @@ template <int D_, bool DQ_> struct BackwardLayout {
     static constexpr bool DQ = DQ_;
     static constexpr int D = D_, OTHERS = DQ && D == 64 ? 128 : 64, STAGES = 3, OWN_STAGES = D == 64 ? 2 : 1;
     static constexpr int OWN_BYTES = TILE_BYTES<64, D>, TILE = TILE_BYTES<OTHERS, D>;
-    // OWN: tensors of the own rows; dQ adds out. In dQ a thread holds lse2 and delta of its rows; in dK, dV they arrive with
-    // each tile of queries.
+    // OWN: tensors of the own rows; dQ adds out. In dQ a thread computes lse2 and delta of its rows; in dK, dV they
+    // arrive with each tile of queries.
     static constexpr int OWN = DQ ? 3 : 2, STATISTICS_BYTES = DQ ? 0 : OTHERS * (int)sizeof(float);
     typedef typename std::conditional<!DQ && D == 64, LeftRegisters, LeftShared>::type Left;
     // Arrivals that free a stage: one per warp if only wgmma reads it, one per thread if threads read lse2 and delta.
@@ -74,7 +74,7 @@ template <class F> __device__ void stage_release(uint64_t *empty) {
     else warp_arrive(empty);
 }
 
-// Releases stages that this warpgroup does not need, once they have arrived.
+// Releases stages that this warpgroup does not need, as they arrive.
 template <class F> __device__ void stages_skip(typename F::Shared &shared, Ring<F::STAGES> &ring, int count) {
 #        pragma unroll 1
     for (int i = 0; i < count; i++) {
@@ -145,7 +145,7 @@ __device__ void backward_feed(typename F::Shared &shared, const BackwardMaps &ma
     }
 }
 
-// dq += dS K over one tile of keys. On return this product is in flight; those of earlier tiles are done.
+// dq += dS K over one tile of keys. On return only this product is in flight.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<F::STAGES> &ring, LeftShared q,
                         LeftShared dout, const float (&lse2)[2], const float (&delta)[2], float scale2, int row,
@@ -165,7 +165,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
         if (DIAGONAL && key0 + fragment_column(i) > row + fragment_row(i)) p[i] = 0.0f;
     }
     masks.hide(p, key0, 0.0f);
-    registers_settle(p); // with the branch in barrier_wait this keeps the exponentials above the next wait
+    registers_settle(p); // with the branch in barrier_wait, keeps the exponentials above that wait
     if (!last) barrier_wait(&shared.full[ring.stage], ring.parity);
     wgmma_wait<0>();
     registers_settle(dp);
@@ -182,8 +182,7 @@ __device__ void dq_step(typename F::Shared &shared, float (&dq)[F::D / 2], Ring<
     issue_pb<F::D, F::OTHERS>(dq, packed, shared.other[0][stage]);
 }
 
-// delta of a thread's two rows, lane / 4 and 8 below, of its warp's 16 rows in the tiles dout and out (64, D). Four lanes
-// share a row.
+// delta = rowsum(dout * out) of a thread's two rows, lane / 4 + {0, 8} of its warp's 16. Four lanes share a row.
 template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, const char *out) {
     int lane = threadIdx.x % 32;
     UNROLL_FOR (int i = 0; i < 2; i++) {
@@ -200,7 +199,7 @@ template <int D> __device__ void rows_dot(float (&delta)[2], const char *dout, c
     }
 }
 
-// Computes lse2 and delta of the thread's rows, and stores them for the next kernel.
+// Computes lse2 and delta of the thread's rows; stores lse2 and delta / factor for the next kernel.
 template <class F>
 __device__ void statistics_compute(float (&lse2)[2], float (&delta)[2], const char *dout, const char *out,
                                    AttentionRows rows, const float *lse, int head, int row, float factor,
@@ -274,9 +273,9 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-// dv += P^T dO, dk += dS^T Q over one tile of queries. On return the second product is in flight; earlier ones are done.
-// With dropout delta arrives divided by the scale of kept elements; dk and dv are multiplied by it at the end.
-// At D = 128 too few registers are free to hold dP before P is packed, or P in fp32: dS uses the rounded P of dv.
+// dv += P^T dO, dk += dS^T Q over one tile of queries. On return only the second product is in flight.
+// With dropout delta arrives divided by the scale of kept elements; dkdv_work multiplies dk and dv by that scale.
+// At D = 128 registers hold neither dP before P is packed, nor P in fp32: dS uses the rounded P of dv.
 template <bool DIAGONAL, class F, Masks M>
 __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], float (&dv)[F::D / 2], int stage,
                           const typename F::Left &k, const typename F::Left &v, float scale2, int key, int query0,

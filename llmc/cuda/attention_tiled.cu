@@ -25,7 +25,7 @@ __device__ static Slice slice_of(const real *tensor, AttentionShape s, int head,
 
 #ifndef GNS_FP32
 // ---------------------------------------------------------------------------------------------------------------------
-// 16 bits: mma.sync. The left operand of the second product of each pair stays in the registers of the first.
+// 16 bits: mma.sync. P and dS go from product to product in registers.
 
 enum { ROWS = 64, WARP_ROWS = 16 };
 
@@ -148,7 +148,7 @@ template <int DP, int E> __device__ static void multiply_abt(float (&c)[E], cons
             c[i] += a[(own_row() + element_row(i)) * STRIDE<DP> + d] * b[element_column(i) * STRIDE<DP> + d];
 }
 
-// c (8, DP) += p (8, 32) b (32, DP). p goes through shared memory, which only the warp that writes it reads.
+// c (8, DP) += p (8, 32) b (32, DP). p goes through the warp's own shared memory.
 template <int DP, int E>
 __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E], const float *b) {
     __shared__ float p_tile[WARPS][WARP_ROWS][ROWS + 1];
@@ -165,7 +165,7 @@ __device__ static void multiply_pb(float (&c)[ELEMENTS<DP>], const float (&p)[E]
 
 // ---- Both -----------------------------------------------------------------------------------------------------------
 
-// Starts to copy rows row0.. of a slice; zeros beyond T and D.
+// Starts copies of rows row0.. of a slice into a tile; zeros beyond T and D.
 template <int N, int DP> __device__ static void tile_load(real *tile, Slice from, int row0, AttentionShape s) {
 #ifndef GNS_FP32
     if (s.D % 8 == 0) {
@@ -185,7 +185,7 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
     }
 }
 
-// Loads rows row0.. of two slices once all threads are done with the tiles, and waits for them.
+// Copies rows row0.. of two slices into tiles that all threads are done with; waits for the copies.
 template <int N, int DP>
 __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
     __syncthreads();
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, 2)
                 top = fmaxf(top, p[j]);
             }
             top = row_max(top);                     // finite without documents: every row sees key 0, in the first tile
-            if (MASKED) top = fmaxf(top, -FLT_MAX); // where a row sees nothing yet, p and shrink are 0
+            if (MASKED) top = fmaxf(top, -FLT_MAX); // a row that sees nothing yet: p = shrink = 0
             float shrink = exp2f(m[i] - top), sum = 0.0f;
             m[i] = top;
             UNROLL_FOR (int k = 0; k < E / 2; k++) sum += p[element(i, k)] = exp2f(p[element(i, k)] - top);
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(THREADS, 2)
     store_rows(slice_of(dqkv, s, at.head, 3, 0), dq, scale, scale, at.row, s);
 }
 
-// Grid: a block per head and ROWS keys; it walks over the queries that see them. All is transposed: rows are keys.
+// Grid: a block per head and ROWS keys; it walks over the queries that see them. Transposed: rows are keys.
 template <int DP, bool MASKED>
 __global__ void __launch_bounds__(THREADS, 2)
     dkdv_kernel(real *dqkv, const real *dout, const real *qkv, AttentionRows rows, AttentionShape s, float scale,

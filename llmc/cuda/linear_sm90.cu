@@ -6,8 +6,8 @@
 // - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: adds the bias, rounds,
 //   applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU occupies
 //   the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
-// The tiles of a block are its turns. A warpgroup starts waiting for the stages of its turn only after the other has seen
-// all stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two phases ahead returns at
+// A block's tiles are numbered by turns. A warpgroup waits for the stages of its turn only after the other has seen all
+// stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two phases ahead returns at
 // once. A row's result does not depend on other rows.
 #include "cuda/linear_sm90.cuh"
 
@@ -47,8 +47,8 @@ __host__ __device__ constexpr bool is_across(LinearEpilogue e) { return e == LIN
 
 struct LinearJob {
     int rows, out, depths; // out: columns of y; depths: stages per tile
-    int down, across;      // a pair's tiles of COLUMNS columns, down and across y
-    int narrow;            // 1: a narrower tile across covers the remaining columns
+    int down, across;      // a pair's tiles down y; tiles of COLUMNS columns across y
+    int narrow;            // 1: one more, narrower tile across covers the remaining columns
     const real *bias;
     unsigned *ticket;
     float *columns;          // partial column sums, one run (ColumnSplit) per block's tile; or NULL
@@ -64,8 +64,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Tiles are drawn in bands of BAND tiles across, top to bottom, so that the band's columns of W stay in L2. Narrow tiles
-// come last, so that all pairs end at about the same time.
+// Place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom, so that the band's
+// columns of W stay in L2. Narrow tiles come last, so that all pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};
@@ -76,14 +76,13 @@ __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
 
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Draws a tile for a pair, or -1, as attention does (work_draw). The producer of the pair's first block calls it and sends
-// the tile to both blocks.
+// Draws a tile for a pair, or -1 (as work_draw). The producer of the first block calls it and sends it to both blocks.
 __device__ int tile_draw(const LinearJob &job) {
     const int tile = (int)atomicInc(job.ticket, job.tiles() + gridDim.x / PAIR - 1);
     return tile < job.tiles() ? tile : -1;
 }
 
-// Waits for the tile of a turn and returns it. AS_WARP: all lanes of a warp call, else one thread.
+// Awaits and returns the tile of a turn. AS_WARP: all lanes of a warp call, else one thread.
 template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
     barrier_wait(&s.tile_full[turn % TURNS], turn / TURNS & 1);
     const int tile = s.tile[turn % TURNS];
@@ -167,7 +166,7 @@ __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int 
     }
 }
 
-// Waits until that copy has read the slot.
+// Waits until slot_out has read the slot.
 __device__ void slot_wait() {
     if (threadIdx.x % WARP == 0) copy_out_wait_read();
     __syncwarp();
@@ -188,7 +187,7 @@ __device__ void row_values(RowPair &rows, const LinearJob &job, int row, float f
         if (row + 8 * k < job.rows) rows.value[k] = job.row_values[row + 8 * k] * factor;
 }
 
-// Returns 2^(x log2 e + offset) and adds it to sum; 0 unless `counts`.
+// Returns 2^min(x log2 e + offset, LINEAR_EXPONENT_MAX) and adds it to sum; 0 unless `counts`.
 __device__ float exponential(float x, float offset, bool counts, float &sum) {
     const float power = fmaf(x, LOG2_E, offset);
     const float y = counts ? exp2_fast(power > LINEAR_EXPONENT_MAX ? LINEAR_EXPONENT_MAX : power) : 0.0f; // NaN stays
@@ -203,7 +202,7 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
         if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
-        UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q: 8 columns on if q / 2, 8 rows on if q % 2
+        UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q: from column 8 (q / 2) and row 8 (q % 2)
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
             if (EPILOGUE == LINEAR_DGELU) {
                 const float2 x = unpacked(extra[q]);
@@ -274,7 +273,7 @@ __device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) 
 __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const LinearJob &job, int row, int column,
                                  int barrier) {
     const int run = row / ROWS;
-    if (row >= job.rows) return; // the whole warpgroup
+    if (row >= job.rows) return; // all threads of the warpgroup return
     threads_sync(barrier, WARPGROUP);
     float *to = job.columns + (size_t)(run + run / job.per_example) * job.out + column;
     for (int c = threadIdx.x % WARPGROUP; c < COLUMNS && column + c < job.out; c += WARPGROUP) {
@@ -285,7 +284,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
     threads_sync(barrier, WARPGROUP); // before the next tile's sums
 }
 
-// Multiplies a warpgroup's tile, its first N columns, into c.
+// c = product of a warpgroup's tile, its first N columns.
 template <int N, bool ALONG>
 __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;

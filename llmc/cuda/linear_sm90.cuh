@@ -1,6 +1,6 @@
-// linear_sm90: products on Hopper whose epilogue does the pass over memory that would follow. Elsewhere cuBLASLt multiplies
-// and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings. LINEAR_SCALED and
-// LINEAR_SOFTMAX serve crossentropy.cuh.
+// linear_sm90: products on Hopper with fused epilogues, each of which saves a pass over memory. Elsewhere cuBLASLt
+// multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings.
+// crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -39,7 +39,7 @@ int linear_sm90_usable(bool *yes, int in, int out, Error *e);
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);
 
-// Tiles across y: rows of row_sums.
+// Tiles across y, and so rows of row_sums.
 static inline int linear_sm90_tiles(int out) { return (out + LINEAR_SM90_COLUMNS - 1) / LINEAR_SM90_COLUMNS; }
 size_t linear_sm90_column_bytes(int rows, int T, int out);
 

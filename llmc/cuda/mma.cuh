@@ -20,7 +20,7 @@ __device__ static void ldmatrix_transposed(unsigned (&r)[4], const real *p) {
 
 // c (16, 8) += a (16, 16) b (16, 8). A lane holds columns 2 (lane % 4) + {0, 1} of c in rows lane / 4 + {0, 8}.
 __device__ static void mma(float *c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#    if __CUDA_ARCH__ < 800 // Turing: 8 of the summed dimension at a time
+#    if __CUDA_ARCH__ < 800 // Turing multiplies 8 of the summed dimension at a time
     const unsigned b[2] = {b0, b1};
     UNROLL_FOR (int k = 0; k < 2; k++)
         asm volatile(

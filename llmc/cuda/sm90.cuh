@@ -10,8 +10,8 @@
 #    include <cuda.h>
 #    include <cudaTypedefs.h>
 
-// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, for one thread per block: by that limit
-// the host sees that the kernel is not there.
+// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread, by
+// which the host sees that the kernel is missing.
 #    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #        define SM90_THREADS(threads) 1
 #    else
@@ -25,7 +25,7 @@ enum { WARPGROUP = 128, PANEL = 64, PANEL_ROW_BYTES = 128 };
 
 __device__ static inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-// Tells the compiler that x is equal in all lanes, so that values derived from it need no vector registers.
+// Tells the compiler that x is equal in all lanes: values derived from it need no vector registers.
 __device__ static inline int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 __device__ static inline void barrier_init(uint64_t *barrier, int arrivals) {
@@ -86,7 +86,7 @@ template <int STAGES> struct Ring {
     }
 };
 
-// Barrier of a cluster: needed before the first access to another block's shared memory, and after the last.
+// Barrier of a cluster. Call it before the first access to another block's shared memory, and after the last.
 __device__ static inline void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -119,7 +119,7 @@ __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint
                  : "memory");
 }
 
-// The same into every block of the cluster whose bit is in `mask`: same address, same barrier.
+// copy_box_in into every block of the cluster whose bit is in `mask`: same address, same barrier.
 __device__ static inline void copy_box_in_all(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                               int b, uint16_t mask) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -140,7 +140,7 @@ __device__ static inline void copy_box_out(const CUtensorMap *map, const void *f
                  : "memory");
 }
 
-// Adds floats in memory.
+// Adds a box of floats to memory.
 __device__ static inline void copy_box_add(const CUtensorMap *map, const void *from, int column, int row) {
     asm volatile(
         "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -151,11 +151,11 @@ __device__ static inline void copy_box_add(const CUtensorMap *map, const void *f
 __device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-// Orders the thread's reads and writes of shared memory before later copies out of it or into it. Reads need it too: PTX
-// ISA, "Causality order", links accesses of two proxies by a proxy fence only.
+// Orders the thread's reads and writes of shared memory before later copies out of or into it. Even reads need it: only
+// a proxy fence orders accesses of two proxies (PTX ISA, "Causality order").
 __device__ static inline void fence_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Copies `bytes`. They and both addresses must be multiples of 16.
+// Copies `bytes` in. They and both addresses must be multiples of 16.
 __device__ static inline void copy_run_in(void *to, const void *from, int bytes, uint64_t *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
@@ -177,14 +177,14 @@ int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// Matrix descriptor of a tile: address, distance between panels, 1024 bytes between groups of 8 rows, in units of 16 bytes;
-// 128-byte swizzle. Add the offset of step k.
+// Matrix descriptor of a tile, in units of 16 bytes: address, distance between panels, 1024 bytes between groups of 8
+// rows; 128-byte swizzle. Add step_along_rows(k) or step_down_columns(k).
 __device__ static inline uint64_t operand(const char *tile, int panel_bytes) {
     unsigned low = uniform((shared_address(tile) & 0x3ffff) >> 4 | panel_bytes >> 4 << 16);
     return low | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
 
-// Offset of step k: 16 columns if the summed dimension runs along the rows, 16 rows if it runs down the columns.
+// Offset of the k-th 16 of the summed dimension: 16 columns if it runs along the rows, 16 rows if down the columns.
 template <int ROWS> __device__ constexpr int step_along_rows(int k) {
     return (k / 4 * ROWS * PANEL_ROW_BYTES + k % 4 * 32) >> 4;
 }
@@ -224,8 +224,8 @@ template <int N> __device__ static inline void registers_settle(float (&r)[N]) {
 #    define SM90_LIST_104       SM90_LIST_96 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #    define SM90_INOUT_16(d, i) SM90_INOUT_8(d, i), SM90_INOUT_8(d, i + 8)
 
-// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), over 16 of the summed dimension, both operands in shared memory. ALONG:
-// the summed dimension runs along the rows of a tile of 64 or N rows; else down its columns, 64 or N of them.
+// c (64, N) = op(a) op(b)^T + (accumulate ? c : 0), over 16 of the summed dimension, both operands in shared memory.
+// ALONG: an operand's summed dimension runs along its rows, 64 or N of them; else down its columns.
 #    define SM90_WGMMA(N, COUNT, A, B, ACCUMULATE, A_DOWN, B_DOWN, ...)                                                \
         template <bool A_ALONG, bool B_ALONG>                                                                          \
         __device__ static inline void wgmma(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {                \
@@ -242,9 +242,9 @@ SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM9
 SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_8(c, 96))
 
-// Returns registers of a warpgroup to the block's pool, or allocates from it; every warp of the group must call. Allocating
-// waits until enough are free: forever if all warpgroups want more than the block got at launch (384 threads: 168 each, as
-// 2 x 232 + 40 or 2 x 240 + 24).
+// Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
+// Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384
+// threads: 168 each, enough for 2 x 232 + 40 or 2 x 240 + 24).
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 template <int A_THREAD> __device__ static inline void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(A_THREAD));

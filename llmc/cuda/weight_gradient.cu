@@ -1,19 +1,18 @@
 // weight_gradient: see weight_gradient.cuh.
 //
-// Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW is
-// (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY) or along
-// its columns (sharing X): each block fetches half of the shared operand and multicasts it, which halves the reads of that operand from L2.
+// Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW
+// is (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY)
+// or along its columns (sharing X). Each block fetches half of the shared operand and multicasts it, which halves its
+// reads from L2.
 //
-// Terms: a step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs. 1 and 2 hold where
-// squares are wanted; otherwise `e` is stored at once.
-// 1. A warpgroup sums a step in `e`. At its end it adds e to `total` and writes the sum of e's squares to a slot of its
-//    own.
-// 2. After a pair's last step in a tile, `total` is stored, 32 columns beside every 64 rows of the next step: to dW if the
-//    pair had all examples of the tile, else to a part of its own; gradient_finish_kernel adds the parts. So all sums have
-//    a fixed order.
-// 3. The feeder's idle warps sum the columns of dY from shared memory. Row r of a stage is summed by the block of tile row
-//    r mod `shares`: each row is read once, and all stages take equal time. (Whole stages by turns made the kernel a third
-//    longer.)
+// A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
+// 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
+//    slot. (Without squares there is no total: e sums all of a pair's steps in a tile, and is stored at once.)
+// 2. After a pair's last step in a tile, `total` is stored, 32 columns during each 64 rows of the next step: to dW if
+//    the pair had all examples of the tile, else to a part. gradient_finish_kernel adds parts in a fixed order.
+// 3. The feeder's idle warps sum the columns of dY from shared memory. The block in tile row s sums rows r of a stage
+//    with r mod `shares` = s: each row is read once, and all stages take equal time. (Whole stages by turns made the
+//    kernel a third longer.)
 #include "cuda/weight_gradient.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
@@ -30,15 +29,15 @@ enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
-// A level of the schedule deals tiles with B examples each to its pairs:
+// A level of the schedule deals tiles, with B examples each, to its pairs:
 // 1. Whole rounds: each pair gets `whole` tiles, with all B examples.
-// 2. Each of the `rest` tiles, fewer than pairs, gets `full` pairs with `run` examples each.
-// 3. The remaining examples go to the remaining pairs, by the same rules: the next level.
-// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2. The cuts depend on
-// shape and number of pairs only.
+// 2. The `rest` tiles, fewer than pairs, get `full` pairs each, with `run` examples per pair.
+// 3. Examples that remain go to pairs that remain, by the same rules: the next level.
+// So all pairs end at about the same time, and read few places of X and dY at a time, which stay in L2. The cuts depend
+// on the shape and number of pairs only.
 struct Level {
     int first, pairs, tile, b, B, whole, rest, run, full; // first, tile, b: first pair, tile and example
-    int whole_part, rest_part;                            // number of the first part; < 0: tiles are not cut
+    int whole_part, rest_part;                            // first part; < 0: tiles are not cut
 };
 
 enum { LEVELS_MAX = 8 }; // 5 suffice up to 66 pairs, 400 tiles and 130 examples; the last is not balanced
@@ -95,7 +94,7 @@ __device__ static inline bool step_at(Step *step, const TileSchedule &s, int pai
     return false;
 }
 
-// Calls f(part) for all parts of the i-th tile that is cut, in order.
+// Calls f(part) for each part of the i-th cut tile, in order.
 template <typename F> __device__ static inline void each_part(const TileSchedule &s, int i, F f) {
     for (int k = 0; k < s.levels && i >= 0; k++) {
         const Level &l = s.level[k];
@@ -106,7 +105,7 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. Tiles here are those of a pair.
+// A launch. A tile here is a pair's.
 struct GradientJob {
     WeightGradientShape shape;
     TileSchedule schedule;
@@ -143,7 +142,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
 
     __device__ static constexpr int row(int r) { return r / BOX_ROWS * BOX_BYTES + r % BOX_ROWS * PANEL_ROW_BYTES; }
 
-    // Fetches the operand, or its half for both blocks. narrow: map of a narrower panel.
+    // Fetches the operand, or this block's half of it for both blocks. narrow: map of a narrower panel.
     __device__ static void load(char *tile, const CUtensorMap *map, const CUtensorMap *narrow, uint64_t *full, int row,
                                 int column, int b, int half) {
         UNROLL_FOR (int p = 0; p < PANELS; p++) {
@@ -156,7 +155,7 @@ template <int COLUMNS, bool SHARED> struct Operand {
     }
 };
 
-// ALONG_M: pairs lie along the rows of dW, else along its columns.
+// ALONG_M: the blocks of a pair lie along the rows of dW, else along its columns.
 template <int N_, bool ALONG_M> struct GradientLayout {
     static constexpr int N = N_, PAIR_M = ALONG_M ? PAIR * TILE_M : TILE_M, PAIR_N = ALONG_M ? N : PAIR * N;
     typedef Operand<TILE_M, !ALONG_M> X;
@@ -213,8 +212,8 @@ __device__ void operands_feed(typename L::Shared &s, const GradientMaps &maps, c
     }
 }
 
-// Sums the columns of panels `first`, first + COLUMN_WARPS, ... of dY over the block's share of rows; a lane: 8 columns of every fourth
-// row.
+// Sums the columns of dY, panels `first`, first + COLUMN_WARPS, ..., over the block's share of rows. A lane sums 8
+// columns of every fourth of these rows.
 template <class L>
 __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, int cluster, int rank, int first) {
     constexpr int PANELS = (L::Y::PANELS + COLUMN_WARPS - 1) / COLUMN_WARPS; // per warp
@@ -256,7 +255,7 @@ __device__ void dy_columns_sum(typename L::Shared &s, const GradientJob &job, in
 
 // ---- The workers ----------------------------------------------------------------------------------------------------
 
-// Calls f(0), f(1), ... with constants.
+// Calls f(0), f(1), ..., f(COUNT - 1) with compile-time constants.
 template <int I, int COUNT, class F> __device__ inline void times(F &&f) {
     if constexpr (I < COUNT) {
         f(std::integral_constant<int, I>());
@@ -271,8 +270,8 @@ struct Out {
     int row, column;
 };
 
-// Stores columns [32 C, 32 C + 32) of a warp's rows, or the remaining ones, through `place`, shared memory of the warp, and
-// zeroes them in c. Each address is written or added to once per launch, so the order of additions does not matter.
+// Stores columns [32 C, 32 C + 32) of a warp's rows, or those left, through `place`, shared memory of the warp; zeroes
+// them in c. Each address is written or added to once per launch, so the order of additions does not matter.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
@@ -297,7 +296,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     copy_out_commit();
 }
 
-// Copies the wanted ones of a warp's 16 rows to job.rows. at: lane l holds row_at of row l.
+// Copies those of a warp's 16 rows that row_at names to job.rows. at: lane l holds row_at of row l.
 template <int COUNT>
 __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;
@@ -311,7 +310,7 @@ __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at
     }
 }
 
-// Waits for the ring's stage and issues its e (+)= x^T dy as one group.
+// Waits for the ring's stage; issues e (+)= x^T dy over it as one group.
 template <class L>
 __device__ inline void stage_multiply(float (&e)[L::N / 2], typename L::Shared &s, const Ring<L::STAGES> &ring,
                                       int group, int accumulate) {
@@ -357,7 +356,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP), lane = threadIdx.x % WARP;
     Ring<L::STAGES> ring;
     float e[L::N / 2], total[L::N / 2] = {}; // total: with SQUARES only
-    float squares = 0.0f, *square = NULL;    // of the last step, and where to write them, beside the next products
+    float squares = 0.0f, *square = NULL;    // of the last step; where to write them, during the next one
     auto square_out = [&]() {
         const float sum = SQUARES && square ? warp_sum(squares) : 0.0f;
         if (SQUARES && square && lane == 0) *square = sum;
@@ -389,7 +388,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         }
 #        pragma unroll 1
         while (k < blocks) next();
-        // Beside the last products do what does not need them.
+        // Overlap with the last products what does not need them.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
@@ -459,12 +458,12 @@ struct GradientFinish {
     double *squares, *norms; // norms (B)
     ColumnGradient bias;
     double *bias_squares; // (groups of columns)
-    int examples, groups; // blocks for squares; for columns; the remaining ones add parts
+    int examples, groups; // blocks for squares; for columns; the others add parts
     int n, tile_blocks;   // columns of a tile; blocks per tile
     int pair_m, pair_n;   // size of a pair's tile
 };
 
-// partial[i] = mine. The last of `count` blocks to call adds all partials, in order, to *to.
+// partial[i] = mine. The last of `count` blocks to call adds all partials to *to, in a fixed order.
 __device__ void sum_blocks(double *to, double *partial, int i, int count, double mine, unsigned *arrived,
                            double *shared) {
     bool last = false;
@@ -481,7 +480,7 @@ __device__ void sum_blocks(double *to, double *partial, int i, int count, double
     if (threadIdx.x == 0) *to += sum;
 }
 
-// Adds the squares of example b.
+// norms[b] = sum of example b's squares; the last block adds all norms to *squares.
 __device__ void squares_finish(const GradientFinish &f, int b, double *shared) {
     const float *slots = f.job.squares + (size_t)b * f.job.slots;
     double sum = 0.0;
@@ -518,7 +517,7 @@ __device__ void columns_finish(const GradientFinish &f, int group, double *share
     if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
 }
 
-// Adds the parts of a piece of a tile to dW.
+// Adds up a piece of a tile's parts, into dW.
 __device__ void parts_finish(const GradientFinish &f, int i) {
     const GradientJob &job = f.job;
     const Level &top = job.schedule.level[0];
@@ -558,8 +557,8 @@ struct Wants {
     bool squares, columns;
 };
 
-// A tile shape and its cost in clocks, measured on an H200: for 64 rows 4 per column and about 80 more; for an example's
-// end; for a part, which is written and read again.
+// A tile shape and its costs in clocks, measured on an H200: 64 rows (4 n + about 80), an example's squares, a part
+// (written and read again).
 struct Tiling {
     int n;
     bool along_m;
@@ -633,8 +632,7 @@ static int tiling_launch(bool squares, const GradientMaps &maps, const GradientJ
     return (squares ? product_launch<L, true> : product_launch<L, false>)(maps, job, stream, e);
 }
 
-// Map of X or dY, in boxes of `rows` rows of one example x `wide` columns. Elements beyond T or the columns arrive as
-// zeros.
+// Map of X or dY, in boxes of `rows` rows of one example x `wide` columns.
 static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, int wide, Error *e) {
     const cuuint64_t row_bytes = columns * sizeof(real);
     return copy_map(map, p,
@@ -659,7 +657,7 @@ static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wid
                     e);
 }
 
-// Columns of n beyond whole pieces; a piece if none are.
+// n mod piece, or `piece` if that is 0.
 static int left_of(int n, int piece) { return n % piece ? n % piece : piece; }
 
 static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
@@ -675,7 +673,7 @@ static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, c
     return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
 }
 
-// Writes each block's multiprocessor. Blocks wait for each other: one that ended early could free its own for another.
+// Writes each block's multiprocessor. Blocks wait for each other: one that ended early would free its own for another.
 __global__ static void where_kernel(int *block_at, int *blocks_begun) {
     if (threadIdx.x > 0) return;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(block_at[blockIdx.x]));
@@ -703,7 +701,7 @@ static int blocks_where(int *at, int *blocks, int size, int *room, Error *e) {
     return CUDA_CALL(cudaMemcpy(at, room, *blocks * sizeof *at, cudaMemcpyDeviceToHost), e);
 }
 
-// Places the pairs by GPC. Blocks of one cluster lie in one GPC; overlapping clusters of several sizes reveal a whole GPC.
+// Places the pairs by GPC. A cluster's blocks lie in one GPC; overlapping clusters of several sizes reveal a whole GPC.
 static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     int at[BLOCKS_MOST], blocks, group[BLOCKS_MOST], by_group[PAIRS_MOST];
     for (int i = 0; i < BLOCKS_MOST; i++) group[i] = i;

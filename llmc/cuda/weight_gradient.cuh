@@ -1,9 +1,9 @@
-// weight_gradient: the gradient of a matrix, the squared norms of the examples' gradients, and the bias gradient, in one
-// pass. Hopper in 16 bits only; elsewhere weight_gradient_clusters returns 0 pairs.
+// weight_gradient: in one pass the gradient of a matrix, the squared norms of its per-example gradients, and the bias
+// gradient. Hopper in 16 bits only; elsewhere weight_gradient_clusters returns 0 pairs.
 //
 //   dW (in, out) = sum over b of X_b^T dY_b        |X_b^T dY_b|^2 for every b        dbias (out) = column sums of dY
 //
-// X (B, T, in) and dY (B, T, out) have 16 bits; sums are fp32 in a fixed order: two runs give the same bits.
+// X (B, T, in) and dY (B, T, out) are in 16 bits; sums are fp32 in a fixed order: two runs give the same bits.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -23,17 +23,17 @@ struct WeightGradient {
     double *squares;     // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms;       // (B) = |g_b|^2, needs squares; or NULL
     ColumnGradient bias; // sum NULL: not wanted
-    // Rows of the examples' gradients, needs squares: rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
+    // Rows of per-example gradients; needs squares. rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
     const int *row_at; // (B, in)
     float *rows;       // (B, T, out)
 };
 
-// *clusters = pairs of multiprocessors that the kernel uses; 0: not on this GPU or in this build.
+// *clusters = pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
 int weight_gradient_clusters(int *clusters, Error *e);
 
-// The same, and the place in the schedule of each pair of a launch. Neighbours in the schedule share X or dY, and L2 serves
-// requests of one GPC for the same data once. So pairs of one GPC get neighbouring places; four small kernels find out
-// which these are. Sums depend on the place only.
+// Pairs of a launch, and each one's place in the schedule. Neighbours in the schedule share X or dY, and L2 serves one
+// GPC's requests for the same data once. So pairs of a GPC get neighbouring places; four small kernels find the GPCs.
+// Sums depend on the place only.
 struct WeightGradientPairs {
     int count;
     unsigned char place[WEIGHT_GRADIENT_PAIRS_MOST];
