@@ -29,8 +29,10 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
 
 // Evaluates this rank's share of `rows` rows and sums over ranks: with `questions` each ending's loss into its place in sum
 // (rows), else the losses and the bytes of the text into sum (2).
-static int evaluate_rows(Setup *setup, const RunData *data, bool questions, int64_t rows, int width, Progress *progress,
-                         double *sum, Error *e) {
+static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
+    Setup *setup = &r->setup;
+    const RunData *data = &r->data;
+    Progress *progress = &r->output.progress;
     RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
     int unread = 0; // a rank that cannot read its rows ends the evaluation of all
     Error ignored;
@@ -59,40 +61,40 @@ static int evaluate_rows(Setup *setup, const RunData *data, bool questions, int6
     return comm_sum(setup->comm, sum, questions ? (int)rows : 2, e); // exact for an ending: all ranks but one add 0
 }
 
-int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
-                  Error *e) {
-    int64_t T = setup->shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
-    int64_t windows = (int64_t)dataset_describe(data->val).windows;
+int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e) {
+    int64_t T = r->setup.shape.seq_len, rows = most_tokens / T + (most_tokens % T != 0);
+    int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
     double sum[2] = {0};
     if (rows > windows) rows = windows;
-    TRY(evaluate_rows(setup, data, false, rows, (int)T, progress, sum, e));
+    TRY(evaluate_rows(r, false, rows, (int)T, sum, e));
     *out = (Evaluation){.rows = rows, .tokens = rows * T, .loss = sum[0] / (double)(rows * T), .bytes = sum[1]};
     return 0;
 }
 
-int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e) {
-    const HellaSwagInfo info = hellaswag_describe(data->hellaswag);
+int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e) {
+    const HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
     double *sum;
     TRY(memory_alloc_zero((void **)&sum, (size_t)info.rows * sizeof *sum, "HellaSwag's scores", e));
-    int code = evaluate_rows(setup, data, true, info.rows, info.width, progress, sum, e);
+    int code = evaluate_rows(r, true, info.rows, info.width, sum, e);
     for (int i = 0; i < info.rows && !code; i++) {
         if (isfinite(sum[i])) continue;
-        comm_settle(setup->comm); // all ranks have the same sums
+        comm_settle(r->setup.comm); // all ranks have the same sums
         code = FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss on the questions of %s is not finite",
-                    setup->options.hellaswag);
+                    r->setup.options.hellaswag);
     }
-    if (!code) *score = hellaswag_score(data->hellaswag, sum);
+    if (!code) *score = hellaswag_score(r->data.hellaswag, sum);
     memory_free(sum);
     return code;
 }
 
 // ---- --eval-only ----------------------------------------------------------------------------------------------------
 
-static int print_loss(Setup *setup, const RunData *data, Progress *progress, Error *e) {
+static int print_loss(Run *r, Error *e) {
+    const Setup *setup = &r->setup;
     const Options *o = &setup->options;
     Evaluation v;
-    int64_t windows = (int64_t)dataset_describe(data->val).windows;
-    TRY(evaluate_loss(setup, data, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, progress, &v, e));
+    int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
+    TRY(evaluate_loss(r, o->given[OPTION_val_tokens] ? o->val_tokens : INT64_MAX, &v, e));
     if (!isfinite(v.loss)) {
         comm_settle(setup->comm); // all ranks have the same sum
         return FAIL(e, ERR_NONFINITE, "check the model with --check", "the loss of --model %s on %s is not finite",
@@ -132,9 +134,9 @@ int evaluate_model(Run *r, Error *e) {
         TRY(print_setup(r, e));
     }
     progress_run(&r->output.progress, setup->engine, setup->shape.seq_len, 0, 0, 0);
-    if (r->data.val) TRY(print_loss(setup, &r->data, &r->output.progress, e));
+    if (r->data.val) TRY(print_loss(r, e));
     if (!r->data.hellaswag) return 0;
-    TRY(evaluate_hellaswag(setup, &r->data, &r->output.progress, &score, e));
+    TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(setup)) return 0;
     print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
     print_fraction("acc", score.correct, score.questions, "");

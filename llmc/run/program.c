@@ -116,15 +116,13 @@ static int run_program(Run *r, Error *e) {
     if (!is_rank0(&r->setup)) return 0;
     if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
     else if (o->version) printf("%s\n", version_text());
-    else if (*o->check) return inspect(o->check, stdout, e);
-    else if (o->dry_run) return run_dry(r, e);
-    else {
-        TRY(setup_sampling(&r->setup, e));
-        TRY(setup_engine(r, e));
-        code = o->interactive ? print_answers(r, e) : print_samples(r, e);
-        return code == ERR_NONFINITE ? error_prefix(e, "--model %s", o->model) : code;
-    }
-    return 0;
+    if (o->help || o->version) return 0;
+    if (*o->check) return inspect(o->check, stdout, e);
+    if (o->dry_run) return run_dry(r, e);
+    TRY(setup_sampling(&r->setup, e));
+    TRY(setup_engine(r, e));
+    code = o->interactive ? print_answers(r, e) : print_samples(r, e);
+    return code == ERR_NONFINITE ? error_prefix(e, "--model %s", o->model) : code;
 }
 
 void program_spin_briefly(char **argv) {

@@ -189,9 +189,8 @@ typedef struct {
 
 // The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
 // the whole set, because its beginning may be a single document.
-int evaluate_loss(Setup *setup, const RunData *data, int64_t most_tokens, Progress *progress, Evaluation *out,
-                  Error *e);
-int evaluate_hellaswag(Setup *setup, const RunData *data, Progress *progress, HellaSwagScore *score, Error *e);
+int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
+int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 
 int evaluate_model(Run *r, Error *e); // --eval-only
 

@@ -54,33 +54,34 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     return comm_agree(setup->comm, unread.code, e);
 }
 
-static double grad_norm(const Setup *setup, const Position *position, int64_t B) {
+static double grad_norm(const Run *r, int64_t B) {
     double sq = 0;
-    for (int i = 0; i < setup->model.tensor_count; i++) sq += position->result.grad_sq[i];
+    for (int i = 0; i < r->setup.model.tensor_count; i++) sq += r->position.result.grad_sq[i];
     return sqrt(sq) / (double)B;
 }
 
-static int fail_nonfinite(const Setup *setup, const Position *position, int64_t B, Error *e) {
-    comm_settle(setup->comm); // all ranks have the same numbers
+static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
+    const RunPoint *at = &r->position.at;
+    const StepResult *result = &r->position.result;
+    comm_settle(r->setup.comm); // all ranks have the same numbers
     char tensors[256] = "", scale[40] = "";
-    if (position->at.loss_scale.scale > 0)
-        snprintf(scale, sizeof scale, " at loss scale %.0f", position->at.loss_scale.scale);
-    for (int i = 0, n = 0; i < setup->model.tensor_count && n < 4; i++) {
-        if (isfinite(position->result.grad_sq[i])) continue;
+    if (at->loss_scale.scale > 0) snprintf(scale, sizeof scale, " at loss scale %.0f", at->loss_scale.scale);
+    for (int i = 0, n = 0; i < r->setup.model.tensor_count && n < 4; i++) {
+        if (isfinite(result->grad_sq[i])) continue;
         size_t used = strlen(tensors);
-        snprintf(tensors + used, sizeof tensors - used, "%s%s", n++ ? ", " : " of ", setup->model.tensors[i].name);
+        snprintf(tensors + used, sizeof tensors - used, "%s%s", n++ ? ", " : ": gradient of ",
+                 r->setup.model.tensors[i].name);
     }
-    return FAIL(
-        e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
-        "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s%s; the update was not made",
-        (long long)position->at.step + 1, (long long)position->at.examples, (long long)(position->at.examples + B - 1),
-        position->result.loss_sum / (double)B, grad_norm(setup, position, B), scale, tensors[0] ? ": gradient" : "",
-        tensors);
+    return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
+                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s; the update was not made",
+                (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
+                result->loss_sum / (double)B, grad_norm(r, B), scale, tensors);
 }
 
-static UpdateConfig update_config(const Setup *setup, const Position *position, int64_t B) {
-    const Options *o = &setup->options;
-    double after = (double)(position->at.tokens + B * setup->shape.seq_len);
+static UpdateConfig update_config(const Run *r, int64_t B) {
+    const Options *o = &r->setup.options;
+    const Position *position = &r->position;
+    const double after = (double)(position->at.tokens + B * r->setup.shape.seq_len);
     const double lr = ramp_lr(&position->ramp, schedule_lr(&position->schedule, after), B);
     return (UpdateConfig){
         .lr = lr * o->adamw_lr_factor,
@@ -134,9 +135,8 @@ static int observe_noise(const Setup *setup, Position *position, int64_t B, doub
 
 // True if the scaled gradient of fp16 overflowed: the gradient, summed over the ranks, is not finite, but the unscaled
 // loss is, so a smaller loss scale may help. The engine skips the update of such a gradient.
-static bool overflows(const Setup *setup, const Position *position, int64_t B) {
-    return position->at.loss_scale.scale > 0 && isfinite(position->result.loss_sum) &&
-           !isfinite(grad_norm(setup, position, B));
+static bool overflows(const Run *r, int64_t B) {
+    return r->position.at.loss_scale.scale > 0 && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
 }
 
 // Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -153,8 +153,8 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
     position->save = sums->save;
-    bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(setup, position, B));
-    return finite || overflows(setup, position, B) ? 0 : fail_nonfinite(setup, position, B, e);
+    bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
+    return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
 }
 
 // ---- Outliers -------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->setup.options;
     RunPoint *at = &r->position.at;
-    double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(&r->setup, &r->position, B);
+    double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(r, B);
     double loss_z = outliers_z(&at->loss_window, loss), norm_z = outliers_z(&at->grad_window, norm);
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
@@ -184,7 +184,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     *skipped = false;
     if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !cut) {
         TRY(step_result(r, B, &sums, e));
-        *skipped = overflows(&r->setup, &r->position, B) || is_outlier(r, B);
+        *skipped = overflows(r, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
     return parallel_update(&r->setup.parallel, update, e);
@@ -194,10 +194,10 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
 static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
     const RunPoint *at = &r->position.at;
     const double scale = at->loss_scale.scale;
-    const bool overflowed = overflows(&r->setup, &r->position, B);
+    const bool overflowed = overflows(r, B);
     *skipped = *skipped || overflowed;
     if (scale == 0) return 0;
-    if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(&r->setup, &r->position, B, e);
+    if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
     progress_break(&r->output.progress);
     fprintf(stderr, "step %lld: the gradient overflows at loss scale %.0f: update skipped, now %.0f\n",
@@ -240,7 +240,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;
-    const UpdateConfig update = update_config(setup, position, B);
+    const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
@@ -256,7 +256,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->examples += B;
     at->tokens += tokens;
     const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
-    const double norm = grad_norm(setup, position, B);
+    const double norm = grad_norm(r, B);
     *metrics = (StepMetrics){
         .step = at->step,
         .tokens = at->tokens,
@@ -294,7 +294,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
     const GnsMode mode = setup->options.run.gns_exact_interval == 1 ? GNS_EXACT : GNS_LN;
-    UpdateConfig update = update_config(setup, position, B);
+    UpdateConfig update = update_config(r, B);
     StepSums sums;
     update.lr = update.muon_lr = 0;
     update.step = 1;
@@ -304,7 +304,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         TRY(run_rows(r, B, mode, "timing steps", e));
         TRY(parallel_update(&r->setup.parallel, &update, e));
         TRY(step_result(r, B, &sums, e));
-        const bool overflowed = overflows(setup, position, B);
+        const bool overflowed = overflows(r, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&position->at.loss_scale, overflowed);
         if (!position->stop) continue;

@@ -90,7 +90,7 @@ static int decide_length(Run *r, const StepMetrics *m, Error *e) {
 
 static int validate(Run *r, const StepMetrics *m, Error *e) {
     Evaluation v;
-    TRY(evaluate_loss(&r->setup, &r->data, r->setup.options.val_tokens, &r->output.progress, &v, e));
+    TRY(evaluate_loss(r, r->setup.options.val_tokens, &v, e));
     r->position.at.val_loss = v.loss;
     r->position.val_bytes = v.bytes / (double)v.tokens;
     if (r->setup.options.keep_best) { // only rank 0 knows whether the best so far was saved
@@ -106,7 +106,7 @@ static int validate(Run *r, const StepMetrics *m, Error *e) {
 
 static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     HellaSwagScore score;
-    TRY(evaluate_hellaswag(&r->setup, &r->data, &r->output.progress, &score, e));
+    TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(&r->setup)) return 0;
     const int n = score.questions, right = score.correct, by_mean = score.correct_norm;
     progress_print(&r->output.progress, "step %5lld  HellaSwag acc %d/%d = %.4f  acc_norm %d/%d = %.4f\n",
