@@ -56,11 +56,15 @@ double progress_left(Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-static void add_eta(Progress *p, double now, Line *line) {
+enum { ETA_PART = 2 }; // of a step's line
+
+// Writes "  ETA 1:19", or "" while it is unknown.
+static const char *write_eta(Progress *p, double now, char out[64]) {
     char eta[32];
     double left = progress_left(p, now);
     format_duration(eta, left);
-    if (p->horizon > 0 && isfinite(left)) line_add(line, 90, "  ETA %s", eta);
+    snprintf(out, 64, p->horizon > 0 && isfinite(left) ? "  ETA %s" : "%.0s", eta);
+    return out;
 }
 
 // Formats the line of a step.
@@ -71,10 +75,11 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     bool thousands = s->tok_per_s >= many;
     bool has_gns = s->mode != GNS_OFF && g.valid && !isnan(g.lower);
     Line *line = &p->last;
+    char eta[64];
     line->count = 0;
     line_add(line, 100, "step %5lld", (long long)s->step);
     line_add(line, 95, " %3.0f%%", floor(100.0 * (double)s->tokens / (double)p->horizon));
-    add_eta(p, now, line);
+    line_add(line, 90, "%s", write_eta(p, now, eta));
     line_add(line, 80, "  loss %.4f", s->loss);
     if (s->smoothed) line_add(line, 75, "  nll %.4f", s->nll);
     if (isfinite(p->val_loss)) line_add(line, 30, "  val %.4f", p->val_loss); // also printed on a separate line
@@ -103,17 +108,18 @@ static void draw(Progress *p, const Line *line, double now) {
 // Draws the work, "step 4: 37%, 0:28 left"; on a terminal after the line of the last step.
 static void draw_work(Progress *p, double now) {
     Line line = {0};
-    char what[40], share[16] = "", time[32];
+    char what[40], share[16] = "", time[32], eta[64];
     double part = fraction_done(p), left = work_left(p, now);
     bool ended = p->now.total && p->now.done >= p->now.total, known = !ended && isfinite(left);
     if (p->terminal) line = p->last;
+    if (line.count) write_eta(p, now, line.part[ETA_PART].text);
     if (p->now.what) snprintf(what, sizeof what, "%s", p->now.what);
     else snprintf(what, sizeof what, "step %lld:", (long long)p->step + 1);
     if (part >= 0) // below 100% until the end
         snprintf(share, sizeof share, " %.0f%%", ended ? 100 : fmin(99, floor(100 * part)));
     format_duration(time, known ? left : now - p->now.begun);
     line_add(&line, 85, "  %s%s%s %s%s", what, share, known ? "," : ended ? ", took" : "", time, known ? " left" : "");
-    if (line.count == 1) add_eta(p, now, &line);
+    if (line.count == 1) line_add(&line, 90, "%s", write_eta(p, now, eta));
     draw(p, &line, now);
 }
 
