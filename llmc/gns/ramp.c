@@ -8,25 +8,50 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "replay", "gns"};
+const char *const ramp_mode_names[RAMP_MODES] = {"fixed", "linear", "seesaw", "steps", "replay", "gns"};
 
-#define RAMP_AIM_SES         1.0                 // standard errors from the target to the aim
-#define RAMP_REPLAY_BYTES    ((size_t)1 << 30)   // larger than any metrics file
-#define RAMP_REPLAY_MAX_ROWS ((double)(1 << 30)) // larger than any batch
+#define RAMP_AIM_SES      1.0                 // standard errors from the target to the aim
+#define RAMP_REPLAY_BYTES ((size_t)1 << 30)   // larger than any metrics file
+#define RAMP_MOST_ROWS    ((double)(1 << 30)) // larger than any batch
 
-int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e) {
-    *replay_path = NULL;
+int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e) {
+    *argument = NULL;
     const char *colon = strchr(text, ':');
     size_t length = colon ? (size_t)(colon - text) : strlen(text);
     for (int m = 0; m < RAMP_MODES; m++) {
         if (strlen(ramp_mode_names[m]) != length || strncmp(text, ramp_mode_names[m], length) != 0) continue;
-        bool has_path = colon && colon[1];
-        if ((m == RAMP_REPLAY) != has_path || (colon && !has_path)) break;
+        bool has_argument = colon && colon[1];
+        if ((m == RAMP_REPLAY || m == RAMP_STEPS) != has_argument || (colon && !has_argument)) break;
         *mode = (RampMode)m;
-        if (has_path) *replay_path = colon + 1;
+        if (has_argument) *argument = colon + 1;
         return 0;
     }
-    return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns or replay:FILE", "--ramp %s: no such ramp", text);
+    return FAIL(e, ERR_USAGE, "use fixed, linear, seesaw, gns, steps:LIST or replay:FILE", "--ramp %s: no such ramp",
+                text);
+}
+
+// Reads TOKENS:ROWS at *list and moves past it and its comma. False: no such pair.
+static bool ramp_pair(const char **list, double *tokens, double *rows) {
+    char *colon, *end;
+    *tokens = strtod(*list, &colon);
+    *rows = strtod(colon + (*colon == ':'), &end);
+    if (colon == *list || *colon != ':' || end == colon + 1 || (*end && (*end != ',' || !end[1]))) return false;
+    *list = end + (*end == ',');
+    return *rows >= 1 && *rows <= RAMP_MOST_ROWS && *rows == floor(*rows);
+}
+
+int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e) {
+    double tokens, rows, before = -1;
+    *fewest = INT64_MAX, *most = 0;
+    for (const char *rest = list; *rest; before = tokens) {
+        if (!ramp_pair(&rest, &tokens, &rows) || !(before < 0 ? tokens == 0 : tokens > before))
+            return FAIL(e, ERR_USAGE,
+                        "use TOKENS:ROWS,TOKENS:ROWS,... from 0 tokens upwards, such as steps:0:64,1e9:128",
+                        "--ramp steps:%s: no list of batches", list);
+        if (rows < (double)*fewest) *fewest = (int64_t)rows;
+        if (rows > (double)*most) *most = (int64_t)rows;
+    }
+    return 0;
 }
 
 // ---- Create and destroy ---------------------------------------------------------------------------------------------
@@ -47,8 +72,7 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
         const cJSON *step = json_get(object, "step"), *batch = json_get(object, "batch");
         const char *wrong = NULL;
         if (!cJSON_IsObject(object)) wrong = "not a JSON object";
-        else if (step && batch && !json_whole(batch, 1, RAMP_REPLAY_MAX_ROWS))
-            wrong = "`batch` is not a number of rows";
+        else if (step && batch && !json_whole(batch, 1, RAMP_MOST_ROWS)) wrong = "`batch` is not a number of rows";
         else if (step && batch && !json_whole(step, expected, expected)) wrong = "`step` is not the next one";
         else if (step && batch) {
             r->replay[r->replay_steps++] = (int64_t)batch->valuedouble;
@@ -64,11 +88,11 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
                 r->config.train_tokens);
 }
 
-int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e) {
-    *r = (Ramp){.config = *config, .replay_path = replay_path};
+int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e) {
+    *r = (Ramp){.config = *config, .argument = argument};
     assert(config->batch_ref > 0 && config->seq_len > 0 && config->train_tokens > 0);
     if (config->mode == RAMP_GNS) r->state.rows = (double)config->batch_min;
-    int code = config->mode == RAMP_REPLAY ? ramp_replay_read(r, replay_path, e) : 0;
+    int code = config->mode == RAMP_REPLAY ? ramp_replay_read(r, argument, e) : 0;
     if (code) ramp_destroy(r);
     return code;
 }
@@ -87,13 +111,16 @@ static double ramp_limit(const RampConfig *c, double rows) {
 
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens) {
     const RampConfig *c = &r->config;
-    double rows = (double)c->batch_min;
+    double rows = (double)c->batch_min, from, next;
     switch (c->mode) {
     case RAMP_LINEAR: rows += (double)(c->batch_max - c->batch_min) * tokens / c->train_tokens; break;
     case RAMP_SEESAW:
         if (tokens >= c->schedule.warmup_tokens) rows = rows * c->schedule.lr / schedule_lr(&c->schedule, tokens);
         break;
     case RAMP_GNS: rows = r->state.rows; break;
+    case RAMP_STEPS:
+        for (const char *rest = r->argument; *rest && ramp_pair(&rest, &from, &next) && from <= tokens;) rows = next;
+        break;
     case RAMP_REPLAY: assert(step >= 0); return step < r->replay_steps ? r->replay[step] : ramp_largest(r);
     default: return c->batch_ref;
     }
@@ -138,7 +165,7 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
     return FAIL(
         e, ERR_INPUT, "replay the file that this run has followed, or use another --ramp, or --fresh to start over",
         "--ramp replay:%s: the file has %.0f tokens up to step %lld, but this run has done %lld tokens in %lld steps",
-        r->replay_path, replayed, (long long)known, (long long)tokens, (long long)step);
+        r->argument, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
 // The best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of one bounds the other.

@@ -8,6 +8,7 @@
 //                cuts in stages; this is the limit of fine stages. lr_power = 0.5 gives the sqrt: if batch_ref =
 //                batch_min, the rate is schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule). At batch_max the rate
 //                falls with the schedule again.
+//   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: so many rows from so many tokens on. It begins with 0 tokens
 //   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon cut a step of this run
 //                short, one more step after the file's last makes up for its tokens
 //   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]. If every step measures
@@ -29,7 +30,7 @@
 #include "gns/gns.h"
 #include "math/schedule.h"
 
-typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
+typedef enum { RAMP_FIXED, RAMP_LINEAR, RAMP_SEESAW, RAMP_STEPS, RAMP_REPLAY, RAMP_GNS, RAMP_MODES } RampMode;
 
 extern const char *const ramp_mode_names[RAMP_MODES];
 
@@ -72,14 +73,18 @@ typedef struct {
     RampState state;
     int64_t *replay; // (replay_steps) rows of each step; NULL in the other modes
     int64_t replay_steps;
-    const char *replay_path; // owned by the caller
+    const char *argument; // LIST of steps or FILE of replay, owned by the caller
 } Ramp;
 
-// Reads "fixed", "linear", "seesaw", "gns" or "replay:FILE"; *replay_path points into text, or is NULL.
-int ramp_parse(const char *text, RampMode *mode, const char **replay_path, Error *e);
+// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE"; *argument points into text behind the colon, or
+// is NULL.
+int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
-// replay_path: used in replay mode only, and kept. ERR_INPUT unless the file covers the whole horizon.
-int ramp_create(Ramp *r, const RampConfig *config, const char *replay_path, Error *e);
+// Fewest and most rows of a LIST. ERR_USAGE unless it begins with 0 tokens and their numbers rise.
+int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
+
+// argument: LIST or FILE, kept. ERR_INPUT unless the file covers the whole horizon.
+int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e);
 void ramp_destroy(Ramp *r);
 
 // Brings the batch into the range of today's options. Call it after loading r->state from a checkpoint of `step` steps

@@ -38,7 +38,7 @@ typedef struct {
         OPTIONS_RESOLVED(R)
 #undef R
         RampMode ramp_mode;
-        const char *ramp_replay; // path within `ramp`; NULL unless replaying
+        const char *ramp_argument; // of `ramp`, behind its colon; or NULL
     } run;
 
     uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere

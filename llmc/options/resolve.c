@@ -108,10 +108,11 @@ static int resolve_batch(Options *o, Error *e) {
 }
 
 static int resolve_ramp(Options *o, Error *e) {
-    TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_replay, e));
+    TRY(ramp_parse(o->ramp, &o->run.ramp_mode, &o->run.ramp_argument, e));
     bool follows = o->run.ramp_mode == RAMP_GNS || o->run.ramp_mode == RAMP_REPLAY;
     if (!o->given[OPTION_ramp_lr_power]) o->ramp_lr_power = follows ? RAMP_LR_POWER : 0.5;
     if (o->run.ramp_mode == RAMP_FIXED) return 0;
+    if (o->run.ramp_mode == RAMP_STEPS) TRY(ramp_check_list(o->run.ramp_argument, &o->batch_min, &o->batch_max, e));
     if (o->given[OPTION_steps])
         return FAIL(e, ERR_USAGE, "use --train-tokens", "--steps does not give the length of a run with --ramp " SAID,
                     o->ramp);

@@ -29,10 +29,11 @@ static void print_complete(const Run *r) {
 
 // Every rank must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    const Options *o = &setup->options;
-    const char *larger = o->run.ramp_replay               ? "replay a run of larger batches"
-                         : o->run.ramp_mode == RAMP_FIXED ? "use a larger --batch-tokens"
-                                                          : "use a larger --batch-min";
+    const RampMode mode = setup->options.run.ramp_mode;
+    const char *larger = mode == RAMP_REPLAY  ? "replay a run of larger batches"
+                         : mode == RAMP_FIXED ? "use a larger --batch-tokens"
+                         : mode == RAMP_STEPS ? "use larger ones in --ramp"
+                                              : "use a larger --batch-min";
     int64_t rows = ramp_smallest(&position->ramp);
     if (rows >= setup->comm->ranks) return 0;
     FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks", (long long)rows, setup->comm->ranks);

@@ -445,7 +445,7 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
         .train_tokens = (double)o->run.horizon_tokens,
         .schedule = position->schedule,
     };
-    TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_replay, e));
+    TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
     return noise_create(&position->noise, &setup->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
 }
 

@@ -409,15 +409,39 @@ static void test_parse(void) {
     const char *path;
     Error e = {0};
     for (int m = 0; m < RAMP_MODES; m++) {
-        if (m == RAMP_REPLAY) continue;
+        if (m == RAMP_REPLAY || m == RAMP_STEPS) continue;
         CHECK_OK(ramp_parse(ramp_mode_names[m], &mode, &path, &e), &e);
         CHECK((int)mode == m && !path, "%s", ramp_mode_names[m]);
     }
     CHECK_OK(ramp_parse("replay:a:b/c.jsonl", &mode, &path, &e), &e);
     CHECK(mode == RAMP_REPLAY && path && strcmp(path, "a:b/c.jsonl") == 0, "path");
-    const char *bad[] = {"", "replay", "replay:", "gns:", "gns:x", "fix", "fixedly", "GNS", ":"};
+    CHECK_OK(ramp_parse("steps:0:4,1e6:8", &mode, &path, &e), &e);
+    CHECK(mode == RAMP_STEPS && path && strcmp(path, "0:4,1e6:8") == 0, "list");
+    const char *bad[] = {"", "replay", "replay:", "steps", "steps:", "gns:", "gns:x", "fix", "fixedly", "GNS", ":"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         CHECK_ERROR(ramp_parse(bad[i], &mode, &path, &e), &e, ERR_USAGE, "--ramp");
+}
+
+static void test_steps(void) {
+    int64_t fewest, most;
+    Error e = {0};
+    RampConfig c = config_make(RAMP_STEPS);
+    const char *list = "0:8,1000:4,1e5:4096";
+    CHECK_OK(ramp_check_list(list, &fewest, &most, &e), &e);
+    CHECK(fewest == 4 && most == 4096, "%lld to %lld", (long long)fewest, (long long)most);
+    Ramp r = {.config = c, .argument = list};
+    const struct {
+        double tokens;
+        int64_t rows;
+    } want[] = {{0, 8}, {999, 8}, {1000, 4}, {99999, 4}, {1e5, 4096}, {1e12, 4096}};
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        CHECK(ramp_batch(&r, 7, want[i].tokens) == want[i].rows, "%lld rows at %g tokens",
+              (long long)ramp_batch(&r, 7, want[i].tokens), want[i].tokens);
+    const char *bad[] = {"1:8",     "0",           "0:",        ":8",     "0:8,", "0:8,1000",
+                         "0:8,0:9", "0:8,5:9,4:9", "0:0",       "0:1.5",  "0:-1", "0:nan",
+                         "0:8;5:9", "nan:8",       "0:8,nan:9", "0:1e10", "x"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_ERROR(ramp_check_list(bad[i], &fewest, &most, &e), &e, ERR_USAGE, "no list of batches");
 }
 
 // A checkpoint's batch is limited by today's options; so are the most rows of a step.
@@ -567,7 +591,7 @@ int main(void) {
     if (!mkdtemp(directory)) return ERR_INTERNAL;
     snprintf(file, sizeof file, "%s/metrics.jsonl", directory);
     RUN(test_follows, test_target, test_law, test_step_rows, test_why, test_study, test_still, test_linear, test_seesaw,
-        test_lr, test_parse, test_settle, test_replay, test_replay_resumed, test_replay_smallest,
+        test_lr, test_parse, test_steps, test_settle, test_replay, test_replay_resumed, test_replay_smallest,
         test_replay_bad_files);
     unlink(file);
     rmdir(directory);

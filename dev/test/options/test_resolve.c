@@ -20,7 +20,7 @@ static void test_horizon_and_batch(void) {
              &e);
     CHECK(o.run.gns_exact_interval == 0 && !o.run.gns_calibrates, "a given ratio needs no calibration");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
-    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_replay, "x/metrics.jsonl") == 0, "replay");
+    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_argument, "x/metrics.jsonl") == 0, "replay");
     CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
     CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "no batch given: a micro-batch");
     CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
@@ -95,6 +95,7 @@ static void test_contradictions(void) {
         {"--train a --epochs 5 --train-tokens 5", "--train-tokens and --epochs"},
         {"--train a --steps 5 --ramp linear --batch-min 1 --batch-max 2", "--steps"},
         {"--train a --train-tokens 5000 --ramp linear", "--batch-min"},
+        {"--train a --train-tokens 5000 --ramp steps:64", "--ramp steps:64: no list of batches"},
         {"--train a --train-tokens 5000 --ramp seesaw --batch-min 1", "--batch-max"},
         {"--train a --train-tokens 5000 --ramp gns --batch-min 3 --batch-max 2", "--batch-min 3 is above"},
         {"--train a --steps 5 --ramp steep", "--ramp"},
@@ -170,6 +171,7 @@ static const struct {
     {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-k 5", {"--top-k", ""}},
     {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-p 0.5", {"--top-p", ""}},
     {NOTED, TRAIN, "--ramp replay:x --batch-max 5", {"--batch-max", ""}},
+    {NOTED, TRAIN, "--ramp steps:0:2 --batch-min 5", {"--batch-min", "no effect without --ramp linear"}},
     {NOTED, TRAIN, "--ramp replay:x --batch-min 5 --batch-tokens 4096", {"--batch-min", ""}},
     {NOTED, TRAIN, "--eval-only --model dir --val b", {"--train", ""}},
     {NOTED, TRAIN, "--eval-only --model dir --val b -l 1e-4", {"--lr", ""}},
@@ -198,6 +200,7 @@ static const struct {
     {SILENT, TRAIN, "--ramp gns --batch-min 2 --batch-max 4 --ramp-kappa 2 --ramp-lr-power 0 --gns-ratio 2 --gns-half-life 500", {0}},
     {SILENT, TRAIN, "--ramp linear --batch-min 2 --batch-max 4 --ramp-lr-power 1 --gns off", {0}},
     {SILENT, TRAIN, "--ramp replay:x --batch-min 5 --ramp-lr-power 1", {0}},
+    {SILENT, TRAIN, "--ramp steps:0:2,1e6:4", {0}},
     {SILENT, TRAIN, "--gns-half-life 500 --gns-exact-every 5", {0}},
     {SILENT, TRAIN, "--gns off --gns-half-life 0 --gns-exact-every 0 --gns-ratio 0", {0}},
     {SILENT, TRAIN, "--lr-schedule wsd --final-lr-frac 0 --lr-hold-frac 0.4", {0}},
