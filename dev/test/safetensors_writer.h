@@ -4,12 +4,60 @@
 
 #include "checkpoint/layout.h"
 #include "checkpoint/safetensors.h"
+#include "base/text.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+// A file's header. Call begin, add metadata, add tensors, call end.
+typedef struct {
+    Text text;             // after safetensors_end: the file's first bytes
+    int metadata, tensors; // their numbers so far
+    uint64_t data;         // bytes of the data
+} SafetensorsHeader;
+
+static inline int safetensors_begin(SafetensorsHeader *header, Error *e) {
+    const uint64_t length = 0; // set at the end
+    *header = (SafetensorsHeader){.data = 0};
+    TRY(text_begin(&header->text, e));
+    fwrite(&length, sizeof length, 1, header->text.f);
+    fputc('{', header->text.f);
+    return 0;
+}
+
+static inline void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value) {
+    FILE *f = header->text.f;
+    fputs(header->metadata++ ? "," : "\"__metadata__\":{", f);
+    text_write_json(f, key);
+    fputc(':', f);
+    text_write_json(f, value);
+}
+
+static inline void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
+                                   const uint64_t *shape) {
+    FILE *f = header->text.f;
+    uint64_t bytes = safetensors_type_bytes(type), from = header->data;
+    fputs(header->tensors++ ? "," : header->metadata ? "}," : "", f);
+    text_write_json(f, name);
+    fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", safetensors_type_name(type));
+    for (int i = 0; i < dimensions; bytes *= shape[i++])
+        fprintf(f, "%s%llu", i ? "," : "", (unsigned long long)shape[i]);
+    header->data += bytes;
+    fprintf(f, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)from, (unsigned long long)header->data);
+}
+
+static inline int safetensors_end(SafetensorsHeader *header, Error *e) {
+    Text *text = &header->text;
+    fputs(header->metadata && !header->tensors ? "}}" : "}", text->f);
+    while (ftell(text->f) % 8) fputc(' ', text->f);
+    TRY(text_end(text, e));
+    uint64_t length = text->bytes - sizeof length;
+    memcpy(text->text, &length, sizeof length);
+    return 0;
+}
 
 typedef struct {
     SafetensorsHeader header;
@@ -25,7 +73,7 @@ static inline int writer_create(SafetensorsWriter **out, const char *path, Error
 }
 
 static inline int writer_write(SafetensorsWriter *w, const void *data, size_t bytes, Error *e) {
-    if (!w->ended) TRY(safetensors_end(&w->header, 8, e));
+    if (!w->ended) TRY(safetensors_end(&w->header, e));
     if (!w->ended) fwrite(w->header.text.text, 1, w->header.text.bytes, w->file);
     w->ended = true;
     if (bytes && fwrite(data, bytes, 1, w->file) != 1) return FAIL(e, ERR_WRITE, NULL, "cannot write");

@@ -137,7 +137,7 @@ int file_close(int fd, const char *path, Error *e) {
     return code;
 }
 
-int file_save_in(int dir, const char *path, const void *data, size_t bytes, Error *e) {
+static int save_in(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     Error ignored;
     int fd;
     TRY(file_open_output(dir, path, O_WRONLY | O_TRUNC, &fd, e));
@@ -146,10 +146,14 @@ int file_save_in(int dir, const char *path, const void *data, size_t bytes, Erro
     return code ? code : closed;
 }
 
+int file_save(const char *path, const void *data, size_t bytes, Error *e) {
+    return save_in(IN_PATH, path, data, bytes, e);
+}
+
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_MAX) return too_long(path, e);
-    TRY(file_save_in(dir, partial, data, bytes, e));
+    TRY(save_in(dir, partial, data, bytes, e));
     if (renameat(dir, at_name(dir, partial), dir, at_name(dir, path)) == 0) return 0;
     FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
     unlinkat(dir, at_name(dir, partial), 0);
@@ -269,12 +273,11 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
 
 void file_read_past_cache(int fd) { direct_begin(fd); }
 
-int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e) {
+int file_digest(const char *path, FileDigest *digest, Error *e) {
     int fd;
     uint64_t bytes;
     TRY(file_open_input(path, &fd, &bytes, e));
-    bool sampled = how == DIGEST_SAMPLE && bytes > SAMPLE_ABOVE_BYTES;
-    int code = digest_file(fd, path, 0, bytes, sampled ? SAMPLE_BLOCKS : 0, NULL, digest, e);
+    int code = digest_file(fd, path, 0, bytes, bytes > SAMPLE_ABOVE_BYTES ? SAMPLE_BLOCKS : 0, NULL, digest, e);
     close(fd);
     return code;
 }
@@ -350,9 +353,7 @@ int path_rename(int dir, const char *from, const char *to, Error *e) {
     if (file_exists_in(dir, to)) return FAIL(e, ERR_WRITE, "move it away", "%s: exists already", to);
     if (renameat(dir, at_name(dir, from), dir, at_name(dir, to)) != 0)
         return FAIL(e, ERR_WRITE, make_room, "%s: cannot rename to %s: %s", from, to, strerror(errno));
-    if (descriptor_sync(dir, to, e) == 0) return 0;
-    renameat(dir, at_name(dir, to), dir, at_name(dir, from));
-    return e->code;
+    return descriptor_sync(dir, to, e);
 }
 
 void names_free(Names *names) {

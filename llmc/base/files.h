@@ -33,10 +33,7 @@ int file_write_range(int fd, const char *path, uint64_t offset, const void *data
 int file_close(int fd, const char *path, Error *e); // syncs; closes even if that fails
 
 // Writes a whole file; removes it on failure.
-int file_save_in(int dir, const char *path, const void *data, size_t bytes, Error *e);
-static inline int file_save(const char *path, const void *data, size_t bytes, Error *e) {
-    return file_save_in(IN_PATH, path, data, bytes, e);
-}
+int file_save(const char *path, const void *data, size_t bytes, Error *e);
 
 // Writes a whole file under a temporary name, and renames it to `path` when it is on the disk.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
@@ -67,13 +64,8 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
                       Error *e);
 void file_read_past_cache(int fd); // later reads bypass the page cache if the file system allows it
 
-typedef enum {
-    DIGEST_ALL,
-    DIGEST_SAMPLE // of files above 64 MiB: 64 blocks of 64 KiB at even distances, first and last included; the size
-} DigestHow;
-
-// Reads a file and hashes it. ERR_INPUT if it cannot be read.
-int file_digest(const char *path, DigestHow how, FileDigest *digest, Error *e);
+// Identifies a file. Hashes all of it, or above 64 MiB 64 blocks of 64 KiB at even distances, first and last included.
+int file_digest(const char *path, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
@@ -99,7 +91,7 @@ void parent_sync(const char *path); // syncs that directory; ignores failures
 // Creates a directory and its parents; an existing one is fine.
 int directory_create(const char *path, Error *e);
 
-// Renames in the open directory `dir`, and syncs it. ERR_WRITE, with the old name, if the new one is taken or that fails.
+// Renames in the open directory `dir`, and syncs it. ERR_WRITE if the new name is taken.
 int path_rename(int dir, const char *from, const char *to, Error *e);
 
 // The names in a directory, ascending, without . and .. (release: names_free).

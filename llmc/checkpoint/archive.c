@@ -125,17 +125,11 @@ bool archive_has(const Archive *archive, int64_t step) {
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
 // All files of a checkpoint, also where older builds put them. The manifest, which lists them, is removed last.
-static const char *const own_files[] = {"model.safetensors",
-                                        "config.json",
-                                        "generation_config.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "tokenizer_config.json",
-                                        "optimizer.safetensors",
-                                        "state.json",
-                                        "training/optimizer.safetensors",
-                                        "training/state.json",
-                                        MANIFEST_NAME};
+// clang-format off
+static const char *const own_files[] = {
+    "model.safetensors", "config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
+    "optimizer.safetensors", "state.json", "training/optimizer.safetensors", "training/state.json", MANIFEST_NAME};
+// clang-format on
 enum { OWN_FILES = sizeof own_files / sizeof *own_files };
 
 // Renames `from` to step_N.SUFFIX, or the first free name of step_N.SUFFIX.2, step_N.SUFFIX.3, ...
@@ -148,8 +142,7 @@ static int rename_aside(const Archive *archive, int64_t step, const char *from, 
     return path_rename(archive->dir, from, aside, e);
 }
 
-// Removes the files of a partial from its open directory `dir`, which it closes, and then the partial if it is empty.
-static int remove_files(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e) {
+int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Manifest manifest;
     int failed = 0;
@@ -174,11 +167,7 @@ static int remove_files(const Archive *archive, int64_t step, int dir, FILE *not
 
 static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Error *e) {
     int dir = step_open(archive, step, PARTIAL, O_NOFOLLOW);
-    return dir < 0 ? 0 : remove_files(archive, step, dir, notes, e);
-}
-
-void archive_abandon(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes) {
-    remove_files(archive, step, manifest->dir, notes, &(Error){0});
+    return dir < 0 ? 0 : archive_abandon(archive, step, dir, notes, e);
 }
 
 int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
@@ -219,13 +208,14 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
     char path[ARCHIVE_PATH];
     step_path(archive, step, FINAL, path);
     TRY(manifest_write(manifest, e));
-    TRY(path_rename(archive->dir, manifest->path, path, e));
-    close(manifest->dir);
-    return 0;
+    if (path_rename(archive->dir, manifest->path, path, e) == 0) return close(manifest->dir), 0;
+    if (!file_exists_in(archive->dir, manifest->path)) // renamed, but not on the disk
+        renameat(archive->dir, path_name(path), archive->dir, path_name(manifest->path));
+    return e->code;
 }
 
-// Reads the manifest of a step and verifies its files. *manifest: without the files.
-static int check(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e) {
+int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest,
+                   Error *e) {
     char path[ARCHIVE_PATH];
     *manifest = (Manifest){.count = 0};
     step_path(archive, step, FINAL, path);
@@ -239,11 +229,6 @@ static int check(const Archive *archive, int64_t step, Verify what, const Pulse 
     manifest_free(manifest);
     close(dir);
     return code;
-}
-
-int archive_verify(const Archive *archive, int64_t step, const Pulse *pulse, Error *e) {
-    Manifest manifest;
-    return check(archive, step, VERIFY_DISK, pulse, &manifest, e);
 }
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
@@ -281,7 +266,7 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
     step_path(archive, step, PARTIAL, partial);
     int code = remove_partial(archive, step, notes, e);
     if (!code) code = path_rename(archive->dir, path, partial, e);
-    if (!code) return remove_files(archive, step, dir, notes, e);
+    if (!code) return archive_abandon(archive, step, dir, notes, e);
     close(dir);
     return code;
 }
@@ -295,7 +280,8 @@ int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *no
         Manifest manifest;
         Error ignored;
         if (complete >= keep && steps.step[i] != protect) code = archive_remove(archive, steps.step[i], notes, e);
-        if (complete >= keep || check(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
+        if (complete >= keep || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored))
+            continue;
         complete += !*manifest.run || strcmp(manifest.run, archive->id) == 0; // another run's do not count
     }
     memory_free(steps.step);
@@ -345,7 +331,7 @@ int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool
         Manifest manifest;
         step_path(archive, steps.step[i], FINAL, directory);
         *step = steps.step[i];
-        code = check(archive, *step, VERIFY_BYTES, pulse, &manifest, e);
+        code = archive_verify(archive, *step, VERIFY_BYTES, pulse, &manifest, e);
         strcpy(run, manifest.run);
         if (code && e->unreadable)
             error_hint(e,
@@ -372,7 +358,7 @@ int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, E
     TRY(steps_list(archive, &steps, e));
     for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
-        check(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
+        archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's
         step_path(archive, steps.step[i], FINAL, path);
         code = rename_aside(archive, steps.step[i], path, "damaged", aside, e);

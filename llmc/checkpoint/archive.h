@@ -41,8 +41,8 @@ int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE
 // Opens that directory to write files into it (manifest_open): sets the manifest's path, dir and run. Close its dir.
 int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
-// Removes a checkpoint that has no name, and closes manifest->dir.
-void archive_abandon(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes);
+// Removes that directory, which is open as `dir`, and closes `dir`. Other people's files stay under another name.
+int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e);
 
 // Makes the checkpoint visible. All files of the manifest must be on the disk. Closes manifest->dir after success.
 int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
@@ -50,8 +50,9 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
 // True if this step has a checkpoint, damaged and unreadable ones included.
 bool archive_has(const Archive *archive, int64_t step);
 
-// Reads every byte of a checkpoint from the disk. ERR_INPUT names the first file that is damaged.
-int archive_verify(const Archive *archive, int64_t step, const Pulse *pulse, Error *e);
+// Reads the manifest of a checkpoint, and verifies its files. ERR_INPUT names the first file that is damaged. *manifest:
+// without the files.
+int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // if it is this run's
 

@@ -305,7 +305,7 @@ static int load_range(const SafetensorsEntry *entry, size_t base, Range range, f
 
 static int hash_file(const char *path, uint64_t *hash, Error *e) {
     FileDigest digest;
-    TRY(file_digest(path, DIGEST_SAMPLE, &digest, e));
+    TRY(file_digest(path, &digest, e));
     *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
     *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
     *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);

@@ -1,8 +1,9 @@
 #include "checkpoint/layout.h"
 
-#include "checkpoint/safetensors.h"
+#include "base/text.h"
 
 #include <assert.h>
+#include <inttypes.h>
 #include <string.h>
 
 enum { BLOCK = 4096 }; // O_DIRECT writes whole blocks (files.c)
@@ -13,48 +14,48 @@ void layout_moment_name(char *out, size_t bytes, int moment, const Model *model)
     snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
 }
 
-// Declares a tensor and appends its span. Its offset counts from the end of the header until layout_create adds the
-// header's length.
-static void add_span(Layout *layout, SafetensorsHeader *header, int file, const char *name, int dimensions,
-                     const uint64_t *shape, StateKind kind, Range range) {
-    layout->span[layout->spans++] = (LayoutSpan){file, header->data, kind, range};
-    safetensors_add(header, name, SAFETENSORS_F32, dimensions, shape);
-}
-
-static void add_model(Layout *layout, SafetensorsHeader *header, const Model *model) {
-    safetensors_add_metadata(header, "format", "pt"); // transformers refuses a file without it
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        const uint64_t matrix[2] = {t->rows, t->columns};
-        char name[64];
-        snprintf(name, sizeof name, "transformer.%s", t->name);
-        add_span(layout, header, LAYOUT_MODEL, name, t->dimensions, t->dimensions == 2 ? matrix : matrix + 1,
-                 STATE_PARAM, tensor_range(t));
-    }
-}
-
-static void add_moments(Layout *layout, SafetensorsHeader *header, const Model *model) {
-    const uint64_t count = model->flat_count;
-    for (int k = 0; k < 2; k++) {
-        char name[40];
-        layout_moment_name(name, sizeof name, k, model);
-        add_span(layout, header, LAYOUT_OPTIMIZER, name, 1, &count, k ? STATE_MOMENT2 : STATE_MOMENT1,
-                 (Range){0, model->flat_count});
-    }
+// Adds a tensor to a safetensors header, and appends its span. Its offset counts from the end of the header until
+// layout_create adds the header's length. rows 0: one dimension. *at: bytes of the data before it.
+static void add_tensor(Layout *layout, FILE *f, int file, const char *name, size_t rows, size_t columns, StateKind kind,
+                       Range range, uint64_t *at) {
+    layout->span[layout->spans++] = (LayoutSpan){file, *at, kind, range};
+    fprintf(f, "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[", file == LAYOUT_OPTIMIZER && !*at ? "" : ",", name);
+    if (rows) fprintf(f, "%zu,", rows);
+    fprintf(f, "%zu],\"data_offsets\":[%" PRIu64 ",", columns, *at);
+    *at += range_float_bytes(range);
+    fprintf(f, "%" PRIu64 "]}", *at);
 }
 
 int layout_create(Layout *layout, const Model *model, Error *e) {
     *layout = (Layout){0};
     TRY(memory_alloc((void **)&layout->span, (size_t)(model->tensor_count + 2) * sizeof *layout->span, "a layout", e));
     for (int f = 0, first = 0; f < LAYOUT_FILES; f++, first = layout->spans) {
-        SafetensorsHeader header;
-        TRY(safetensors_begin(&header, e));
-        (f == LAYOUT_MODEL ? add_model : add_moments)(layout, &header, model);
-        TRY(safetensors_end(&header, BLOCK, e));
-        layout->header[f] = header.text.text;
-        layout->header_bytes[f] = header.text.bytes;
-        layout->bytes[f] = header.text.bytes + header.data;
-        for (int i = first; i < layout->spans; i++) layout->span[i].offset += header.text.bytes;
+        uint64_t length = 0, data = 0;
+        char name[64];
+        Text text;
+        TRY(text_begin(&text, e));
+        fwrite(&length, sizeof length, 1, text.f);                                        // set below
+        fputs(f == LAYOUT_MODEL ? "{\"__metadata__\":{\"format\":\"pt\"}" : "{", text.f); // transformers wants it
+        for (int i = 0; i < model->tensor_count && f == LAYOUT_MODEL; i++) {
+            const Tensor *t = &model->tensors[i];
+            snprintf(name, sizeof name, "transformer.%s", t->name);
+            add_tensor(layout, text.f, f, name, t->dimensions == 2 ? t->rows : 0, t->columns, STATE_PARAM,
+                       tensor_range(t), &data);
+        }
+        for (int k = 0; k < 2 && f == LAYOUT_OPTIMIZER; k++) {
+            layout_moment_name(name, sizeof name, k, model);
+            add_tensor(layout, text.f, f, name, 0, model->flat_count, k ? STATE_MOMENT2 : STATE_MOMENT1,
+                       (Range){0, model->flat_count}, &data);
+        }
+        fputc('}', text.f);
+        while ((size_t)ftell(text.f) % BLOCK) fputc(' ', text.f);
+        TRY(text_end(&text, e));
+        length = text.bytes - sizeof length;
+        memcpy(text.text, &length, sizeof length);
+        layout->header[f] = text.text;
+        layout->header_bytes[f] = text.bytes;
+        layout->bytes[f] = text.bytes + data;
+        for (int i = first; i < layout->spans; i++) layout->span[i].offset += text.bytes;
     }
     return 0;
 }

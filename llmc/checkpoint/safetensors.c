@@ -1,6 +1,7 @@
 #include "checkpoint/safetensors.h"
 
 #include "base/float16.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -93,20 +94,15 @@ static int compare_entries(const void *pa, const void *pb) {
 }
 
 static int compare_names(const void *a, const void *b) {
-    return strcmp((*(const SafetensorsEntry *const *)a)->name, (*(const SafetensorsEntry *const *)b)->name);
+    return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
 }
 
-// Fills reader->by_name. Refuses two tensors of one name.
-static int names_sort(SafetensorsReader *reader, Error *e) {
-    const SafetensorsEntry **names;
-    TRY(memory_alloc((void **)&names, (size_t)reader->count * sizeof *names, "the names of tensors", e));
-    reader->by_name = names;
-    for (int i = 0; i < reader->count; i++) names[i] = &reader->entries[i];
-    qsort(names, (size_t)reader->count, sizeof *names, compare_names);
-    for (int i = 1; i < reader->count; i++) {
-        if (compare_names(&names[i - 1], &names[i]) == 0)
-            return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice", names[i]->name);
-    }
+// Refuses two tensors of one name. Sorts the entries by name.
+static int names_check(SafetensorsReader *reader, Error *e) {
+    qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_names);
+    for (int i = 1; i < reader->count; i++)
+        if (compare_names(&reader->entries[i - 1], &reader->entries[i]) == 0)
+            return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice", reader->entries[i].name);
     return 0;
 }
 
@@ -126,7 +122,7 @@ static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, E
                 data_bytes);
 }
 
-// Fills entries and by_name from the header.
+// Fills entries from the header.
 static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     const cJSON *root = reader->header.root, *item;
     TRY(memory_alloc((void **)&reader->entries, (size_t)cJSON_GetArraySize(root) * sizeof *reader->entries,
@@ -137,8 +133,8 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
         *entry = (SafetensorsEntry){.reader = reader, .name = item->string};
         if (entry_parse(entry, item, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
+    TRY(names_check(reader, e)); // before the offsets: a duplicate name explains an overlap
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
-    TRY(names_sort(reader, e)); // before the offsets: a duplicate name explains an overlap
     return offsets_check(reader, data_bytes, e);
 }
 
@@ -184,7 +180,6 @@ done:
 
 void safetensors_close(SafetensorsReader *reader) {
     memory_free(reader->entries);
-    memory_free(reader->by_name);
     json_free(&reader->header);
     if (reader->fd >= 0) close(reader->fd);
     memory_free(reader->path);
@@ -192,9 +187,9 @@ void safetensors_close(SafetensorsReader *reader) {
 }
 
 const SafetensorsEntry *safetensors_find(const SafetensorsReader *reader, const char *name) {
-    const SafetensorsEntry key = {.name = name}, *wanted = &key;
-    void *found = bsearch(&wanted, reader->by_name, (size_t)reader->count, sizeof wanted, compare_names);
-    return found ? *(const SafetensorsEntry **)found : NULL;
+    for (int i = 0; i < reader->count; i++)
+        if (strcmp(reader->entries[i].name, name) == 0) return &reader->entries[i];
+    return NULL;
 }
 
 int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, void *out, Error *e) {
@@ -214,51 +209,5 @@ int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n
                     entry->reader->path, entry->name, entry->reader->data_offset + entry->begin, types[type].name);
     TRY(safetensors_read(entry, first, n, half_place(out, n), e));
     half_widen(out, n, type == SAFETENSORS_BF16);
-    return 0;
-}
-
-// ---- Writing --------------------------------------------------------------------------------------------------------
-
-int safetensors_begin(SafetensorsHeader *header, Error *e) {
-    const uint64_t length = 0; // set at the end
-    *header = (SafetensorsHeader){.data = 0};
-    TRY(text_begin(&header->text, e));
-    fwrite(&length, sizeof length, 1, header->text.f);
-    fputc('{', header->text.f);
-    return 0;
-}
-
-void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value) {
-    FILE *f = header->text.f;
-    assert(!header->tensors);
-    fputs(header->metadata++ ? "," : "\"" METADATA_NAME "\":{", f);
-    text_write_json(f, key);
-    fputc(':', f);
-    text_write_json(f, value);
-}
-
-void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
-                     const uint64_t *shape) {
-    FILE *f = header->text.f;
-    uint64_t bytes = types[type].bytes;
-    fputs(header->tensors ? "," : header->metadata ? "}," : "", f);
-    header->tensors++;
-    text_write_json(f, name);
-    fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", types[type].name);
-    for (int i = 0; i < dimensions; i++) {
-        fprintf(f, "%s%" PRIu64, i ? "," : "", shape[i]);
-        bytes *= shape[i];
-    }
-    fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", header->data, header->data + bytes);
-    header->data += bytes;
-}
-
-int safetensors_end(SafetensorsHeader *header, size_t align, Error *e) {
-    Text *text = &header->text;
-    fputs(header->metadata && !header->tensors ? "}}" : "}", text->f);
-    while ((size_t)ftell(text->f) % align) fputc(' ', text->f);
-    TRY(text_end(text, e));
-    uint64_t length = text->bytes - PREFIX_BYTES;
-    memcpy(text->text, &length, sizeof length);
     return 0;
 }

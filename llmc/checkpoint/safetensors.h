@@ -1,4 +1,4 @@
-// safetensors: reads ranges of Hugging Face's tensor file, and makes the header of one to write.
+// safetensors: reads ranges of Hugging Face's tensor file. layout.c writes it.
 //
 // The format (github.com/huggingface/safetensors, "Format"):
 //
@@ -10,7 +10,6 @@
 
 #include "base/files.h"
 #include "base/json.h"
-#include "base/text.h"
 
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off
@@ -50,8 +49,7 @@ struct SafetensorsReader { // must not move: its entries point to it
     uint64_t data_offset;      // the file's byte at which the data begins
     SafetensorsEntry *entries; // in the order of the data
     int count;
-    const SafetensorsEntry **by_name; // names ascending
-    JsonText header;                  // owns the names and the metadata
+    JsonText header; // owns the names and the metadata
 };
 
 // Opens a file and checks all of its header. ERR_INPUT names the file, the tensor and the fault. After a failure
@@ -67,24 +65,3 @@ int safetensors_read(const SafetensorsEntry *entry, uint64_t first, size_t n, vo
 
 // Reads elements of an F32, BF16 or F16 tensor as floats (exact). ERR_INPUT for another type.
 int safetensors_read_f32(const SafetensorsEntry *entry, uint64_t first, size_t n, float *out, Error *e);
-
-// ---- Writing --------------------------------------------------------------------------------------------------------
-
-// A file's header. Call begin, add metadata, add tensors, call end. The same calls in the same order give the same
-// bytes.
-typedef struct {
-    Text text;             // after safetensors_end: the file's first bytes
-    int metadata, tensors; // their numbers so far
-    uint64_t data;         // bytes of the data
-} SafetensorsHeader;
-
-int safetensors_begin(SafetensorsHeader *header, Error *e);
-void safetensors_add_metadata(SafetensorsHeader *header, const char *key, const char *value);
-
-// Adds the next tensor of the file; the data has no gaps. Add each name once.
-void safetensors_add(SafetensorsHeader *header, const char *name, SafetensorsType type, int dimensions,
-                     const uint64_t *shape);
-
-// Pads the header with spaces, so that the data begins at a multiple of `align` bytes. Release:
-// text_free(&header->text).
-int safetensors_end(SafetensorsHeader *header, size_t align, Error *e);

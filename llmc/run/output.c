@@ -13,22 +13,19 @@
 // Renames an earlier run and creates a new directory. Where --out is a link, this happens at its target, which may be
 // on another disk.
 static int move_old_run(const char *out, Error *e) {
-    char place[ARCHIVE_PATH], aside[ARCHIVE_PATH];
+    char place[ARCHIVE_PATH], aside[ARCHIVE_PATH + 16];
     struct stat st;
+    int i = 0;
     snprintf(place, sizeof place, "%s", out);
     if (lstat(out, &st) == 0 && S_ISLNK(st.st_mode) && !realpath(out, place))
         return FAIL(e, ERR_WRITE, "choose another --out", "%s: cannot resolve the link: %s", out, strerror(errno));
-    for (int i = 1; i < 100000; i++) {
-        int n = snprintf(aside, sizeof aside, "%s.%d", place, i);
-        if (n < 0 || (size_t)n >= sizeof aside) return FAIL(e, ERR_USAGE, "use a shorter path", "--out: path too long");
-        if (file_exists(aside)) continue;
-        if (rename(place, aside) != 0)
-            return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s",
-                        out, strerror(errno));
-        fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
-        return directory_create(place, e);
-    }
-    return FAIL(e, ERR_WRITE, "choose another --out", "%s: too many earlier runs next to it", out);
+    do snprintf(aside, sizeof aside, "%s.%d", place, ++i);
+    while (file_exists(aside));
+    if (rename(place, aside) != 0)
+        return FAIL(e, ERR_WRITE, "choose another --out", "%s holds an earlier run and cannot be moved aside: %s", out,
+                    strerror(errno));
+    fprintf(stderr, "%s held an earlier run: moved to %s\n", out, aside);
+    return directory_create(place, e);
 }
 
 // A save needs room for the old checkpoint and the new one.

@@ -168,7 +168,7 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
     char path[ARCHIVE_PATH];
     FileDigest manifest = {0}; // stays so without a manifest
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    int code = file_digest(path, DIGEST_ALL, &manifest, e);
+    int code = file_digest(path, &manifest, e);
     TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
     return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
                      "another checkpoint (--out)", SAME_FILES_HINT, e);

@@ -51,7 +51,7 @@ static void put_this_part(FILE *f, const Run *r) {
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", DIGEST_ALL, &program, &(Error){0}) == 0)
+    if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0)
         put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;

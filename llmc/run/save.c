@@ -177,7 +177,7 @@ static int begin_save(Run *r, Error *e) {
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
         while (f-- > 0) close(s->fd[f]);
-        archive_abandon(archive, at->step, &s->manifest, s->notes.f);
+        archive_abandon(archive, at->step, s->manifest.dir, s->notes.f, &(Error){0});
         return e->code;
     }
     return 0;
@@ -237,8 +237,8 @@ static void start_writing(Saver *s) {
 }
 
 SaverCounts saver_counts(const Saver *s) {
-    bool writes = s && s->phase == WRITING, ended = writes && atomic_load(&s->ended);
-    return (SaverCounts){writes && !ended, ended && s->error.code, s ? (double)atomic_load(&s->done) : 0};
+    if (!s) return (SaverCounts){0};
+    return (SaverCounts){s->phase == WRITING && !atomic_load(&s->ended), (double)atomic_load(&s->done)};
 }
 
 // ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
@@ -258,10 +258,11 @@ static void *finish(void *saver) {
     Saver *s = saver;
     const Archive *archive = &s->run->saving.archive;
     Error *e = &s->error, kept;
+    Manifest verified;
     int code = write_small_files(s, e);
     if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
-    if (code) archive_abandon(archive, s->step, &s->manifest, s->notes.f);
-    else if (archive_verify(archive, s->step, &s->pulse, e) == ERR_INPUT) {
+    if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
+    else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
         if (!e->unreadable) archive_remove(archive, s->step, s->notes.f, &kept);
         e->code = ERR_WRITE; // the file is not an input: this program has just written it
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
@@ -281,50 +282,45 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Rank 0 receives every rank's pieces.
-static int gather_pieces(Saver *s, Error *e) {
+// Rank 0 receives the pieces of all ranks, in the order of the files and their bytes. Where a rank failed, all ranks receive
+// the error of the lowest instead.
+static int gather_shares(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
-    int *counts, total = 0;
-    TRY(memory_alloc((void **)&counts, (size_t)comm->ranks * sizeof *counts, "counts", e));
-    int code = comm_gather(comm, &s->pieces, counts, sizeof s->pieces, e);
-    for (int r = 0; r < comm->ranks; r++) total += counts[r];
-    if (!code && comm->rank > 0 && s->pieces)
-        code = comm_send(comm, 0, s->piece, (size_t)s->pieces * sizeof *s->piece, e);
-    if (!code && comm->rank == 0) {
+    struct {
+        Error error;
+        int pieces;
+    } mine = {s->error, s->pieces}, *all;
+    int total = 0, failed = -1;
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' shares", e));
+    int code = comm_gather(comm, &mine, all, sizeof mine, e);
+    for (int r = comm->ranks - 1; r >= 0 && !code; total += all[r--].pieces)
+        if (all[r].error.code) failed = r;
+    if (failed >= 0) s->error = all[failed].error;
+    if (failed > 0) error_prefix(&s->error, "rank %d", failed);
+    const bool sends = !code && failed < 0 && comm->rank > 0 && s->pieces;
+    if (sends) code = comm_send(comm, 0, s->piece, (size_t)s->pieces * sizeof *s->piece, e);
+    if (!code && failed < 0 && comm->rank == 0) {
         memory_free(s->of_all);
         code = memory_alloc((void **)&s->of_all, (size_t)total * sizeof *s->of_all, "digests", e);
         s->of_all_count = s->pieces;
         if (!code) memcpy(s->of_all, s->piece, (size_t)s->pieces * sizeof *s->piece);
-        for (int r = 1; r < comm->ranks && !code; s->of_all_count += counts[r++])
-            if (counts[r])
-                code = comm_receive(comm, r, s->of_all + s->of_all_count, (size_t)counts[r] * sizeof *s->piece, e);
+        for (int r = 1; r < comm->ranks && !code; s->of_all_count += all[r++].pieces)
+            if (all[r].pieces)
+                code = comm_receive(comm, r, s->of_all + s->of_all_count, (size_t)all[r].pieces * sizeof *s->piece, e);
         if (!code) qsort(s->of_all, (size_t)total, sizeof *s->of_all, compare_places);
     }
-    memory_free(counts);
-    return code;
-}
-
-// Rank 0 gets the error of the lowest rank that failed.
-static int gather_errors(Saver *s, Error *e) {
-    Comm *comm = s->run->setup.comm;
-    Error *all;
-    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "errors", e));
-    int code = comm_gather(comm, &s->error, all, sizeof s->error, e), r = 0;
-    while (!code && r < comm->ranks - 1 && !all[r].code) r++;
-    if (!code) s->error = all[r];
-    if (!code && r > 0) error_prefix(&s->error, "rank %d", r);
     memory_free(all);
     return code;
 }
 
-// Once no rank writes, rank 0 receives the digests and finishes the save on its thread, unless some rank failed.
+// Once no rank writes, rank 0 finishes the save on its thread, unless some rank failed.
 static int advance(Saver *s, const SaverCounts *sums, Error *e) {
     if (s->phase != WRITING || sums->writing > 0) return 0;
     worker_join(&s->worker);
-    TRY(sums->failed > 0 ? gather_errors(s, e) : gather_pieces(s, e));
+    TRY(gather_shares(s, e));
     s->phase = is_rank0(&s->run->setup) ? FINISHING : IDLE;
     if (s->phase == IDLE) return 0;
-    if (sums->failed > 0) archive_abandon(&s->run->saving.archive, s->step, &s->manifest, s->notes.f);
+    if (s->error.code) archive_abandon(&s->run->saving.archive, s->step, s->manifest.dir, s->notes.f, &(Error){0});
     else start_thread(s, finish);
     return 0;
 }
@@ -353,18 +349,22 @@ static void report_failure(const Run *r, const Error *why, bool ends) {
                  r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
+// Adds to the remedy of an error that the same command resumes. what: "" or "SOMETHING: ".
+static int hint_to_resume(const Run *r, Error *e, const char *what) {
+    char remedy[sizeof e->hint];
+    snprintf(remedy, sizeof remedy, "%s", e->hint);
+    return error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; then " : "", what,
+                      r->setup.options.fresh ? " without --fresh" : "");
+}
+
 // The save before the run's end failed: adds the unsaved step, and the checkpoint to resume from, to the error.
 static int report_unsaved(const Run *r, Error *e) {
-    char step[100], remedy[sizeof e->hint];
-    if (r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens) {
-        snprintf(step, sizeof step, "%s: stopped after step %lld, which", stop_cause(r),
-                 (long long)r->position.at.step);
-    } else snprintf(step, sizeof step, "step %lld", (long long)r->position.at.step);
-    if (!r->saving.saved[0]) return error_prefix(e, "%s is not saved, and there is no checkpoint yet", step);
-    snprintf(remedy, sizeof remedy, "%s", e->hint);
-    error_hint(e, "%s%sthe same command%s resumes from there", remedy, *remedy ? "; then " : "",
-               r->setup.options.fresh ? " without --fresh" : "");
-    return error_prefix(e, "%s is not saved, and the newest checkpoint is %s", step, r->saving.saved);
+    const bool stopped = r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens;
+    const char *newest = r->saving.saved;
+    if (*newest) hint_to_resume(r, e, "");
+    return error_prefix(e, "%s%sstep %lld%s is not saved, and %s%s", stopped ? stop_cause(r) : "",
+                        stopped ? ": stopped after " : "", (long long)r->position.at.step, stopped ? ", which" : "",
+                        *newest ? "the newest checkpoint is " : "there is no checkpoint yet", newest);
 }
 
 // A save has ended, on rank 0. Where the run waits for it, the caller reports a failure. After a failure the best
@@ -502,7 +502,7 @@ int save_at_error(Run *r, Error *e) {
     const Saver *s = r->saving.saver;
     const bool settled = comm->settled;
     const int speaker = comm->speaker;
-    char remedy[sizeof e->hint];
+    char what[ARCHIVE_PATH + 100];
     Error failed = {0};
     int unsaved = 1;
     comm->settled = false;
@@ -511,10 +511,9 @@ int save_at_error(Run *r, Error *e) {
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
     if (code || unsaved) report_failure(r, code ? &failed : &s->error, true);
     if (code || unsaved) return 0;
-    snprintf(remedy, sizeof remedy, "%s", e->hint);
-    error_hint(e, "%s%sstep %lld is saved in %s/step_%08lld: the same command%s resumes there", remedy,
-               *remedy ? "; " : "", (long long)s->step, r->setup.options.out, (long long)s->step,
-               r->setup.options.fresh ? " without --fresh" : "");
+    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)s->step, r->setup.options.out,
+             (long long)s->step);
+    hint_to_resume(r, e, what);
     return 0;
 }
 

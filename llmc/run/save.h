@@ -57,9 +57,9 @@ int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
-// 1 or 0: this rank writes; it has failed to. And how many pieces it has done, of all saves. NULL: zeros.
+// 1 or 0: this rank writes. And how many pieces it has done, of all saves. NULL: zeros.
 typedef struct {
-    double writing, failed, done;
+    double writing, done;
 } SaverCounts;
 SaverCounts saver_counts(const Saver *saver);
 

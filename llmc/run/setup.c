@@ -35,7 +35,7 @@ static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, Model
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
         if (file_exists(o->model) && !directory_exists(o->model)) // of a Git LFS pointer it is an error
-            TRY(file_digest(o->model, DIGEST_SAMPLE, &(FileDigest){0}, e));
+            TRY(file_digest(o->model, &(FileDigest){0}, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",
                  o->model);
@@ -406,7 +406,7 @@ int setup_same_data(const Run *r, Error *e) {
     if (s->source[0]) code = checkpoint_hash_model(s->source, &model, e);
     model = hash_bytes(model, &s->model.config, sizeof s->model.config); // the vocabulary may come from the tokenizer
     model = hash_bytes(model, &s->shape.separator, sizeof s->shape.separator);
-    if (!code && r->data.hellaswag) code = file_digest(s->options.hellaswag, DIGEST_SAMPLE, &questions, e);
+    if (!code && r->data.hellaswag) code = file_digest(s->options.hellaswag, &questions, e);
     TRY(comm_agree(s->comm, code, e));
     const struct {
         uint64_t hash;

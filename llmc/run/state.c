@@ -28,7 +28,7 @@ int shard_list_create(ShardList *list, const Dataset *data, Error *e) {
         const char *path = dataset_shard_path(data, list->count);
         char *name = list->shard[list->count].name;
         snprintf(name, sizeof list->shard->name, "%s", path_name(path));
-        code = file_digest(path, DIGEST_SAMPLE, &list->shard[list->count].digest, e);
+        code = file_digest(path, &list->shard[list->count].digest, e);
     }
     if (code) shard_list_destroy(list);
     return code;

@@ -11,7 +11,7 @@
 
 #define STATE_NAME "state.json"
 
-// Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest, DIGEST_SAMPLE).
+// Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest).
 typedef struct {
     struct {
         char name[256];

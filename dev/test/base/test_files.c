@@ -1,13 +1,12 @@
 // Durable writing, past the page cache and through it: contents and digests of files of all sizes; file systems that
-// refuse O_DIRECT early or late; calls that fail, are interrupted or fall short. mincore tells what is in the page cache.
-#define _GNU_SOURCE // O_DIRECT, mincore
+// refuse O_DIRECT early or late; calls that fail, are interrupted or fall short.
+#define _GNU_SOURCE // O_DIRECT
 #include "base/thread.h"
 #include "../scratch.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 
 enum { MIB = 1 << 20, PAGE = 4096, STAGE = 4 * MIB, LARGEST = 3 * STAGE };
@@ -136,7 +135,7 @@ static void check_file(const char *path, size_t bytes) {
     FileDigest want = digest_of(data, bytes), read = {0};
     Error e = {0};
     check_contents(path, bytes);
-    CHECK_OK(file_digest(path, DIGEST_ALL, &read, &e), &e);
+    CHECK_OK(file_digest(path, &read, &e), &e);
     CHECK(digest_equal(&read, &want), "%zu bytes: read as %s, want %s", bytes, read.hash, want.hash);
     for (int past = 0; past < 2; past++) {
         size_t from = draw((uint32_t)bytes + 1);
@@ -157,48 +156,6 @@ static void test_all_sizes(void) {
     CHECK(strcmp(digest_of("", 0).hash, "99aa06d3014798d86001c324468d497f") == 0, "not XXH3-128"); // by xxhsum
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_save(sizes[i], LARGEST);
     for (int i = 0; i < 10; i++) check_save(draw(LARGEST), i % 2 ? 64 * PAGE : MIB);
-}
-
-static size_t pages_in_cache(const char *path, size_t begin, size_t end) {
-    static unsigned char resident[LARGEST / PAGE];
-    int fd = open(path, O_RDONLY);
-    void *map = mmap(NULL, end - begin, PROT_READ, MAP_SHARED, fd, (off_t)begin);
-    size_t pages = (end - begin + PAGE - 1) / PAGE, count = 0;
-    CHECK(map != MAP_FAILED && mincore(map, end - begin, resident) == 0, "mincore: %s", strerror(errno));
-    for (size_t i = 0; i < pages; i++) count += resident[i] & 1;
-    munmap(map, end - begin);
-    close(fd);
-    return count;
-}
-
-// Does a page written with O_DIRECT stay out of the cache? On tmpfs it does not.
-static bool direct_avoids_cache(void) {
-    static _Alignas(PAGE) unsigned char page[PAGE];
-    int fd = open("probe", O_WRONLY | O_CREAT | O_DIRECT, 0666);
-    bool written = fd >= 0 && write(fd, page, PAGE) == PAGE;
-    if (fd >= 0) close(fd);
-    return written && pages_in_cache("probe", 0, PAGE) == 0;
-}
-
-static void test_past_the_page_cache(void) {
-    const size_t bytes = 2 * STAGE + 5 * PAGE + 7;
-    int fd;
-    Error e = {0};
-    plan_fault(WRITE, NOTHING, 0, 0);
-    if (sysconf(_SC_PAGESIZE) != PAGE) SKIP("pages of another size"); // 64 KiB on some Arm machines
-    if (!direct_avoids_cache()) SKIP("not on this file system");
-    unsigned char *aligned = aligned_alloc(PAGE, LARGEST);
-    memcpy(aligned, data, bytes);
-    CHECK_OK(file_open_output(IN_PATH, "file", O_WRONLY | O_TRUNC, &fd, &e), &e);
-    CHECK_OK(file_write_range(fd, "file", 0, aligned, bytes, &e), &e);
-    CHECK_OK(file_close(fd, "file", &e), &e);
-    free(aligned);
-    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
-    CHECK(pages_in_cache("file", 2 * STAGE, bytes) == 1, "the tail is not where this test looks");
-    check_range("file", 0, bytes, true);
-    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 0, "%zu pages", pages_in_cache("file", 0, 2 * STAGE));
-    check_range("file", 0, bytes, false);
-    CHECK(pages_in_cache("file", 0, 2 * STAGE) == 2 * STAGE / PAGE, "file_digest_range left nothing in the cache");
 }
 
 static void test_refused(void) {
@@ -233,7 +190,7 @@ static void test_calls_that_fail(void) {
         plan_fault(PREAD, FAILS, n, EIO);
         char want[40];
         snprintf(want, sizeof want, "read failed at byte %ld:", (n - 1) * STAGE);
-        CHECK_ERROR(file_digest("file", DIGEST_ALL, &digest, &e), &e, ERR_INPUT, want);
+        CHECK_ERROR(file_digest("file", &digest, &e), &e, ERR_INPUT, want);
     }
 }
 
@@ -260,19 +217,6 @@ static void test_replace(void) {
     plan_fault(WRITE, NOTHING, 0, 0);
     check_file("replaced", 1000);
     CHECK(!file_exists("replaced.partial"), "the failed file is left");
-}
-
-// A name that is not on the disk is given back, so that a second try finds it free.
-static void test_rename(void) {
-    Error e = {0};
-    int dir = open(".", O_RDONLY);
-    plan_fault(FSYNC, NOTHING, 0, 0);
-    CHECK_OK(file_save("from", data, 100, &e), &e);
-    plan_fault(FSYNC, FAILS, 1, EIO);
-    CHECK_ERROR(path_rename(dir, "from", "to", &e), &e, ERR_WRITE, "fsync failed");
-    CHECK_OK(path_rename(dir, "from", "to", &e), &e);
-    CHECK_ERROR(path_rename(dir, "from", "to", &e), &e, ERR_WRITE, "to: exists already");
-    close(dir);
 }
 
 static void test_parent(void) {
@@ -334,8 +278,8 @@ int main(void) {
     scratch_begin();
     data = malloc(LARGEST);
     for (size_t i = 0; i < LARGEST; i++) data[i] = (unsigned char)draw(256);
-    RUN(test_limits, test_all_sizes, test_past_the_page_cache, test_refused, test_calls_that_fail,
-        test_interrupted_and_short_calls, test_replace, test_rename, test_parent);
+    RUN(test_limits, test_all_sizes, test_refused, test_calls_that_fail, test_interrupted_and_short_calls, test_replace,
+        test_parent);
     free(data);
     RUN(test_cpu_quota);
     return scratch_end();

@@ -5,8 +5,6 @@
 #include "half.h"
 #include "../scratch.h"
 
-#include <cjson/cJSON.h>
-
 #include <sys/stat.h>
 
 // ---- Conversions ----------------------------------------------------------------------------------------------------
@@ -107,8 +105,7 @@ static void sample_encode(SafetensorsType type, double value, void *out) {
 
 enum { SAMPLE_ROWS = 3, SAMPLE_COLUMNS = 37, SAMPLE_COUNT = SAMPLE_ROWS * SAMPLE_COLUMNS };
 
-// Writes the sample file, `piece` bytes of data at a time.
-static int sample_write(const char *path, size_t piece, Error *e) {
+static int sample_write(const char *path, Error *e) {
     SafetensorsWriter *writer;
     const uint64_t shape[2] = {SAMPLE_ROWS, SAMPLE_COLUMNS}, empty[1] = {0};
     TRY(writer_create(&writer, path, e));
@@ -126,16 +123,11 @@ static int sample_write(const char *path, size_t piece, Error *e) {
     sample_encode(SAFETENSORS_F32, 0.5, data + bytes);
     bytes += 4;
     safetensors_add(&writer->header, "empty", SAFETENSORS_F32, 1, empty);
-    for (size_t at = 0; at < bytes; at += piece) TRY(writer_write(writer, data + at, size_min(piece, bytes - at), e));
+    TRY(writer_write(writer, data, bytes, e));
     return writer_finish(writer, e);
 }
 
-static const char *metadata_of(const SafetensorsReader *reader, const char *key) {
-    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(reader->header.root, "__metadata__");
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
-}
-
-// Checks that a file has the sample's tensors, metadata and values.
+// Checks that a file has the sample's tensors and values.
 static void sample_check(const char *path) {
     SafetensorsReader reader;
     Error e = {0};
@@ -179,31 +171,13 @@ static void sample_check(const char *path) {
     CHECK(empty && empty->dimensions == 1 && empty->shape[0] == 0 && empty->count == 0, "the empty tensor");
     CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"),
           "found a tensor that does not exist");
-    const char *quoted = metadata_of(&reader, "quo\"ted\\\n"), *format = metadata_of(&reader, "format");
-    CHECK(format && strcmp(format, "pt") == 0, "metadata format is %s", format);
-    CHECK(quoted && strcmp(quoted, "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82") == 0, "metadata with escapes: %s",
-          quoted);
-    CHECK(!metadata_of(&reader, "none"), "found metadata that does not exist");
     safetensors_close(&reader);
 }
 
-static void test_write_and_read(void) {
+static void test_every_type(void) {
     Error e = {0};
-    const char *first = "first.safetensors", *second = "second.safetensors";
-    char *a, *b;
-    size_t a_bytes, b_bytes;
-    CHECK_OK(sample_write(first, 1 << 20, &e), &e);
-    CHECK_OK(sample_write(second, 7, &e), &e);
-    sample_check(first);
-    CHECK_OK(file_read(first, 1 << 20, &a, &a_bytes, &e), &e);
-    CHECK_OK(file_read(second, 1 << 20, &b, &b_bytes, &e), &e);
-    CHECK(a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0, "the same contents in other pieces make another file");
-    uint64_t header;
-    memcpy(&header, a, sizeof header);
-    CHECK(strstr(a + 8, "\\u0001"), "a control byte is not escaped, as JSON wants it");
-    CHECK(header % 8 == 0, "the data begins at byte %d", (int)header + 8);
-    memory_free(a);
-    memory_free(b);
+    CHECK_OK(sample_write("sample.safetensors", &e), &e);
+    sample_check("sample.safetensors");
 }
 
 // ---- Bad files ------------------------------------------------------------------------------------------------------
@@ -327,7 +301,7 @@ static void test_unusual_but_right(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_half_every_value, test_half_rounding, test_write_and_read, test_bad_headers, test_bad_files,
+    RUN(test_half_every_value, test_half_rounding, test_every_type, test_bad_headers, test_bad_files,
         test_unusual_but_right);
     return scratch_end();
 }

@@ -29,7 +29,6 @@ typedef enum {
     FAULT_KILL,  // the program is killed before the call, or after half of a write
     FAULT_ONCE,  // the call fails
     FAULT_ON,    // it and all later calls of its kind fail
-    FAULT_SHORT, // a write that writes half
 } Fault;
 
 enum { FAULT_RANKS = 4 };
@@ -254,7 +253,6 @@ static bool is_unreadable(const char *path, bool opens) {
     return true;
 }
 
-ssize_t __real_pread(int fd, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
     char path[PATH_MAX] = "";
@@ -263,7 +261,6 @@ ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
 }
 
 ssize_t __real_write(int fd, const void *data, size_t bytes);
-ssize_t __real_pwrite(int fd, const void *data, size_t bytes, off_t at);
 static ssize_t real_write(int fd, const void *data, size_t bytes, off_t at) { // at: -1: where the file stands
     return at < 0 ? __real_write(fd, data, bytes) : __real_pwrite(fd, data, bytes, at);
 }
@@ -281,12 +278,12 @@ static ssize_t faulty_write(int fd, const void *data, size_t bytes, off_t at) {
         if (in_child() && faults->flip_step) flip_on_disk(fd);
         return written;
     }
-    bool fails = faults->fault != FAULT_KILL && faults->fault != FAULT_SHORT;
-    ssize_t written = fails ? -1 : real_write(fd, data, bytes > 1 ? bytes / 2 : bytes, at);
-    if (faults->fault == FAULT_KILL) kill(getpid(), SIGKILL);
-    if (fails) errno = faults->error;
+    if (faults->fault == FAULT_KILL) {
+        if (real_write(fd, data, bytes > 1 ? bytes / 2 : bytes, at) >= 0) kill(getpid(), SIGKILL);
+    }
     faults->struck++;
-    return written;
+    errno = faults->error;
+    return -1;
 }
 
 ssize_t __wrap_write(int fd, const void *data, size_t bytes);

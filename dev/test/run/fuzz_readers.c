@@ -288,7 +288,7 @@ static void make_safetensors(void) {
         safetensors_add(&header, names[i % 4], type, dimensions, shape);
         data_bytes += count * safetensors_type_bytes(type);
     }
-    CHECK_OK(safetensors_end(&header, 8, &e), &e);
+    CHECK_OK(safetensors_end(&header, &e), &e);
     put(header.text.text, header.text.bytes);
     put(zeros, data_bytes);
     text_free(&header.text);
