@@ -41,7 +41,8 @@ typedef struct {
     int error;           // errno
     long free_kb;        // free space that fstatvfs reports, if not 0
     long disk_kb;        // or the disk's size, of which only checkpoints take space
-    long slow_us;        // added to every fsync
+    long slow_us;        // added to every fsync of that rank
+    size_t refused;      // no allocation of so many bytes succeeds there
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
     long readable;       // reads of the file below that succeed
@@ -294,7 +295,7 @@ ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at) { return
 int __real_fsync(int fd);
 int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
-    if (in_child() && faults->slow_us) {
+    if (in_child() && faults->slow_us && faults->rank == faults_rank) {
         faults->slowed++;
         usleep((useconds_t)faults->slow_us);
     }
@@ -363,7 +364,9 @@ int __wrap_openat(int directory, const char *name, int flags, ...) {
 int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
 int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
 int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
-    return strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
+    bool refused = in_child() && bytes == faults->refused && faults->rank == faults_rank;
+    if (refused) faults->struck++;
+    return refused || strikes(CALL_ALLOC) ? ENOMEM : __real_posix_memalign(out, alignment, bytes);
 }
 
 static long blocks_of(const char *path) { // of 512 bytes, in all files

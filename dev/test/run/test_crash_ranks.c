@@ -166,6 +166,16 @@ static void test_saves_before_unreadable_data(void) {
     }
 }
 
+// A rank without memory for its copy, whose disk is slower than a step may be: all wait for it while it makes progress.
+static void test_no_memory_for_a_copy(void) {
+    begin_part();
+    faults->rank = RANKS - 1;
+    faults->refused = 3 * (64 << 10); // of this model
+    faults->slow_us = 3000000;
+    CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 3 --deadline 2 --out part"), 0, "!was not saved");
+    CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
+}
+
 // A full disk on rank 0: all ranks save.
 static void test_log_waits_for_room(void) {
     int code = run_on_a_full_disk();
@@ -305,6 +315,7 @@ int main(int argc, char **argv) {
     RUN(test_calls_that_fail);
     RUN(test_allocations_that_fail);
     RUN(test_saves_before_unreadable_data);
+    RUN(test_no_memory_for_a_copy);
     RUN(test_log_waits_for_room);
     RUN(test_the_directory_is_moved);
     RUN(test_signals);
