@@ -1,4 +1,4 @@
-// Lines that fit: parts left out by priority, folded text, the width of a terminal, and how rarely a log gets a line.
+// Lines that fit: parts left out by priority, folded text, the width of a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/terminal.h"
 #include "base/text.h"
@@ -83,21 +83,7 @@ static void test_columns(void) {
     close(master);
 }
 
-// Two seconds at first, ever rarer, never dead.
-static void test_log(void) {
-    const double day = 86400;
-    int lines = 0;
-    double before = 0;
-    CHECK(log_interval(0) == 2 && log_interval(100) == 2, "%g, %g", log_interval(0), log_interval(100));
-    for (double t = 0; t < day; t += log_interval(t), lines++) {
-        CHECK(log_interval(t) >= before && log_interval(t) <= 600, "%g s after %g s", log_interval(t), t);
-        before = log_interval(t);
-    }
-    CHECK(lines > 300 && lines < 500, "%d lines a day", lines);
-    CHECK(log_interval(100 * day) == 600, "%g", log_interval(100 * day));
-}
-
 int main(void) {
-    RUN(test_line_fit, test_fold, test_columns, test_log);
+    RUN(test_line_fit, test_fold, test_columns);
     return test_summary();
 }
