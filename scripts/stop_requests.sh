@@ -18,7 +18,7 @@ apart=(setsid setpriv --pdeathsig USR1)
 "${apart[@]:1}" true 2> /dev/null || apart=(setsid)
 
 # Forwards requests to stop to `job` by the script's own ask_to_stop, at once or when the job has started. A second
-# request sends a second signal. Requests until 2 s after the first was forwarded count as one: `timeout` sends two
+# request sends a second signal. Requests until 3 s after the first was forwarded count as one: `timeout` sends two
 # (llmc/base/signals.h). All HUPs of a closing terminal count as one. Closed output does not end the script.
 job='' asked=0 sent=0 first=0
 trap_stop_requests() {
