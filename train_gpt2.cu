@@ -29,7 +29,6 @@
 
 // ---- A pass ---------------------------------------------------------------------------------------------------------
 
-// A forward or backward pass over B rows of T tokens.
 typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
@@ -161,8 +160,7 @@ static bool qkv_is_summed(const Engine *engine, const Pass *p) {
     return engine->fused_linear && attention_sums(p->attention);
 }
 
-// True if the bias gradient of w needs weight_gradient or bias_backward: neither attention, dfc's product nor
-// ln_backward sums it.
+// True if weight_gradient or bias_backward must sum the bias gradient of w: no other kernel does.
 static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
@@ -389,9 +387,8 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 // valid until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
-// dx += gradient through y = LN(x) from dy (first: =). The kernel also sums the columns of branch_gradient: the
-// gradient of `bias`, in block bias_layer, whose product was last added to x. bias_layer < 0: x is the embedding,
-// without a bias.
+// dx += gradient through y = LN(x) from dy (first: =). The kernel also sums branch_gradient's columns: the gradient of
+// `bias` in block bias_layer, whose product was last added to x. bias_layer < 0: x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};

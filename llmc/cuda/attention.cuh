@@ -13,8 +13,8 @@
 //
 // With documents a query sees no key before its document's first; kernels skip tiles without a visible key.
 //
-// Each result is written once, by one block, in a fixed order: two runs give the same bits. On Hopper blocks draw tiles from
-// `ticket`, a counter in device memory, 0 before and after the call. Calls that may overlap need one each.
+// Each result is written once, by one block, in a fixed order: two runs give the same bits. Hopper's blocks draw tiles
+// from `ticket`, a counter in device memory, 0 before and after the call. Calls that may overlap need one each.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

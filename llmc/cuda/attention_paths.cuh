@@ -85,7 +85,7 @@ template <int N> __device__ static inline void clear(float (&c)[N]) {
 __device__ static inline int fragment_row(int i) { return i / 2 % 2 * 8; }
 __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2; }
 
-// Number of a lane's k-th element in its first (i = 0) or second (i = 1) row.
+// Index of a lane's k-th element in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
 // Random block of a lane's elements of a 16 x 16 tile (math/dropout.h): elements 2 w and 2 w + 1 use word w.
@@ -94,7 +94,7 @@ __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned quer
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
-// Mask of a lane's kept elements, E of a tile of 16 queries from query0 and 2 E keys from key0.
+// Mask of the E elements that a lane holds of a tile of 16 queries from query0, 2 E keys from key0: 1 if kept.
 template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &h, int query0, int key0) {
     unsigned kept = 0;
     UNROLL_FOR (int k = 0; k < E / 8; k++) {

@@ -131,9 +131,9 @@ template <int HALF, int N> __device__ static inline void exchange(float (&v)[N],
     }
 }
 
-// Writes the column sums of the 64 rows that a warpgroup's warp_rows_out stored: rows row.. of one head of 64 in example b,
-// all below T (attention_sums). columns: AttentionRows.columns; sums: one row per warp. A lane starts with 16 columns: two
-// neighbours in every 8. Each exchange halves them.
+// Writes the column sums of the 64 rows from `row` that a warpgroup's warp_rows_out stored: one head (D = 64) of
+// example b, all rows below T (attention_sums). columns: AttentionRows.columns; sums: one row per warp. A lane starts
+// with 16 columns, two neighbours in every 8; each exchange halves them.
 __device__ static inline void head_columns_out(float *columns, float (&sums)[4][64], const float (&c)[32], float factor,
                                                int column, int row, int b, AttentionShape s, int barrier) {
     const int lane = threadIdx.x % 32, thread = threadIdx.x % WARPGROUP;
@@ -163,8 +163,7 @@ struct HeadTile {
 
 // Draws the next tile, for one of `workers` that draw until none is left.
 // - Tiles are not assigned at launch: a block that starts late, because NCCL holds its multiprocessor, leaves its tiles
-//   to others. (Assigned tiles made kernels up to 1.8 times as long then.) No result depends on which block computes
-//   it.
+//   to others. (Assigned tiles made kernels up to 1.8 times as long then.) No result depends on the block.
 // - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
 //   kernel.
 // - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2

@@ -214,7 +214,6 @@ __device__ void statistics_compute(float (&lse2)[2], float (&delta)[2], const ch
     }
 }
 
-// Writes the column sums of a warpgroup's rows if they are wanted.
 template <class F>
 __device__ void group_columns_out(typename F::Shared &shared, AttentionRows rows, const float (&c)[F::D / 2],
                                   float factor, int column, int row, int b, AttentionShape s) {
@@ -273,7 +272,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
     if (lane == 0) copy_out_wait();
 }
 
-// dv += P^T dO, dk += dS^T Q over one tile of queries. On return only the second product is in flight.
+// dv += P^T dO, dk += dS^T Q over one tile of queries. On return both may be in flight; earlier tiles' are done.
 // With dropout delta arrives divided by the scale of kept elements; dkdv_work multiplies dk and dv by that scale.
 // At D = 128 registers hold neither dP before P is packed, nor P in fp32: dS uses the rounded P of dv.
 template <bool DIAGONAL, class F, Masks M>

@@ -1,9 +1,9 @@
 // crossentropy: see crossentropy.cuh.
 //
-// A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018, arXiv
-// 1805.02867); a second writes the gradient. Where a multiprocessor has room for two rows (50304 logits of 16 bits fit), a
-// block keeps its row in shared memory for the second pass, and fetches its next row into each place that the gradient
-// frees: memory is never idle. Longer rows get a block each and are read twice, mostly from L2.
+// A first pass over a row finds its maximum and its sum of exponentials (online softmax: Milakov, Gimelshein 2018,
+// arXiv 1805.02867); a second writes the gradient. Where a multiprocessor has room for two rows (50304 logits of 16
+// bits fit), a block keeps its row in shared memory for the second pass, and fetches its next row into each place that
+// the gradient frees: memory is never idle. Longer rows get a block each and are read twice, mostly from L2.
 #include "cuda/crossentropy.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vec.cuh"
@@ -27,14 +27,13 @@ __device__ static inline float exp_minus(float x, float shift) {
 
 typedef struct {
     float *losses, *smoothed;
-    float smoothing, onehot, everywhere; // onehot, everywhere: terms of the gradient
+    float smoothing, onehot, everywhere; // onehot, everywhere: subtracted from the target's gradient, from all
     real *logits;                        // the gradient overwrites them
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
-    float scale; // the gradient is that of scale * loss
+    float scale; // of the loss
 } LogitRows;
 
-// The target of position n.
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T + 1];
 }
@@ -45,8 +44,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' softmax; returns it in every lane. Empty partials and those with the maximum are not scaled: no inf -
-// inf.
+// Joins the lanes' partials; returns the result in every lane. A partial that has the maximum is not scaled: if all are
+// empty, -inf - -inf would be NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)
@@ -54,7 +53,7 @@ __device__ static inline Partial partial_join_warp(Partial p) {
     return {max, warp_sum(p.max == max ? p.sum : p.sum * exp_minus(p.max, max))};
 }
 
-// Returns the row's softmax, in every thread. SMOOTH: *sum goes from the thread's sum of logits to the row's.
+// Joins the threads' partials; returns the result in every thread. SMOOTH: sums *sum, too.
 template <bool SMOOTH>
 __device__ static inline Partial partial_join_block(Partial mine, Partial *shared, float *sum, float *shared_sums) {
     const int lane = threadIdx.x % WARP;
@@ -98,19 +97,19 @@ __device__ static inline float pack_max(const Pack<VEC> &pack) {
 #endif
 }
 
-// A thread processes ROW_PACKS packs per turn, and a row in shared memory in TURNS_MAX turns.
+// A thread processes ROW_PACKS packs per turn. A row in shared memory takes at most TURNS_MAX turns.
 enum { ROW_PACKS = 4, TURN = ROW_THREADS * ROW_PACKS * VEC };
 enum { TURNS_MAX = (CACHE_BYTES_MAX / sizeof(real) + TURN - 1) / TURN };
 static_assert(TURNS_MAX <= 3, "fetch_wait_turn has no more cases");
 
-// Waits for the fetches of one turn, after those of TURNS_MAX turns were committed.
+// Waits for the fetches of a turn, given that all TURNS_MAX turns are committed.
 __device__ static inline void fetch_wait_turn(int turn) {
     if (turn == TURNS_MAX - 1) fetch_wait<0>();
     else if (turn == TURNS_MAX - 2) fetch_wait<1>();
     else fetch_wait<2>();
 }
 
-// Softmax of a thread's logits of a row. FETCHED: the row is in shared memory. SMOOTH: *logits = their sum.
+// Returns the partial of a thread's logits. FETCHED: the row is in shared memory. SMOOTH: *logits = their sum.
 template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const real *row, int V, float *logits) {
     const int stride = ROW_THREADS * VEC;
     Partial mine = {-CUDART_INF_F, 0.0f};
@@ -143,13 +142,13 @@ template <bool FETCHED, bool SMOOTH> __device__ inline Partial row_partial(const
     return mine;
 }
 
-// Input of a row's gradient: exp(x - shift) = softmax scale / T.
+// What a row's gradient needs: exp(x - shift) = softmax scale / T; onehot as in LogitRows.
 typedef struct {
     int target;
     float shift, onehot;
 } RowEnd;
 
-// Writes the losses of row r, by the thread of the target's column. row: logits; logits: their sum.
+// Writes the losses of row r, in the thread of the target's column. row: its logits; logits: their sum.
 template <bool SMOOTH>
 __device__ static inline RowEnd row_end(const LogitRows &k, int r, int target, Partial all, float logits,
                                         const real *row) {
@@ -171,7 +170,7 @@ __device__ static inline void gradient_write(const LogitRows &k, real *row, cons
     UNROLL_FOR (int j = 0; j < VEC; j++) x[j] = exp_minus(x[j], e.shift);
     if (SMOOTH)
         UNROLL_FOR (int j = 0; j < VEC; j++) x[j] -= k.everywhere;
-    if (e.target / VEC == c / VEC || (SMOOTH && c + VEC > k.V)) // one branch for both
+    if (e.target / VEC == c / VEC || (SMOOTH && c + VEC > k.V)) // one branch for the target and the padding
         UNROLL_FOR (int j = 0; j < VEC; j++) {
             if (c + j == e.target) x[j] = loss_gradient_at_target(x[j], e.onehot);
             if (SMOOTH && c + j >= k.V) x[j] = 0.0f;
@@ -288,8 +287,8 @@ struct LossFinish {
     int row0, R, T, C, Vp;
 };
 
-// Grid: a block per 32 rows. To add their sums, a lane owns one row and a warp every eighth tile; then a warp scales x by
-// row.
+// Grid: a block per 32 rows. Warp w first adds the sums of every eighth tile, a row per lane; then it scales
+// every eighth row of x.
 __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(const __grid_constant__ LossFinish f) {
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
@@ -302,7 +301,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
         const int target = target_at(f.tokens, f.row0 + r, f.T);
         f.losses[r] = logf(sum);
         f.factors[r] = factors[lane] = f.scale / f.T / sum;
-        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0) exactly, not the product's rounded value
+        const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0) = 1, not the product's rounded value
         f.exponentials[(size_t)r * f.Vp + target] = (real)at_target;
     }
     __syncthreads();

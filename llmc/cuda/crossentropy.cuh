@@ -13,15 +13,15 @@
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
                  int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e);
 
-// The same in two calls around a product that stores exponentials instead of logits (LINEAR_SOFTMAX), which saves a pass:
-// exponentials = exp(logit - target's logit), sum = their sum over a row, softmax = exponentials / sum, and
+// Two calls around a product that stores exponentials instead of logits (LINEAR_SOFTMAX) save a pass: exponentials =
+// exp(logit - target's logit), sum = their sum over a row, softmax = exponentials / sum, and
 //   dlogits = factor (exponentials - sum onehot(target)),  factor = scale / T / sum
-// The next products apply the factor: the input gradient by row; the weight gradient through x, which is multiplied by it.
+// The next products apply the factor: the input gradient per row (LINEAR_SCALED), the weight gradient through scaled x.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
                          int R, int T, int C, cudaStream_t stream, Error *e);
-// After the product, whose row sums by tile are sums (tiles, R): losses[r] = log(sum); exponentials[r][target] = 1 - sum,
+// After the product; sums (tiles, R): its row sums by tile. losses[r] = log(sum); exponentials[r][target] = 1 - sum,
 // rounded once; factors[r] = factor; x[r] *= factor. Losses above LINEAR_EXPONENT_MAX log 2 come out too small.
 int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
                         float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,

@@ -8,8 +8,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-// real: the type of parameters (the working copy), activations and their gradients. Statistics, parameter gradients,
-// moments, master weights and arithmetic inside kernels are fp32 in every build. Only these differ between the 16-bit builds:
+// real: type of the working weights, of activations and their gradients. Statistics, parameter gradients, moments,
+// master weights and arithmetic inside kernels are fp32 in every build. Only these differ between the 16-bit builds:
 //   REAL_NAME      the type in messages            REAL_PTX     in the tensor cores' instructions
 //   REAL_LIBRARY   in cuBLASLt                     REAL_MAP     in tensor maps (cuda.h)
 //   REAL_OLDEST    ten times the oldest compute capability that the kernels run on
@@ -63,7 +63,7 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 #define CUDA_CALL(call, e) cuda_status((call), #call, __FILE__, __LINE__, (e))
 #define CUDA_TRY(call, e)  TRY(cuda_status((call), #call, __FILE__, __LINE__, (e)))
 
-// Checks a launch's configuration. (A kernel that fails later shows at the next sync.)
+// Checks a launch's configuration. A kernel that fails later shows at the next sync.
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
 
 // Grants a kernel `bytes` of dynamic shared memory; required above 48 KB.

@@ -1,19 +1,19 @@
-// One kernel computes all layers. Its thread blocks, one a multiprocessor, pass results to each other as words:
-// 1. A word is a float in memory. Before a launch all bits of all words are set (EMPTY). One thread writes a word, once a
-//    launch, in one store. (A NaN of these bits is sent as another NaN.) No word is used twice in a launch. A launch clears
-//    the words of the launch before.
-// 2. A reader repeats its load until the word is not EMPTY. Only words carry results: relaxed order is enough, without a
-//    fence, a flag or a barrier of the whole device. A result costs one store and one load of latency.
-// 3. A word depends only on words of earlier phases, and all thread blocks run at once (a cooperative launch): no reader
-//    waits forever.
-// 4. Each warp computes the inputs of the rows that it multiplies, and keeps its columns of the residual stream: an input
-//    passes no barrier but that of LayerNorm's sums. The sums of a tile end with a barrier. Their memory is double-buffered:
-//    every warp passed the barrier after reading A before anyone overwrites A.
-// 5. A warp fetches its own weights, STAGES chunks ahead across products, layers and the head, into its own part of a ring
-//    in shared memory. Each use of a chunk waits for all but the last STAGES - 1 groups of fetches. One chunk is fetched
-//    after each use, while words are on their way: fetches delay loads of words.
-// 6. Few warps hide latency here, and a phase's code runs once a layer: minimise instructions, do not unroll. Reconverge
-//    with __syncwarp before shuffles.
+// decode: see decode.cuh. One kernel computes all layers. Its blocks, one per multiprocessor, pass results to each
+// other as words:
+// 1. A word is a float in memory. One thread writes it, once per launch, in one store; before that all its bits are set
+//    (EMPTY). (A NaN of these bits is sent as another NaN.) A launch clears the words of the launch before.
+// 2. A reader repeats its load until the word is not EMPTY. Only words carry results: relaxed order is enough, without
+//    a fence, a flag or a barrier of the whole device. A result costs one store and one load of latency.
+// 3. A word depends only on words of earlier phases, and all blocks run at once (a cooperative launch): no reader waits
+//    forever.
+// 4. Each warp computes the inputs of the rows that it multiplies, and keeps its columns of the residual stream: only
+//    LayerNorm's sums and the sums of a tile pass a barrier. Their memory is double-buffered: every warp passed the
+//    barrier after reading A before anyone overwrites A.
+// 5. A warp fetches its own weights, STAGES chunks ahead across products, layers and the head, into its own part of a
+//    ring in shared memory. Each use of a chunk waits for all but the last STAGES - 1 groups of fetches. A warp fetches
+//    one chunk after each use, while words are on their way: fetches delay loads of words.
+// 6. Few warps hide latency here, and a phase's code runs once per layer: minimise instructions, do not unroll.
+//    Reconverge with __syncwarp before shuffles.
 #include "cuda/decode.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/mma.cuh"

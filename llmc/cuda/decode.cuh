@@ -1,8 +1,6 @@
-// decode: the forward pass of one token after others whose keys and values are in memory. It reads every weight once, which
-// takes less time than launches of so many kernels would: one kernel walks through all layers, and its thread blocks, one
-// a multiprocessor, send each other the results of each product.
-//
-// Values are rounded where the kernels of a whole pass round them: only sums have another order.
+// decode: forward pass of one token, given the keys and values of the tokens before it. It reads every weight once, in
+// less time than launches of all its kernels would take: one kernel computes all layers (decode.cu). It rounds where
+// the kernels of a whole pass round; only sums have another order.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -11,20 +9,20 @@
 
 typedef struct {
     const Model *model;
-    const real *weight; // all, in the flat layout
+    const real *weight; // all weights, in the flat layout
     real *qkv;          // (T, 3C) of block 0
-    size_t qkv_stride;  // elements from a block's to the next one's
+    size_t qkv_stride;  // elements from block to block
     float *scratch;     // decode_scratch_floats
-    int turn;           // launches before this one whose scratch nobody has touched since
+    int turn;           // number of launches since another kernel last used scratch
     const cudaDeviceProp *device;
 } Decoder;
 
 size_t decode_scratch_floats(const ModelConfig *config);
 
-// Can the device run decode for this model? It needs heads of whole packs of 8 elements, shared memory for what a thread block
-// keeps, and all thread blocks at once.
+// True if the device can run decode for this model: heads of whole packs of 8 elements, enough shared memory, all
+// blocks at once.
 bool decode_fits(const ModelConfig *config, const cudaDeviceProp *device);
 
-// Writes keys and values to row number `row` of qkv in every block, that of the token after as many others, and the logits of
-// the next one (V), in memory of the device or pinned memory of the host.
+// Computes the token at position `row`: writes its keys and values to this row of every block's qkv, and the next
+// token's logits (V), in memory of the device or pinned memory of the host.
 int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e);

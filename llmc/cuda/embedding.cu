@@ -24,7 +24,7 @@ __global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *
                              const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs_total) return;
-    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs of one row
+    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs: of one row
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
     pack_get(p, pack_load<W>(wpe + (size_t)position_of(MASKS ? first : NULL, n, T) * C + c));
@@ -44,8 +44,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Documents. Grid: a block per example; a thread per run of tokens, all of one length. A thread finds the separators in its
-// run; scans over threads find the last separator before the run and the first after it.
+// Documents. Grid: a block per example; a thread per stretch of tokens, of one length. A thread finds the separators in
+// its stretch; scans over threads find the last separator before it and the first after it.
 
 enum { SCAN_THREADS = 256 };
 
@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(SCAN_THREADS)
     const uint16_t *row = tokens + (size_t)blockIdx.x * (T + 1);
     const int run = (T + SCAN_THREADS - 1) / SCAN_THREADS, begin = min((int)threadIdx.x * run, T);
     const int end = min(begin + run, T);
-    int opened = 0, opens = T; // last and first separator of the run
+    int opened = 0, opens = T; // last and first separator of the stretch
     for (int t = begin; t < end; t++)
         if (row[t] == separator) opened = t, opens = min(opens, t);
-    int before, after; // last separator before the run; T minus the first after it
+    int before, after; // last separator before it; T minus the first after it
     const auto maximum = [](int a, int b) { return a > b ? a : b; };
     Scan(scratch[0]).ExclusiveScan(opened, before, 0, maximum);
     __shared__ int reversed[SCAN_THREADS];
@@ -135,10 +135,10 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums the runs of a tile:
-// a run within one tile is added to dwte at once, a run across tiles leaves a partial sum per tile. Kernel 2 adds these in order,
-// so that a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run that
-// continues from the tile before, [1] of the run that starts here and continues.
+// Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums a tile's runs: a
+// run within the tile is added to dwte, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a fixed
+// order, so that a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run
+// that continues from the tile before, [1] of the run that starts here and continues.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
 
@@ -181,9 +181,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// Returns the end of a token's run in tiles, given a tile after its first.
+// Returns the first tile, from `tile` on, that does not begin inside the token's run. tile: after the run's first.
 __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
-    int low = tile, high = tiles; // tiles from low on may begin inside the run
+    int low = tile, high = tiles; // tiles before low begin inside the run, from high on none does
     while (low < high) {
         const int middle = (low + high) / 2;
         if (key[(size_t)middle * TILE] == token) low = middle + 1;
@@ -194,7 +194,7 @@ __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile
 
 enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
 
-// Grid: (tile, columns). Adds the partials of the run that starts in this tile and continues, if there is one.
+// Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues; none: no-op.
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {
@@ -266,9 +266,8 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow 65535 only): norms and
-// dot products are sums over columns. A thread sums one column over one of SHARES pieces of the sorted rows, of about equal
-// length, cut between runs of equal tokens.
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow 65535 only). A
+// thread sums a column over one of SHARES pieces of the example's sorted rows, about equal, cut between runs.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };
 

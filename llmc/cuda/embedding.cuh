@@ -11,7 +11,7 @@
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// first, last (B, T): the first and last token of each token's document, within the row. A separator or a row's first token
+// first, last (B, T): first and last token of each token's document, within the row. A separator or a row's first token
 // opens a document.
 int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
                         cudaStream_t stream, Error *e);
@@ -22,15 +22,13 @@ typedef struct {
     uint32_t *row; // (B T) b T + t, ascending among equal keys
 } EmbeddingOrder;
 
-// Sorts by token, or by position in the document unless first is NULL. by_example: as embedding_example_squares needs it.
-// *order points into workspace.
+// Sorts by token (first NULL) or by position in the document; by_example: within each example. *order is in workspace.
 size_t embedding_sort_workspace_bytes(int B, int T);
 int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
                    void *workspace, cudaStream_t stream, Error *e);
 
-// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C).
-// order: by_example false. With documents call twice with dwpe NULL: for wte, then for wpe, passed as dwte with positions
-// as keys.
+// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: by_example false.
+// With documents call twice, with dwpe NULL: for wte; then for wpe, as dwte, sorted by position.
 size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
@@ -40,15 +38,15 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   token    += sum over b of |E_b|^2
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
-// UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather), read at a token's last occurrence; NULL: no
-// cross term. NULL sums are skipped.
-// order: by_example true. With documents call twice: for wte, then for wpe, passed as `token` with positions as keys.
+// UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
+// last occurrence; NULL: no cross term. NULL sums are skipped. order: by_example true.
+// With documents call twice: for wte; then for wpe, as `token`, sorted by position.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
                               Error *e);
 
-// UG (E, T, C) = U[e][token(e, t)]: rows of the head's per-example gradients U (E, V, C), both fp32; tokens (E, T+1).
+// UG (E, T, C) = U[e][token(e, t)]: rows of per-example head gradients U (E, V, C), both fp32; tokens (E, T+1).
 int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
                      Error *e);
 

@@ -20,8 +20,7 @@
 //                   layernorm_backward, column_finish (gradients of biases, gammas and betas)
 //     embeddings    embedding_sort, embedding_backward
 //
-//     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) says so; else cuBLASLt, for norms by example
-//     (reduce_examples).
+//     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.
 //
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -76,7 +75,7 @@ struct Engine {
     WeightGradientPairs pairs;
     void *memory; // the one device allocation
 
-    real *weight;     // working weights: flat as the tensor table, or a few buckets (shard_weight_place)
+    real *weight;     // working weights: all, in the flat layout, or a few buckets (shard_weight_place)
     real *own_weight; // owned ranges of the working weights, from which ranks gather; shard_weights in 16 bits only
     float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;      // gradient of the step so far; with shard_grads of the micro-step (shard_grad_place)
@@ -111,7 +110,7 @@ struct Engine {
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
     void *sorted;                             // workspace of embedding_sort
-    void *scratch;                            // temporary memory of the running function
+    void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
     void *matmul_scratch;
     float *decode_scratch;
@@ -157,8 +156,7 @@ int engine_state_clear(Engine *engine, Error *e);
 // Queues the copy of stats to stats_host, then stats_there; no-op if stats_sent.
 int engine_send_stats(Engine *engine, Error *e);
 
-// Allocates the engine's device memory and sets the pointers into it. ERR_MEMORY: too little is free; the hint says
-// what would fit.
+// Allocates the engine's device memory and sets its pointers. ERR_MEMORY: too little is free; the hint says what fits.
 int engine_memory_take(Engine *engine, Error *e);
 
 // True if weight_gradient runs here, so that exact norms are nearly free.

@@ -43,7 +43,7 @@ enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // r
 template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
-    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads two packs a row
+    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads two packs per row
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     after_wait();
     after_allow();
@@ -87,7 +87,7 @@ static ColumnLaunch column_launch(int B, int T, int C) {
     const int packs = ceil_div(C, C % VEC ? 1 : VEC);
     const int columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
-    const int places = 132 * (1024 / threads) / columns; // 64 registers a thread, 132 multiprocessors
+    const int places = 132 * (1024 / threads) / columns; // 64 registers per thread, 132 multiprocessors
     return {threads, columns, column_split(B, T, places > 132 ? places : 132)};
 }
 

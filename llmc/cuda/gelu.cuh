@@ -5,7 +5,7 @@
 #include "cuda/reduce.cuh"
 #include "math/gelu.h"
 
-// sigmoid(2u). Fast exponential and reciprocal suffice for 16 bits.
+// sigmoid(2u) of math/gelu.h. Fast exponential and reciprocal suffice for 16 bits.
 __device__ static inline float gelu_sigmoid(float x) {
 #ifdef GNS_FP32
     return 1.0f / (1.0f + expf(-GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f)));
@@ -28,7 +28,7 @@ __device__ static inline float gelu_derivative(float x) {
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// A bias gradient, with per-example squares, as a job of jobs.
+// Adds a job to jobs: a bias gradient, with per-example squares.
 //   x NULL:       dbias (C) = column sums of dy (B, T, C)
 //   x (B, T, C):  dx = dy gelu'(x), may be dy; dbias = column sums of the stored dx, for the product that made x
 size_t bias_backward_bytes(int B, int T, int C);

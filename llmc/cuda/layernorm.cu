@@ -3,10 +3,10 @@
 #include "cuda/vec.cuh"
 #include "math/layernorm.h"
 
-// The normalised row: a, a + b, or a + dropout(b).
+// The row to normalise: a, a + b, or a + dropout(b).
 enum Input { ALONE, SUM, DROPPED };
 
-// Columns c.. of the normalised row n, as stored.
+// Columns c.. of row n to normalise, rounded as stored.
 template <Input INPUT, int W>
 __device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropout &drop, int n, int c, int C) {
     const Pack<W> x = pack_load<W>(a + (size_t)n * C + c);
@@ -136,8 +136,7 @@ typedef struct {
     RowDropout drop;
 } BackwardRows;
 
-// A tile is TILE rows. The next one is in flight during each: 96 bytes per thread, dresidual included, in up to 128
-// registers.
+// A tile is TILE rows. The next is fetched meanwhile: 96 bytes per thread with dresidual, in up to 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.
@@ -182,7 +181,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// Sums over the block. Callers alternate two `shared`, so that one barrier per tile is enough.
+// Sums over the block. Callers alternate two `shared`: one barrier per tile is then enough.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -228,8 +227,8 @@ __device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VE
     }
 }
 
-// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once, writes
-// dresidual once. Threads beyond the row only reach the barriers.
+// A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once,
+// writes dresidual once. Threads beyond the row only join the barriers.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ BackwardRows k) {
     constexpr int SETS = DBIAS ? 3 : 2;
@@ -311,7 +310,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// The number of blocks that fit 132 multiprocessors, each with registers for 512 threads of the fast kernel.
+// As many blocks as 132 multiprocessors hold, with registers for 512 threads each in the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

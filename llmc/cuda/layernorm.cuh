@@ -15,13 +15,12 @@ int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real
 
 // dresidual (B, T, C): += dx (accumulate) or = dx. It may be dy.
 // dgamma, dbeta: column sums of dy xhat and of dy, with per-example squares.
-// dbranch (B, T, C): dropout applied to the stored dresidual: gradient of the branch whose output was added last to the
-//        residual stream. May be dy. Not written without dropout.
-// dbias: column sums of dbranch, or without dropout of the stored dresidual: bias gradient of the product at that branch's
-//        end. sum NULL: not wanted.
-// dy, x (B, T, C); mean, rstd (B, T); gamma (C). Gradients are sums over examples of the gradient of L_b, the mean
-// cross-entropy over T.
-// Column gradients become a job of jobs, whose memory must have layernorm_backward_bytes left.
+// dbranch (B, T, C): the stored dresidual with dropout applied: gradient of the branch that was last added to the
+//       residual stream. May be dy. Not written without dropout.
+// dbias: column sums of dbranch, or without dropout of the stored dresidual: bias gradient of the product at the
+//       end of that branch. sum NULL: not wanted.
+// dy, x (B, T, C); mean, rstd (B, T); gamma (C).
+// Adds the column gradients as one job to jobs, whose memory must have layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C);
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
                        ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,

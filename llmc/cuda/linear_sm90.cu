@@ -228,7 +228,6 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
     }
 }
 
-// Stores the tile's row sums.
 __device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row, int column) {
     row += rows.thread % WARP / 4;
     UNROLL_FOR (int k = 0; k < 2; k++) {

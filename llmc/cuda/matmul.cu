@@ -16,7 +16,7 @@ int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e) {
     mm->stream = stream;
     CUDA_TRY(cudaGetDevice(&device), e);
     CUDA_TRY(cudaGetDeviceProperties(&properties, device), e);
-    // The words about sums drop the choices of older builds, which could add parts of a product in 16 bits.
+    // "with fp32 sums" drops the choices of older builds, whose split-K sums could be in 16 bits.
     const char *sums = sizeof(real) == 2 ? " with fp32 sums" : "";
     snprintf(mm->identity, sizeof mm->identity, "%s with %d multiprocessors, %s%s, cuBLASLt %zu", properties.name,
              properties.multiProcessorCount, REAL_NAME, sums, cublasLtGetVersion());
@@ -50,7 +50,7 @@ static int layout_count(cublasLtMatrixLayout_t layout, int batch, Error *e) {
     return CUBLAS_CALL(cublasLtMatrixLayoutSetAttribute(layout, count, &batch, sizeof batch), e);
 }
 
-// A row-major matrix (rows, columns) is to cuBLAS a column-major one of `columns` rows.
+// cuBLAS reads a row-major matrix (rows, columns) as a column-major one of `columns` rows.
 static int matrix_layout(cublasLtMatrixLayout_t *out, bool is_float, int rows, int columns, int batch, int64_t stride,
                          Error *e) {
     const auto offset = CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
@@ -135,16 +135,16 @@ static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cubl
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
 //
-// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So a
-// quick look drops the slow candidates; then the first few run by turns on a hot card, each long enough for its own clock.
+// Training runs at the card's power limit: a product that needs less energy gets a higher clock, 50 to 100 ms later. So
+// a quick look drops slow candidates; then the finalists take turns on a hot card, each long enough for its own clock.
 
 enum { TUNE_FINALISTS = 4, TUNE_ROUNDS = 2, TUNE_RUNS_MAX = 1000 };
 static const float TUNE_HEAT_MS = 200, TUNE_SETTLE_MS = 80, TUNE_TIMED_MS = 70;
 static const float TUNE_SLOW = 1.1f;  // drop candidates slower than the fastest by this factor, cool
 static const float TUNE_TIE = 0.995f; // replace the first answer only below this fraction of its time, hot
 
-// *out = milliseconds per run: the mean over about `ms` milliseconds, after `settle` milliseconds of runs. each: estimate
-// of one run. Infinite if the algorithm does not run.
+// *out = mean milliseconds per run, over about `ms` milliseconds, after `settle` milliseconds of runs; infinite if the
+// algorithm does not run. each: estimate of one run.
 static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
@@ -167,7 +167,7 @@ typedef struct {
     float cool, hot;
 } Candidate;
 
-// Chooses at most TUNE_FINALISTS: the first answer and the fastest others on a quick look.
+// Chooses up to TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look; the heuristic's first precedes.
 static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                           const Operands *o, Candidate *finalist, int *finalists, Error *e) {
     Candidate all[MATMUL_ANSWERS_MAX];
@@ -189,7 +189,7 @@ static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatm
     return 0;
 }
 
-// *fastest = 0, the first answer, unless another is faster by more than noise.
+// *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const Operands *o, int *fastest, Error *e) {
     Candidate finalist[TUNE_FINALISTS];
@@ -216,9 +216,8 @@ static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmul
 
 enum { SHAPE_KEY_BYTES = 128, ALGORITHM_WORDS = sizeof(cublasLtMatmulAlgo_t) / sizeof(uint64_t) };
 
-// Appends a choice: the algorithm's words in hexadecimal, separated by dots. (cublasLt.h allows to store them for one
-// version of the library; the order of the heuristic's answers is not guaranteed.) False: the text is full, the choice
-// dropped.
+// Appends a choice: the algorithm's words in hexadecimal, separated by dots. (cublasLt.h allows storing them for one
+// version of the library, but promises no order of its answers.) False: the text is full, the choice dropped.
 static bool choice_write(Matmul *mm, const char *key, const cublasLtMatmulAlgo_t *algorithm) {
     char text[SHAPE_KEY_BYTES + 17 * ALGORITHM_WORDS];
     size_t n = (size_t)snprintf(text, sizeof text, "%s", key), used = strlen(mm->choices);
@@ -254,7 +253,7 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
                 plan->shape.m, plan->shape.n, plan->shape.k);
 }
 
-// Sets the plan's algorithm: tuned for this shape, now or earlier, or the heuristic's first.
+// Sets the plan's algorithm: the tuned one of this shape, now or earlier, else the heuristic's first.
 static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
     const MatmulShape *s = &plan->shape;
     char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,epilogue,batch,alignment="
@@ -287,7 +286,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     Error none;
     int count;
     plan->apart = s->epilogue != MATMUL_PLAIN && plan_ask(mm, plan, 1, &found, &count, &none);
-    if (plan->apart) { // anew: cublasLtMatmul refuses the pointer of a bias where no epilogue adds it
+    if (plan->apart) { // create anew: cublasLtMatmul refuses a bias without its epilogue
         TRY(CUBLAS_CALL(cublasLtMatmulDescDestroy(plan->operation), e));
         plan->operation = NULL;
         TRY(operation_create(plan, e));
@@ -309,8 +308,8 @@ __global__ static void epilogue_kernel(real *out, const real *extra, size_t coun
     }
 }
 
-// Finds or creates the plan of a shape. A full table is emptied first.
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
+// Finds or creates the plan of a shape. A full table is emptied first.
 static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
     for (int i = 0; i < mm->count; i++)
         if (mm->plan[i].align == align && memcmp(&mm->plan[i].shape, shape, sizeof *shape) == 0) {
@@ -331,7 +330,7 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
 
 static int product_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *e) {
     const size_t out_bytes = s.out_float ? sizeof(float) : sizeof(real);
-    // Alignment: the power of two, at most 16 (fast kernels need no more), that divides the address of every row.
+    // Alignment: the largest power of two, at most 16 (fast kernels need no more), that divides every row's address.
     uintptr_t bits = (uintptr_t)o.out | (uintptr_t)o.addend.c | (uintptr_t)o.a | (uintptr_t)o.b | 16;
     bits |= (uintptr_t)(s.n * out_bytes) | (uintptr_t)((s.transpose_a ? s.m : s.k) * sizeof(real)) |
             (uintptr_t)((s.transpose_b ? s.k : s.n) * sizeof(real));

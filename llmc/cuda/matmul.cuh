@@ -1,9 +1,8 @@
 // matmul: matrix products by cuBLASLt. Matrices are row-major, in 16 bits, or plain fp32 (no TF32) in the FP32 build; sums
 // are fp32.
 //
-// On a given GPU and library the shape and types of a product determine its algorithm: the first answer of cuBLASLt's
-// heuristic or, after tuning, the fastest. Split-K sums go through the workspace in a fixed order: two runs give the same
-// bits.
+// GPU, library, shape and types determine a product's algorithm: the first answer of cuBLASLt's heuristic or, after
+// tuning, the fastest. Split-K sums go through the workspace in a fixed order: two runs give the same bits.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
@@ -11,8 +10,8 @@
 
 #include <cublasLt.h>
 
-// Operation on a product before it is stored. Not used: cuBLASLt's GELU, which reads the unrounded sum, so that --recompute
-// would give other bits; its bias gradients, slower than a separate kernel (fcproj at d12: 1.68 ms, 0.43 + 0.30 without).
+// Operation on a product before it is stored. Not used: cuBLASLt's GELU, which reads the unrounded sum (--recompute
+// would give other bits); its bias gradients (fcproj at d12: 1.68 ms; in a separate kernel 0.43 + 0.30).
 typedef enum {
     MATMUL_PLAIN,
     MATMUL_BIAS, // + extra (n), a row added to every row of out
@@ -29,7 +28,7 @@ struct MatmulShape {
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // number of products; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
-    // Use the algorithm for a batch of this size, so that a product has the same bits in any batch; 0: `batch`.
+    // Take the algorithm for a batch of this size, so that a product has the same bits in any batch; 0: `batch`.
     int64_t like_batch = 0;
 };
 
@@ -42,7 +41,7 @@ typedef struct {
     bool apart; // cuBLASLt has no algorithm with this epilogue: epilogue_kernel follows
 } MatmulPlan;
 
-// Plans kept (a run needs about 20 per number of rows); heuristic answers that tuning times.
+// Plans kept (a run needs about 20 per number of rows); heuristic answers to time; longest text of choices.
 enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1 << 14 };
 
 typedef struct {
@@ -53,9 +52,9 @@ typedef struct {
     MatmulPlan plan[MATMUL_PLANS_MAX];
     cudaEvent_t start, stop;            // around a timed product
     bool tuning;                        // time the answers for every new shape
-    bool heated;                        // the card is hot from timing
+    bool heated;                        // timing has heated the card
     char identity[320];                 // GPU, precision and library for which choices hold
-    char choices[MATMUL_CHOICES_BYTES]; // of tuning: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
+    char choices[MATMUL_CHOICES_BYTES]; // of a tuning: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 
 int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e);
@@ -73,16 +72,14 @@ typedef struct {
 int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
                const void *b, const void *extra, Error *e);
 
-// Turns tuning on or off and forgets all plans. Tuning runs a new shape with each of the heuristic's answers, on the
-// product's own operands (out is written many times), and keeps the fastest on a hot card: about a second per shape. Once
-// the text of choices is full, it keeps the heuristic's first.
+// Turns tuning on or off and forgets all plans. Tuning times each of the heuristic's answers for a new shape, on the
+// product's own operands (out is written many times), and keeps the fastest on a hot card: about a second per shape. It
+// keeps the heuristic's first once the text of choices is full.
 void matmul_tune(Matmul *mm, bool on);
 
-// Restores the choices of an earlier tuning from the text of Matmul.choices. ERR_INPUT and no choices if they are of
-// another GPU or library.
+// Restores an earlier tuning from the text of Matmul.choices. ERR_INPUT, and no choices, if of another GPU or library.
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
-// Converts a cuBLASLt status to an error code.
 static inline int cublas_status(cublasStatus_t status, const char *call, const char *file, int line, Error *e) {
     if (status == CUBLAS_STATUS_SUCCESS) return 0;
     return error_set(e, file, line, status == CUBLAS_STATUS_ALLOC_FAILED ? ERR_MEMORY : ERR_INTERNAL, NULL, "%s: %s",

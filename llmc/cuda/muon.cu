@@ -4,7 +4,7 @@
 #include "math/muon.h"
 
 enum { MATRIX_BLOCKS = 64, MATRIX_WARPS = 8 };
-enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: same bits whatever number of matrices a rank owns
+enum { LIKE_MATRICES = 24 }; // MatmulShape.like_batch: same bits, however many matrices a rank owns
 
 // Scratch of `count` matrices: x and y (rows, columns), gram and poly (side, side), partial sums of |x|^2.
 typedef struct {
@@ -34,7 +34,7 @@ template <int W, typename F> __device__ static inline void each_of_matrix(int ro
         for (int c = lane * W; c < columns; c += WARP * W) f(r, c);
 }
 
-// Updates the moments. squares: each block's part of |x|^2.
+// Updates the moments. squares: |x|^2 of muon_momentum's x (math/muon.h), by block.
 template <int W>
 __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
     momentum_kernel(double *squares, const __grid_constant__ MuonMatrices all, float mu, const float *grad_scale) {
@@ -106,7 +106,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-// y = a x + (b G + c G^2) x with G = x x^T. A tall x: x (b G + c G^2) with the smaller G = x^T x, which is equal.
+// y = a x + (b G + c G^2) x, G = x x^T. A tall x, equally: y = a x + x (b G + c G^2) with the smaller G = x^T x.
 static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int count, int rows, int columns,
                    Error *e) {
     const bool wide = rows <= columns;

@@ -81,7 +81,7 @@ __global__ static void __launch_bounds__(TRUST_THREADS)
     step.grad_scale = *scale;
     for (size_t i = blockIdx.x * TRUST_THREADS + threadIdx.x; i < segment.count; i += TRUST_BLOCKS * TRUST_THREADS) {
         const size_t at = segment.offset + i;
-        float p = a.param[at], m = a.moment1[at], v = a.moment2[at]; // copies
+        float p = a.param[at], m = a.moment1[at], v = a.moment2[at]; // adamw_direction changes these copies only
         const float d = adamw_direction(p, a.grad[at], &m, &v, &step, a.rule[at / DECAY_GRANULE] == RULE_DECAY);
         weights += (double)p * p;
         direction += (double)d * d;

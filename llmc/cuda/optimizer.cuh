@@ -17,7 +17,7 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
 // out = x, rounded to nearest even. n a multiple of 64.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// Update of a granule: part of a vector, of a matrix, of one of Muon's matrices.
+// Update of a granule: of a vector (no decay), of a matrix (decay), of one of Muon's matrices.
 enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON };
 
 // Addresses of the first element to update, which begins a granule of the flat arrays.

@@ -7,7 +7,7 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// By one block, a warp per example: *to += sum of partials (B, G), unless to is NULL.
+// *to += sum of partials (B, G), unless to is NULL. By one block, a warp per example.
 __device__ static void example_partials_sum(double *to, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -46,9 +46,9 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 }
 
 // Pass two, in two kernels.
-// 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per example.
-//    It adds the slots of each example; writes the batch's sum, and each example's sum of squares over every 32 columns.
-// 2. Block (0, set) of a job adds the squares; block (1 + x, set) adds the batches of SUM_THREADS columns.
+// 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per
+//    example. It adds up each example's slots; writes the batch's sum, and each example's squares summed by 32 columns.
+// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of the batches.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 // Pass two of one job.
@@ -67,7 +67,7 @@ typedef struct {
     ColumnFinish of[COLUMN_JOBS_MAX];
 } ColumnFinishes;
 
-// Lays out a job's memory, *bytes in all, which begins with the partial sums (slots, sets, C).
+// Lays out a job's memory, *bytes in all: partial sums (slots, sets, C), sums of batches, squares.
 static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const ColumnSplit split = job.split;
     const int B = split.rows / split.T, groups = ceil_div(job.C, WARP), W = job.C % 4 ? 1 : 4;
@@ -133,7 +133,7 @@ template <int W> __device__ static void examples_sum(const ColumnFinish &f, int 
         for (int w = 0; w < f.warps_per_example; w++) floats_add(g.x, parts[warp * f.warps_per_example + w][lane].x);
         examples[warp][lane] = g;
         UNROLL_FOR (int j = 0; j < W; j++) square[j] = g.x[j] * g.x[j];
-        // Add 32 neighbouring columns in the order of warp_sum, whatever W.
+        // Add 32 neighbouring columns in warp_sum's order, whatever W.
         UNROLL_FOR (int offset = WARP / W / 2; offset > 0; offset /= 2)
             UNROLL_FOR (int j = 0; j < W; j++) square[j] += __shfl_xor_sync(0xffffffffu, square[j], offset);
         UNROLL_FOR (int offset = W / 2; offset > 0; offset /= 2)

@@ -1,9 +1,9 @@
 // reduce: sums on the device. Every sum of floats is a fixed tree, whatever block runs first.
 //
 // Column gradients (biases, gamma, beta) are sums over the rows of a (B, T, C) tensor, in two passes:
-// 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. Where run k and example b have rows in
-//    common, it writes their sum to slot k + b. (From row to row k or b or both grow, so slots never collide.)
-// 2. column_finish adds an example's slots, squares the sum, and adds the examples.
+// 1. The kernel that reads the tensor cuts its rows into equal runs, one per block. It writes the sum of the rows that
+//    run k and example b share to slot k + b. (From row to row k or b or both grow, so slots never collide.)
+// 2. column_finish adds an example's slots, squares the sum, and adds up the examples.
 // So per-example norms need no second read of the tensor, and the gradient has the same bits with and without them.
 #pragma once
 
@@ -16,7 +16,7 @@ typedef struct {
     bool first;
 } ColumnGradient;
 
-// Cut of the rows into runs. It depends on the shape only, so that bits do not depend on the GPU.
+// Cut of the rows into runs. It depends on the shape only: bits do not depend on the GPU.
 typedef struct {
     int rows;           // B * T
     int T;              // rows per example
@@ -29,8 +29,8 @@ enum { COLUMN_SETS_MAX = 3, COLUMN_JOBS_MAX = 4 };
 ColumnSplit column_split(int B, int T, int target_blocks);
 
 // Column gradients that await pass two. A job holds the sets of one kernel, all of one C. column_begin adds a job and
-// returns memory for its partial sums, (slots, sets, C) fp32. column_finish runs pass two of all jobs in two launches and
-// empties the list.
+// returns memory for its partial sums, (slots, sets, C) fp32. column_finish runs pass two of all jobs, in two launches,
+// and empties the list.
 typedef struct {
     ColumnGradient of[COLUMN_SETS_MAX];
     ColumnSplit split;
@@ -38,7 +38,7 @@ typedef struct {
     float *partials;
 } ColumnJob;
 struct ColumnJobs {
-    void *memory; // the sum of column_bytes over the jobs
+    void *memory; // room for column_bytes of each job
     size_t used = 0;
     int count = 0;
     ColumnJob job[COLUMN_JOBS_MAX] = {};
@@ -52,7 +52,7 @@ struct ReduceSegment {
     size_t offset, count;
 };
 
-// squares (S)[s] = sum of x (n)^2 over segment s; all in device memory. NaN and infinity propagate to the segment's sum.
+// squares[s] = sum of x (n)^2 over segment s < S; all in device memory. NaN and infinity propagate to its sum.
 size_t reduce_squares_workspace_bytes(int S);
 int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
                    cudaStream_t stream, Error *e);
@@ -75,7 +75,7 @@ template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, c
 template <typename X>
 int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
 
-// Last step of per-example norms: *of[s] += sum over b and g of partials (sets, B, G) of set s, unless of[s] is NULL.
+// Last step of per-example norms: *of[s] += sum of partials (sets, B, G) of set s over B and G, unless of[s] is NULL.
 typedef struct {
     double *of[COLUMN_SETS_MAX];
 } ExampleSums;

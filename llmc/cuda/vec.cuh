@@ -6,7 +6,7 @@
 
 enum { WARP = 32, VEC = 8 };
 
-// W neighbouring values as stored. Whole registers, no 16-bit halves: 8 values of 16 bits occupy 4.
+// W neighbouring values as stored, in whole registers: 8 values of 16 bits occupy 4.
 template <int W> struct alignas(16) Pack { uint32_t words[W * sizeof(real) / sizeof(uint32_t)]; };
 template <> struct alignas(sizeof(real)) Pack<1> { real x; };
 
@@ -33,7 +33,7 @@ template <int W> __device__ inline Pack<W> pack_of(const float (&f)[W]) {
     return v;
 }
 
-// Makes the compiler unpack again later instead of keeping the floats in registers.
+// Makes the compiler unpack again later, not keep floats in registers.
 template <int W> __device__ inline void pack_forget(Pack<W> &v) {
     UNROLL_FOR (int i = 0; i < (int)(sizeof(v) / sizeof(uint32_t)); i++) asm volatile("" : "+r"(v.words[i]));
 }
@@ -116,11 +116,10 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// launch_after hides launch latency: the kernel may start while its predecessor on the stream still runs (compute
-// capability 9.0 and later).
-// 1. The kernel starts early only if every block of the predecessor has called after_allow or ended.
+// launch_after hides launch latency: from compute capability 9.0 the kernel may start while its predecessor still runs.
+// 1. It starts early only once every block of the predecessor has called after_allow or ended.
 // 2. after_wait returns when the predecessor has ended. Call it before touching anything that earlier kernels wrote.
-// 3. Every kernel that calls after_allow must call after_wait, however it is launched: the successor relies on it for all
+// 3. A kernel that calls after_allow must call after_wait, however it is launched: its successor relies on it for all
 //    older kernels.
 __device__ static inline void after_wait(void) {
 #if __CUDA_ARCH__ >= 900
@@ -158,7 +157,6 @@ static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads
     return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
 }
 
-// Launches clusters of `size` blocks.
 template <typename... Parameters, typename... Arguments>
 static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                            cudaStream_t stream, Error *e, Arguments... arguments) {

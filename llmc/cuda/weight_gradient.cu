@@ -2,8 +2,7 @@
 //
 // Blocks are persistent, one per multiprocessor: a feeder warp and two warpgroups that multiply. A block's tile of dW
 // is (128, N), a warpgroup's (64, N). A pair of blocks computes neighbouring tiles, along the rows of dW (sharing dY)
-// or along its columns (sharing X). Each block fetches half of the shared operand and multicasts it, which halves its
-// reads from L2.
+// or along its columns (sharing X). Each block fetches half of the shared operand for both: half the reads from L2.
 //
 // A step is one tile for one example: all T rows of X and dY. TileSchedule deals steps to pairs.
 // 1. A warpgroup sums a step in `e`. At its end it adds e to `total`, and each warp writes the sum of its squares to a
@@ -121,7 +120,7 @@ struct GradientJob {
 
     __device__ int m(int tile) const {
         return tiles_m <= tiles_n ? tile % tiles_m : tile / tiles_n;
-    } // shorter side first
+    } // along the shorter side first
     __device__ int n(int tile) const { return tiles_m <= tiles_n ? tile / tiles_m : tile % tiles_n; }
 };
 

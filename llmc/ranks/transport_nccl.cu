@@ -6,8 +6,8 @@
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
 // 2. Transfers run one after another, so they can share `rounded`.
 // 3. nccl_wait_for makes the engine's stream wait, not the host; nccl_finish makes the host wait for all transfers.
-// 4. A call that hands work to NCCL takes the watchdog's lock to begin (watchdog_handing). The watchdog aborts NCCL under
-//    this lock, after waiting for the call to end, 1 s at most: an aborted communicator gets no work.
+// 4. A call that hands work to NCCL runs between watchdog_handing(true) and (false). The watchdog waits for its end
+//    (1 s at most) before it aborts NCCL, and lets no call begin after that: an aborted communicator gets no work.
 #include "ranks/transport.h"
 #include "cuda/device.cuh"
 
@@ -18,8 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers, more than a backward pass over 255 blocks starts. Events are reused; waiting on a reused
-// one waits too long, never too short.
+// Events of the last transfers: more than a backward pass over 255 blocks starts. Events are reused; waiting on a
+// reused one waits too long, never too short.
 enum { MARKS = 512 };
 
 struct Transport {
@@ -50,8 +50,8 @@ static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, c
 
 // ---- Which GPU ------------------------------------------------------------------------------------------------------
 
-// A rank's GPU: machine and bus. The machine is identified as NCCL does it (getHostHash in its utils.cc): by NCCL_HOSTID,
-// else by name and the kernel's boot id, since cloned machines share a name.
+// A rank's GPU: machine and bus. Machines are told apart as in NCCL (getHostHash in its utils.cc): by NCCL_HOSTID, else
+// by name and the kernel's boot id, since cloned machines share a name.
 typedef struct {
     char host[64], boot[64], bus[32];
 } GpuPlace;
@@ -70,9 +70,9 @@ static int find_place(GpuPlace *place, Error *e) {
     return CUDA_CALL(cudaDeviceGetPCIBusId(place->bus, sizeof place->bus, device), e);
 }
 
-// Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different NCCL_HOSTID
-// may share one (dev/test/ranks_check.sh, MACHINES). To NCCL two containers of one machine are two machines: the later rank
-// prints a note.
+// Refuses two ranks on one GPU: they would compete for memory, and hang in NCCL or crawl. Ranks with different
+// NCCL_HOSTID may share one (dev/test/ranks_check.sh, MACHINES). Two containers of one machine are two machines to
+// NCCL: the later rank only prints a note.
 static int check_apart(Comm *comm, Error *e) {
     GpuPlace mine, *all;
     int same = -1;
@@ -98,7 +98,7 @@ static int nccl_device(Comm *comm, Error *e) {
     int count = 0;
     if (comm->ranks == 1) return 0;
     int code = device_count(&count, e);
-    // One GPU: the batch system may show each rank its own, which check_apart checks.
+    // One GPU visible: the batch system may show each rank its own; check_apart verifies it.
     if (!code && count > 1 && comm->local_rank < count) code = device_take(comm->local_rank, e);
     if (!code && count > 1 && comm->local_rank >= count) {
         FAIL(e, ERR_UNAVAILABLE, NULL, "%d ranks on this machine, and %d GPUs", comm->local_ranks, count);
@@ -110,7 +110,7 @@ static int nccl_device(Comm *comm, Error *e) {
 
 // ---- Set-up and end -------------------------------------------------------------------------------------------------
 
-// The watchdog's thread calls it.
+// Called by the watchdog's thread.
 static int check_nccl(void *context, Error *e) {
     Transport *t = (Transport *)context;
     ncclResult_t state = ncclSuccess;
@@ -135,7 +135,7 @@ static int reserve_rounded(Transport *t, Error *e) {
     if (bytes == 0) return 0;
     cudaError_t status = cudaMalloc((void **)&t->rounded, bytes);
     if (status == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError(); // or the next launch would report this failure
+        (void)cudaGetLastError(); // else the next launch reports this failure
         return FAIL(e, ERR_MEMORY, "use a smaller --micro-batch, or --comm-dtype fp32",
                     "out of GPU memory: --comm-dtype bf16 needs %.1f MiB for the transfer of gradients",
                     (double)bytes / (1 << 20));
@@ -147,7 +147,7 @@ static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t larges
                        Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    int least, most; // priorities: transfers need few multiprocessors and precede the engine's kernels
+    int least, most; // priorities: transfers need few multiprocessors, so they precede the engine's kernels
     t->comm = comm;
     t->wire = wire;
     t->largest = largest;
@@ -163,7 +163,7 @@ static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t larges
 
 static void nccl_destroy(Transport *t) {
     watchdog_device(t->comm->watchdog, NULL);
-    watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted: perhaps only this rank failed
+    watchdog_wait(t->comm->watchdog, "end of NCCL"); // not counted as a collective: perhaps only this rank failed
     if (t->nccl) ncclCommAbort(t->nccl);             // does not wait for other ranks, which may have ended
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
@@ -210,7 +210,7 @@ static Range nccl_part_of(const Transport *t, Range bucket, int r) {
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
-// A bucket in equal parts, transferred in place; the last rank owns the short remainder too.
+// A bucket in equal parts, transferred in place. The last rank also owns the remainder.
 typedef struct {
     size_t each, rest, begin; // elements of a part; of the remainder; before this rank's part
 } Parts;
@@ -245,7 +245,7 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
         out[i] = (To)in[i]; // to nearest even
 }
 
-// Enough blocks for the memory's bandwidth: with 64, rounding took 12 ms of a step of 110, more than it saves on the wire.
+// Enough blocks for full memory bandwidth: with 64, rounding took 12 ms of a step of 110, more than the wire saves.
 static unsigned convert_blocks(size_t n) {
     const size_t threads = 256, most = 1024;
     return (unsigned)size_max(1, size_min(most, (n + threads - 1) / threads));
@@ -273,7 +273,7 @@ static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, Error 
 static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, Error *e) {
     const Parts parts = parts_of(t->comm, bucket);
     const int ranks = t->comm->ranks, last = ranks - 1;
-    const char *own_rest = (const char *)own + parts.each * bytes; // of the last rank
+    const char *own_rest = (const char *)own + parts.each * bytes; // read on the last rank only
     char *rest = (char *)values + parts.each * (size_t)ranks * bytes;
     const bool unequal = is_unequal(t, bucket);
     TRY(after_engine(t, e));
