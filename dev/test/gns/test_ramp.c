@@ -429,6 +429,7 @@ static void test_steps(void) {
     const char *list = "0:8,1000:4,1e5:4096";
     CHECK_OK(ramp_check_list(list, &fewest, &most, &e), &e);
     CHECK(fewest == 4 && most == 4096, "%lld to %lld", (long long)fewest, (long long)most);
+    c.batch_min = fewest, c.batch_max = most;
     Ramp r = {.config = c, .argument = list};
     const struct {
         double tokens;
