@@ -81,14 +81,15 @@ uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, si
 
 // Returns the longest added token of a pass that s begins with, and sets its length. -1: none.
 static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint8_t *end, size_t *longest) {
-    int found = -1;
+    int found = -1, wanted = pass ? TOKEN_ADDED | TOKEN_NORMALIZED : TOKEN_ADDED;
     *longest = 0;
     size_t most = size_min(t->added_longest[pass][*s], (size_t)(end - s));
     uint64_t hash = HASH_START;
     for (size_t bytes = 1; bytes <= most; bytes++) {
         hash = hash_bytes(hash, s + bytes - 1, 1);
         int token = (int)*tokenizer_slot(t, hash, s, bytes) - 1;
-        if (token >= 0 && t->added_pass[token] == 1 + pass) found = token, *longest = bytes;
+        bool here = token >= 0 && (t->flags[token] & (TOKEN_ADDED | TOKEN_NORMALIZED)) == wanted;
+        if (here) found = token, *longest = bytes;
     }
     return found;
 }
@@ -325,8 +326,7 @@ int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
     size_t count = (size_t)vocab_size;
     t->vocab_size = vocab_size;
     TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
-    TRY(memory_alloc_zero((void **)&t->literal, count, "vocabulary", e));
-    TRY(memory_alloc_zero((void **)&t->added_pass, count, "vocabulary", e));
+    TRY(memory_alloc_zero((void **)&t->flags, count, "vocabulary", e));
     return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
 }
 
@@ -350,9 +350,7 @@ void tokenizer_destroy(Tokenizer *t) {
     if (!t) return;
     memory_free(t->text);
     memory_free(t->start);
-    memory_free(t->literal);
-    memory_free(t->added);
-    memory_free(t->added_pass);
+    memory_free(t->flags);
     memory_free(t->merges);
     memory_free(t->pairs);
     memory_free(t);

@@ -54,9 +54,8 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 #define HINT_GET "download or copy the tokenizer's files again"
 
 typedef struct {
-    const char *name;         // NULL: none yet
-    bool listed;              // in a list of added tokens: the name is plain text, not the alphabet
-    bool normalized, special; // set if `listed`
+    const char *name; // NULL: none yet
+    uint8_t flags;    // TOKEN_*: 0, or LITERAL and ADDED of an added token
 } Entry;
 
 // The JSON files of a tokenizer. The first three may list added tokens, for all forms.
@@ -192,12 +191,12 @@ static int add_added(VocabReader *r, const char *path, const char *name, double 
     if (entry->name && strcmp(entry->name, name) != 0)
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
                     number);
-    if (entry->listed) return 0;
+    if (entry->flags) return 0;
     r->name_bytes += strlen(name);
     entry->name = name;
-    entry->listed = true;
-    entry->normalized = !cJSON_IsFalse(json_get(item, "normalized"));
-    entry->special = cJSON_IsTrue(json_get(item, "special"));
+    entry->flags = TOKEN_LITERAL | TOKEN_ADDED;
+    if (!cJSON_IsFalse(json_get(item, "normalized"))) entry->flags |= TOKEN_NORMALIZED;
+    if (cJSON_IsTrue(json_get(item, "special"))) entry->flags |= TOKEN_SPECIAL;
     return 0;
 }
 
@@ -234,29 +233,26 @@ static int find_eot(const VocabReader *r) {
     return -1;
 }
 
-// Fills text, start, literal and added from the entries.
+// Fills text, start and flags from the entries. The end token is not found in the text.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;
     TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
     t->eot = find_eot(r);
-    for (size_t i = 0; i < count; i++) t->added_count += r->entries[i].listed && (int)i != t->eot;
-    TRY(memory_alloc((void **)&t->added, (size_t)t->added_count * sizeof *t->added, "vocabulary", e));
-    AddedToken *added = t->added;
     for (size_t i = 0; i < count; i++) {
         const Entry *entry = &r->entries[i];
         if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", r->directory, i);
         size_t length = strlen(entry->name);
         r->longest = size_max(r->longest, length);
-        int bytes = entry->listed ? -1 : alphabet_decode(entry->name, length, t->text + at);
-        t->literal[i] = bytes < 0;
+        int bytes = entry->flags ? -1 : alphabet_decode(entry->name, length, t->text + at);
         if (bytes < 0) memcpy(t->text + at, entry->name, length);
         at += bytes < 0 ? length : (size_t)bytes;
         t->start[i + 1] = (uint32_t)at;
-        if (!entry->listed || (int)i == t->eot) continue;
-        *added++ = (AddedToken){(uint16_t)i, entry->normalized, entry->special};
-        t->added_pass[i] = 1 + entry->normalized;
-        uint32_t *longest = &t->added_longest[entry->normalized][(uint8_t)*entry->name];
+        t->flags[i] = bytes < 0 ? TOKEN_LITERAL : 0;
+        if (!entry->flags || (int)i == t->eot) continue;
+        t->flags[i] = entry->flags;
+        t->added_count++;
+        uint32_t *longest = &t->added_longest[(entry->flags & TOKEN_NORMALIZED) != 0][(uint8_t)*entry->name];
         *longest = (uint32_t)size_max(*longest, length);
     }
     return 0;
@@ -417,8 +413,9 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     const char *text = tokenizer_decode(t, token, &bytes);
     for (size_t i = 0; i < bytes; i++) {
         int c = (uint8_t)text[i];
-        if (!t->literal[token]) c = alphabet_char(c);
-        if (!t->literal[token] && c >= 0x80) fputc(0xC0 | c >> 6, f), c = 0x80 | (c & 0x3F);
+        bool literal = t->flags[token] & TOKEN_LITERAL;
+        if (!literal) c = alphabet_char(c);
+        if (!literal && c >= 0x80) fputc(0xC0 | c >> 6, f), c = 0x80 | (c & 0x3F);
         if (json && (c == '"' || c == '\\')) fputc('\\', f);
         if (json && c < 0x20) fprintf(f, "\\u%04x", (unsigned)c);
         else fputc(c, f);
@@ -428,10 +425,8 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
 static void put_vocab(const Tokenizer *t, int context, FILE *f) {
     (void)context;
     const char *before = "{\"";
-    for (int token = 0, next = 0; token < t->vocab_size; token++) {
-        bool added = next < t->added_count && t->added[next].token == token;
-        next += added;
-        if (t->lacks_some && added) continue; // its character could be read as another token's byte
+    for (int token = 0; token < t->vocab_size; token++) {
+        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its character could be read as another token's byte
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);
@@ -460,14 +455,16 @@ static void put_config(const Tokenizer *t, int context, FILE *f) {
         if (t->eot >= 0) put_token(t, t->eot, true, f), fputc('"', f);
     }
     if (context) fprintf(f, ", \"model_max_length\": %d", context);
-    for (int i = 0; i < t->added_count; i++) {
-        const AddedToken *added = &t->added[i];
-        fprintf(f, ", %s\"%d\": {\"content\": \"", i ? "" : "\"added_tokens_decoder\": {", added->token);
-        put_token(t, added->token, true, f);
+    const char *before = ", \"added_tokens_decoder\": {";
+    for (int token = 0; token < t->vocab_size; token++) {
+        if (!(t->flags[token] & TOKEN_ADDED)) continue;
+        fprintf(f, "%s\"%d\": {\"content\": \"", before, token);
+        before = ", ";
+        put_token(t, token, true, f);
         fprintf(f,
                 "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
                 "\"special\": %s}",
-                bools[added->normalized], bools[added->special]);
+                bools[(t->flags[token] & TOKEN_NORMALIZED) != 0], bools[(t->flags[token] & TOKEN_SPECIAL) != 0]);
     }
     fputs(t->added_count ? "}}\n" : "}\n", f);
 }

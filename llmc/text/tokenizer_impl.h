@@ -13,12 +13,14 @@ typedef struct {
     uint16_t left, right, merged;
 } Merge;
 
-// A token that is matched literally in the text. A first pass finds the tokens that are not `normalized`; a second pass
-// finds the others in the text between. `normalized` has no other effect: there is no normalizer.
-typedef struct {
-    uint16_t token;
-    bool normalized, special; // special: decoders can leave it out
-} AddedToken;
+// What the files say of a token. Added tokens are matched literally in the text: a first pass finds those that are not
+// NORMALIZED, a second pass finds the others in the text between. NORMALIZED has no other effect: there is no normalizer.
+enum {
+    TOKEN_LITERAL = 1, // named by its text, not in GPT-2's alphabet
+    TOKEN_ADDED = 2,
+    TOKEN_NORMALIZED = 4,
+    TOKEN_SPECIAL = 8 // decoders can leave it out
+};
 enum { ADDED_PASSES = 2, TEXT_SLOTS = 2 * VOCAB_MAX };
 
 typedef enum {
@@ -35,13 +37,11 @@ struct Tokenizer {
     bool is_bytes;
     char *text;       // the tokens' bytes, one token after another
     uint32_t *start;  // (vocab_size + 1) the first byte of each token
-    uint8_t *literal; // (vocab_size) 1: the files name the token by its text, not in GPT-2's alphabet
+    uint8_t *flags;   // (vocab_size) TOKEN_*
     uint16_t byte_token[BYTE_VALUES];
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
     bool lacks_some;
-    AddedToken *added; // (added_count) by number
     int added_count;
-    uint8_t *added_pass; // (vocab_size) 1 + the pass that finds the token; 0: it is not added
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
     uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1, or 0
     Merge *merges;                                     // (merge_count) by rank
@@ -54,7 +54,7 @@ struct Tokenizer {
 
 // Creates a tokenizer that has only its character classes.
 int tokenizer_new(Tokenizer **out, Error *e);
-// Allocates text, literal, added_pass and start; clears the last three.
+// Allocates text, flags and start; clears the last two.
 int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
 // Returns the end of the first word of the text from s to end, s < end, by GPT-2's pattern.
 const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end);
