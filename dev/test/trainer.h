@@ -130,19 +130,6 @@ __attribute__((format(printf, 1, 2))) static inline int trainer_run(const char *
     return trainer_wait(child);
 }
 
-// The next runs are two ranks of this program under mpirun, each with a word of its own: for main, which takes them by
-// trainer_word and trainer_rank.
-static inline void trainer_two_ranks(const char *word_0, const char *word_1) {
-    setenv("GNS_TEST_WORD_0", word_0, 1);
-    setenv("GNS_TEST_WORD_1", word_1, 1);
-    trainer.ranks = 2;
-}
-
-static inline const char *trainer_word(void) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
-    return getenv(rank && *rank == '1' ? "GNS_TEST_WORD_1" : "GNS_TEST_WORD_0");
-}
-
 static inline int trainer_rank(int argc, char **argv) { // PROGRAM rank COMMAND...
     return program_main(argc - 2, argv + 2, &trainer.engine, TRANSPORT_OR_NULL(mpi_transport));
 }

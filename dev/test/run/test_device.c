@@ -6,7 +6,7 @@
 
 #include <cjson/cJSON.h>
 
-// The device's name; NULL: the CPU engine itself, without a tuning. Under mpirun each rank has its trainer_word. One whose
+// The device's name; NULL: the CPU engine itself, without a tuning. Under mpirun each rank has its own. One whose
 // name begins with "Fused" measures exact norms for free.
 static const char *machine;
 static char tuning[TUNING_BYTES];
@@ -135,18 +135,24 @@ static void test_tuning(void) {
     CHECK(!directory_exists("cpu"), "a refused run has a directory");
 }
 
+static void two_ranks(const char *machine_0, const char *machine_1) {
+    setenv("GNS_TEST_MACHINE_0", machine_0, 1);
+    setenv("GNS_TEST_MACHINE_1", machine_1, 1);
+    trainer.ranks = 2;
+}
+
 static void test_ranks(void) {
 #ifndef GNS_MPI
     SKIP("a build without MPI");
 #endif
     if (system("command -v mpirun > /dev/null 2>&1") != 0) SKIP("no mpirun here");
-    trainer_two_ranks("Fused 1", "Fused 1");
+    two_ranks("Fused 1", "Fused 1");
     CHECK_RUN(trainer_run(HERE "--steps 2 --out same --tune"), 0);
     check_mode("same", "\"exact\"", "1", 2);
     const char *text = recorded("same", "tuning");
     CHECK_RUN(0, 0, path_of("engine of Fused 1 took [%.*s]", (int)strlen(text) - 2, text + 1)); // by rank 1
     CHECK(strncmp(text, "\"Fused 1: ", 10) == 0, "%s", text);
-    trainer_two_ranks("Fused 1", "Fake 2"); // rank 0 keeps nothing that rank 1 has not
+    two_ranks("Fused 1", "Fake 2"); // rank 0 keeps nothing that rank 1 has not
     CHECK_RUN(trainer_run(HERE "--steps 2 --out mixed --tune"), 0, "note: the ranks have different GPUs",
               "engine of Fused 1 took []");
     check_mode("mixed", "\"ln\"", "0", 0);
@@ -161,7 +167,7 @@ int main(int argc, char **argv) {
     trainer.engine.tuning = fake_tuning;
     trainer.engine.set_tuning = fake_set_tuning;
     if (argc > 1) { // one of the ranks
-        machine = trainer_word();
+        machine = getenv(path_of("GNS_TEST_MACHINE_%s", getenv("OMPI_COMM_WORLD_RANK")));
         return trainer_rank(argc, argv);
     }
     trainer_setup();

@@ -398,9 +398,9 @@ static void test_stop_while_measuring(void) {
 
 int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
-        EngineApi engine = overflowing_engine();
+        trainer.engine = overflowing_engine();
         overflow.in_steps = 1 << 2;
-        return program_main(argc - 2, argv + 2, &engine, TRANSPORT_OR_NULL(mpi_transport));
+        return trainer_rank(argc, argv);
     }
     trainer_setup();
     RUN(test_every_step, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors);
