@@ -391,8 +391,8 @@ static const Target targets[] = {
     {"step/model.safetensors", "step/model.safetensors", "step", read_weights, NULL, NULL, 1, 0, 0},
     {"step/training/optimizer.safetensors", "step", "step", read_optimizer, NULL, NULL, 1, 0, 400}, // the rest is values
     {"any.safetensors", "any.safetensors", "any.safetensors", read_safetensors, make_safetensors, settle_safetensors, 6, 8, 0},
-    {"words/vocab.json", "words/vocab.json", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
-    {"words/merges.txt", "words/", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"words/vocab.json", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"words/merges.txt", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // the header is what can be wrong
