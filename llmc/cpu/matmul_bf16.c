@@ -6,6 +6,7 @@
 // + 1, i) side by side, as one word. B is packed as (pairs, 32, 2), A as (pairs, 12, 2). For AMX A is packed in blocks
 // of 32 k, each (32 rows, 32).
 
+#if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
 enum { BLOCK_DEPTH = 768 };
 
@@ -42,7 +43,7 @@ static void bf16_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *
     else pack_pairs_down(panel, ROWS, src, p->a_column, count, block->depth, block->padded);
 }
 
-#ifdef BF16_X86
+#    ifdef BF16_X86
 static void amx_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const uint16_t *src = (const uint16_t *)p->a + i * p->a_row + block->k * p->a_column;
     uint16_t *to = panel;
@@ -57,7 +58,7 @@ static void amx_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *b
         transpose_rows(to, STEP / 2, words, AMX_ROWS * sizeof *words, AMX_ROWS);
     }
 }
-#endif
+#    endif
 
 // Packs columns [j, j + count) of B, and sums them.
 static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t j, size_t count) {
@@ -133,12 +134,14 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
     tiles->last = tile;
 }
 
-#define KERNEL(called, rows_, pack, compute, available_)                                                               \
-    {                                                                                                                  \
-        .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                           \
-        .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile,      \
-        .finish = bf16_finish, .bf16_tile = compute, .available = available_                                           \
-    }
+#    define KERNEL(called, rows_, pack, compute, available_)                                                           \
+        {                                                                                                              \
+            .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                       \
+            .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile,  \
+            .finish = bf16_finish, .bf16_tile = compute, .available = available_                                       \
+        }
+
+#endif
 
 const MatmulKernel matmul_bf16[] = {
 #ifdef BF16_X86

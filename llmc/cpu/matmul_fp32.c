@@ -3,9 +3,19 @@
 
 // The kernel of fp32: fused multiply-adds on vectors.
 
+#ifdef __x86_64__
+enum { DIRECT_COLUMNS = 512 }; // of the widest C whose tiles read A where it lies: packing it would cost more
+#else
+enum { DIRECT_COLUMNS = 0 };
+#endif
+
+// True if tiles read rows of A where they lie. Only whole tiles do: others would read beyond A.
+static bool reads_in_place(const MatmulProduct *p, size_t rows) { return p->N <= DIRECT_COLUMNS && rows == TILE_ROWS; }
+
 // Packs rows [i, i + count) of A, for the block's k.
 static void fp32_pack_a(void *panel, const MatmulProduct *p, const MatmulBlock *block, size_t i, size_t count) {
     const float *src = (const float *)p->a + i * p->a_row + block->k * p->a_column;
+    if (reads_in_place(p, count)) return;
     if (p->a_column == 1) pack_transposed(panel, TILE_ROWS, src, p->a_row, count, block->depth);
     else pack_straight(panel, TILE_ROWS, src, p->a_column, count, block->depth);
 }
@@ -32,6 +42,19 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
+// tile_product of A and a panel of B, with prefetches.
+VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, size_t a_row, size_t a_k, const float *b,
+                                 Ahead *ahead) {
+    size_t lines = (ahead->lines * PREFETCH_DEPTH + depth - 1) / depth;
+    Tile t = tile_zero(rows);
+    for (size_t k = 0; k < depth; k += PREFETCH_DEPTH) {
+        prefetch_ahead(ahead, lines);
+        tile_add_product(rows, &t, size_min(PREFETCH_DEPTH, depth - k), a + k * a_k, a_row, a_k, b + k * TILE_COLUMNS,
+                         TILE_COLUMNS);
+    }
+    return t;
+}
+
 // Computes the tile of C at (i, j) from a packed panel of A and one of B. At an edge of C it works on a copy.
 static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                       const void *b, size_t i, size_t j) {
@@ -46,14 +69,12 @@ static void fp32_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
         c = edge_tile, c_row = TILE_COLUMNS;
     }
     Ahead ahead = tiles->ahead;
-    size_t lines = (ahead.lines * PREFETCH_DEPTH + block->depth - 1) / block->depth;
+    const float *in_place = (const float *)p->a + i * p->a_row + block->k * p->a_column;
     TILE_DISPATCH(rows, {
-        Tile t = tile_zero(ROWS);
-        for (size_t k = 0; k < block->depth; k += PREFETCH_DEPTH) {
-            prefetch_ahead(&ahead, lines);
-            tile_add_product(ROWS, &t, size_min(PREFETCH_DEPTH, block->depth - k), (const float *)a + k * TILE_ROWS, 1,
-                             TILE_ROWS, (const float *)b + k * TILE_COLUMNS, TILE_COLUMNS);
-        }
+        Tile t;
+        if (!reads_in_place(p, rows)) t = block_product(ROWS, block->depth, a, 1, TILE_ROWS, b, &ahead);
+        else if (p->a_column == 1) t = block_product(ROWS, block->depth, in_place, p->a_row, 1, b, &ahead);
+        else t = block_product(ROWS, block->depth, in_place, 1, p->a_column, b, &ahead);
         tile_add_row(ROWS, &t, bias ? vec_load(bias) : (Vec){0}, bias ? vec_load(bias + VEC) : (Vec){0});
         if (p->stream && !edge) tile_stream(ROWS, c, c_row, &t);
         else tile_write(ROWS, c, c_row, &t, add);
