@@ -95,6 +95,10 @@ def write_whole(path, text):
 
 # ---- Reading and checking -------------------------------------------------------------------------------------------
 
+def has_log(path):
+    return os.path.exists(path) or os.path.exists(path + ".gz")
+
+
 def read_bytes(path):
     """Returns a file. Unpacks PATH.gz if only that exists."""
     packed = not os.path.exists(path) and os.path.exists(path + ".gz")
@@ -210,8 +214,7 @@ class Run:
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
         self.lines = self.read_metrics(begin, known)
-        has_samples = os.path.exists(samples_path) or os.path.exists(samples_path + ".gz")
-        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if has_samples else []
+        self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if has_log(samples_path) else []
         self.rows = [line for line in self.lines if "loss" in line]
         self.val_rows = [line for line in self.lines if "val_loss" in line]
         self.test_rows = [line for line in self.lines if "hellaswag" in line]
@@ -219,15 +222,14 @@ class Run:
             raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
     def read_metrics(self, begin, known):
-        lines, before, now, rate = [], begin, 0.0, 0
+        lines, before, now, rate = [], begin, 0.0, math.nan
         self.seconds = {}  # by step
         for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
                 raise Fault(EXIT_INPUT, f"{where}: the tokens go backwards")
             if "loss" in line:
                 rate = max(line.get("tok_per_s") or 0, 0) or rate
-                # Always the same NaN object, which equals itself in a comparison of lines.
-                now = now + (line["tokens"] - before) / rate if rate and now == now else math.nan
+                now += (line["tokens"] - before) / rate
                 self.seconds[line["step"]], before = now, line["tokens"]
             line["seconds"] = self.seconds.get(line["step"], now)
             lines.append(line)
@@ -261,7 +263,7 @@ class Sink:
         self.path, self.seen, self.known = path, ([], [], []), {}
 
     def look(self, live):
-        self.run = Run(self.path, live=live, known=self.known)
+        self.run = Run(self.path, live=live, known=self.known)  # a line that has not changed is the same object
         there = self.run.parts, self.run.lines, self.run.samples
         if any(now[:len(before)] != before for now, before in zip(there, self.seen)):
             self.went_back()  # a resume has cut the logs back, or another run has begun
@@ -281,7 +283,7 @@ def follow(sinks, args):
     try:
         while True:
             for sink in sinks:
-                if not args.follow or all(os.path.exists(os.path.join(sink.path, name)) for name in ("run.json", "metrics.jsonl")):
+                if not args.follow or all(has_log(os.path.join(sink.path, name)) for name in ("run.json", "metrics.jsonl")):
                     sink.look(args.follow)
             if not args.follow:
                 break

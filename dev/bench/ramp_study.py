@@ -3,8 +3,8 @@
 
     dev/bench/ramp_study.py QUEUE [--out DIR] [--seeds 1,2,3] [--against NAME] [--table]
 
-QUEUE is a file with a run a line: its name, then the trainer's options. The options of lines that begin with `all` hold for
-every run that does not give them itself. # begins a comment.
+Each line of QUEUE is a run: its name, then the trainer's options. Options of lines that begin with `all` hold for every run that
+does not give them itself. # begins a comment.
 
     all    --model d12 --train 'text_train_*.bin' --val 'text_val_*.bin' --micro-batch 16
     all    --train-tokens 80e6 --gns ln
@@ -12,14 +12,14 @@ every run that does not give them itself. # begins a comment.
     ramp16 --batch-tokens 16384 --lr 5e-4 --ramp gns --batch-min 16 --batch-max 512 --ramp-step-rows 1.5
 
 Every line runs with every seed. Runs of one seed train on the same examples in the same order; with the same --gns mode,
-first batch and rate they have the same bits until the schedules part (the column `equal`: steps). So differences are paired
-by seed. Each has its standard error over the seeds.
+first batch and rate they have the same bits until the schedules differ (the column `equal`: steps). So differences are paired by
+seed. Each has its standard error over the seeds.
 
 DIR/results.jsonl gets a line for each finished run; DIR/NAME-seedS keeps its log. A run that has its line is not made again.
 A stopped study (Ctrl-C, TERM) saves its runs; the same command goes on. A line may be added to QUEUE while the study runs.
 
-GPU seconds are the sum of the steps' times, without validation and saves. The training loss is that of the last tenth of the
-tokens. From the environment: JOBS, runs side by side (default: one a GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES
+GPU seconds are the sum of the steps' times, without validation and saves. The training loss is the mean over the last tenth of
+the tokens. From the environment: JOBS, runs side by side (default: one per GPU), spread over the GPUs in CUDA_VISIBLE_DEVICES
 (default: all); TRAINER (./train_gpt2cu); LAUNCH, words before it (scripts/mpirun.sh -np 4), for one run at a time.
 """
 
@@ -45,7 +45,7 @@ EXIT_STOPPED, EXIT_NONFINITE = 75, 76
 
 
 def window_loss(rows, begin, end):
-    """The mean training loss of the tokens from `begin` to `end`. A step that lies partly within counts in part."""
+    """Returns the mean training loss of the tokens from `begin` to `end`. A step that lies partly within counts in part."""
     before, total, weight = 0, 0.0, 0.0
     for row in rows:
         part = max(0, min(row["tokens"], end) - max(before, begin))
@@ -54,7 +54,7 @@ def window_loss(rows, begin, end):
 
 
 def paired(values, others):
-    """(mean, its standard error) of the differences by seed of two runs' values: {seed: value}."""
+    """Returns the mean difference of two runs' values {seed: value}, paired by seed, and its standard error."""
     seeds = sorted(set(values) & set(others))
     differences = [values[seed] - others[seed] for seed in seeds]
     if not differences:
@@ -64,7 +64,7 @@ def paired(values, others):
 
 
 def read_queue(path):
-    """{name: {option: its words}}, in the file's order."""
+    """Returns {name: {option: its words}}, in the file's order."""
     runs, shared = {}, {}
     for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
         where = f"{path} line {number}"
@@ -97,7 +97,7 @@ def text_of(options):
 
 
 def result_of(run):
-    """What a finished run's log says."""
+    """Returns the row of results.jsonl for a finished run."""
     last = run.rows[-1]
     return {"tokens": last["tokens"], "steps": last["step"],
             "val_loss": run.val_rows[-1]["val_loss"] if run.val_rows else None,
@@ -125,7 +125,7 @@ class Study:
         return os.path.join(self.out, f"{name}-seed{seed}")
 
     def next_run(self):
-        """(name, seed, options) of a run that nobody has taken; None at the end."""
+        """Returns (name, seed, options) of a run that no worker has begun; None at the end."""
         with self.lock:
             for seed in self.seeds:
                 for name, options in read_queue(self.queue).items():
@@ -197,7 +197,7 @@ class Study:
             raise Fault(EXIT_STOPPED, "stopped, and the runs were asked to save; the same command goes on")
 
     def equal_steps(self, name, other, seed):
-        """The first steps of two runs that have the same loss to the bit."""
+        """Counts the first steps of two runs that have the same loss to the bit."""
         losses = [Run(self.place(of, seed)).column("loss") for of in (name, other)]
         return next((i for i, (a, b) in enumerate(zip(*losses)) if a != b), min(map(len, losses)))
 
@@ -246,10 +246,10 @@ def visible_gpus():
 
 def main():
     parser = Parser(description=__doc__)
-    parser.add_argument("queue", metavar="QUEUE", help="a file with a run a line: NAME OPTIONS...")
+    parser.add_argument("queue", metavar="QUEUE", help="a file with one run per line: NAME OPTIONS...")
     parser.add_argument("--out", default="build/ramp_study", metavar="DIR", help="results and logs (default: %(default)s)")
     parser.add_argument("--seeds", type=lambda text: [int(word) for word in text.split(",")], default="1",
-                        metavar="N,N...", help="of every run (default: %(default)s)")
+                        metavar="N,N...", help="every run trains with each (default: %(default)s)")
     parser.add_argument("--against", metavar="NAME", help="the run that others are compared with (default: the first)")
     parser.add_argument("--table", action="store_true", help="train nothing, print the table")
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The figures of dev/bench/results.sh: from logs to OUT/PART.json (record), and from those to dev/RESULTS.md (draw).
+"""Collects the figures of dev/bench/results.sh: from logs to OUT/PART.json (record), from these to dev/RESULTS.md (draw).
 
-    results.py record PART LOGS OUT.json VERSION_LINE MACHINE        LOGS/commands: a line "NAME<tab>COMMAND" a log
+    results.py record PART LOGS OUT.json VERSION_LINE MACHINE        LOGS/commands: "NAME<tab>COMMAND" per log
     results.py draw DIRECTORY PAGE.md
 """
 
@@ -13,7 +13,7 @@ import sys
 
 PARTS = {"gpu": "One GPU", "ranks": "Several GPUs", "cpu": "CPU", "peers": "Other programs, for comparison"}
 
-# What a line of a log says: pattern -> what, figure; both may name the pattern's groups.
+# A line of a log that matches the pattern gives (what, figure); {1} is the pattern's first group.
 LINES = [
     # bench_engine
     (r"^(?:gns )?(\w+) +([\d.]+) ms a step .*?, +(\d+) tok/s, .*MFU ([\d.]+)%", "{log}, {1}", "{3} tok/s, MFU {4}%"),

@@ -1,5 +1,5 @@
-"""What PyTorch's FSDP2 does with GPT-2 on several GPUs of a machine: tok/s and memory of a rank, beside train_gpt2cu
---zero 3 --recompute block with the same shape.
+"""Measures PyTorch's FSDP2 with GPT-2 on several GPUs of a machine: tok/s and memory per rank, to compare with train_gpt2cu
+--zero 3 --recompute block of the same shape.
 
     torchrun --nproc-per-node 2 dev/bench/torch_fsdp.py --layers 84 --heads 54 --channels 3456 --micro-batch 16 --steps 6
 

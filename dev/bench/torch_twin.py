@@ -1,5 +1,5 @@
-"""GPT-2 in PyTorch on the same data in the same order from the same weights as the CUDA trainer: is the loss curve the
-same at scale, and which is faster?
+"""Trains GPT-2 in PyTorch on the same data, in the same order, from the same weights as the CUDA trainer. Compares loss curves
+and speed.
 
     torch_twin.py train --train 'DIR/x_train_*.bin' --val 'DIR/x_val_*.bin' --out twin.jsonl [--follow RUN]
         [settings as the trainer's]
@@ -8,12 +8,11 @@ same at scale, and which is faster?
 
 The twin computes in bf16 autocast with torch.compile, scaled_dot_product_attention and the fused AdamW. Data order,
 initial weights and schedule are rewritten here from their definitions (llmc/text/shards.h, permutation.h, mixture.h,
-rng.h, model.h, schedule.h), so agreement checks those too. `order` prints what the data order alone gives: of each example
-its window and its tokens.
+rng.h, model.h, schedule.h), so agreement checks those too. `order` prints each example's window and its tokens.
 
 With --follow the twin loads each checkpoint of RUN when it reaches that step. Training multiplies a difference in
-rounding: within 100 steps two runs of one program with different micro-batches part by 0.01 to 0.02 nats. Over the few
-steps between two checkpoints a difference of that size is one of formulas, moments included.
+rounding: within 100 steps two runs of one program with different micro-batches differ by 0.01 to 0.02 nats. Over the few steps
+between two checkpoints, a difference of that size means that formulas differ.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 
 Without STUDY it writes DIR/loss-time.svg, from dev/results/recipe.jsonl. From the runs of dev/bench/ramp_study.py
 it writes DIR/gns-{ramp,loss,layers,exact}.svg and prints their table; from the studies in --muon DIR, gns-muon.svg.
-Where the study ran several tunings whole, every batch is shown at the one with most seeds, of these at the one with the
-lowest mean loss. Curves are of the first seed.
+Where a batch ran with several tunings, shows the tuning with most seeds; among equals, the one with the lowest mean loss. Curves
+are of the first seed.
 """
 
 import json
@@ -25,7 +25,7 @@ TOLERANCE = 0.001  # nats by which the reference may be above the best constant 
 
 
 def end_loss(run):
-    """The mean training loss of the last tenth of the tokens: what the study compares."""
+    """Returns the mean training loss of the last tenth of the tokens, which the study compares."""
     tokens = run.rows[-1]["tokens"]
     return window_loss(run.rows, (1 - WINDOW) * tokens, tokens)
 
@@ -35,13 +35,13 @@ def last_val(run):
 
 
 def reference_batch(losses):
-    """The largest batch whose mean loss is within TOLERANCE of the best one's: {batch: mean loss}."""
+    """Returns the largest batch of {batch: mean loss} whose loss is within TOLERANCE of the lowest."""
     best = min(losses.values())
     return max(batch for batch, loss in losses.items() if loss <= best + TOLERANCE)
 
 
 def load(study):
-    """One run a schedule: constant batches by their size, then the ramps by their first rows, kappa and most rows."""
+    """Returns one run per schedule: constant batches by size, then ramps by first rows, kappa and most rows."""
     found = {}  # (ramp, first, kappa, most) -> name, its tuning -> [(seed, run)]
     for place in sorted(os.listdir(study)) if os.path.isdir(study) else []:
         name, _, seed = place.rpartition("-seed")

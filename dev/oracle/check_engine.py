@@ -1,7 +1,7 @@
 """Compares what an engine computed with the oracle: check_engine.py DIR, with the files of dev/test/run/dump_steps.c.
 
-The error of a tensor is |a - b| / |b| in the Euclidean norm, b the oracle's; that of a list of numbers the largest of
-|a - b| / |b|.
+The error of a tensor is |a - b| / |b| in the Euclidean norm, where b is the oracle's. The error of a list of numbers is the
+largest |a - b| / |b|.
 """
 
 import sys

@@ -157,7 +157,7 @@ def bpe_run(programs):
 
 
 def chat_run(programs):
-    """The same with tokens added by transformers, of which one is to end a text."""
+    """Trains on with tokens that transformers added; one of them ends a text."""
     plain, directory = programs.work / "chat_plain", programs.work / "chat_start"
     programs.learn_vocabulary(301, plain)
     tokenizer = AutoTokenizer.from_pretrained(plain)

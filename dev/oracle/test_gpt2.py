@@ -13,7 +13,7 @@ def close(a, b, tolerance, what):
 
 
 def test_lamb():
-    """AdamW's first step is the sign. Its length becomes that of the weights; weights of length 0 take it as it is."""
+    """AdamW's first step is the gradient's sign. LAMB scales it to the length of the weights, unless that is 0."""
     hyper = dict(beta1=0.9, beta2=0.99, eps=1e-12, weight_decay=0.0)
     p, g = np.array([[3.0, 4.0], [0.0, 12.0]]), np.array([[0.1, -0.2], [0.3, -0.4]])
     after, _ = gpt2.lamb("h.0.mlp.c_fc.weight", p, g, None, 1, 0.01, hyper)
@@ -25,7 +25,7 @@ def test_lamb():
 
 
 def test_muon():
-    """Singular vectors stay, singular values go to about 1; queries, keys and values each; what does not decay is AdamW's."""
+    """Singular vectors stay and singular values become about 1, of queries, keys and values apart. AdamW updates other tensors."""
     rng = np.random.default_rng(4)
     hyper = dict(beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, momentum=0.9, adamw_lr_factor=1)
     for shape in ((6, 6), (6, 15), (15, 6)):
