@@ -50,22 +50,8 @@ static const ForeignName foreign_names[] = {
 };
 
 // llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
-static const struct {
-    const char *flag, *subject;
-} foreign_flags[] = {
-    {"-nm", "major checkpoints"},
-    {"-f", "TF32"},
-    {"-w", "fp32 master weights, which are always kept"},
-    {"-ge", "GELU fusion"},
-    {"-a", "overfitting one batch"},
-    {"-lg", "GPU log interval"},
-    {"-pn", "number of processes, which mpirun -np sets"},
-    {"-pr", "process rank, which mpirun sets"},
-    {"-pg", "GPUs per node, which mpirun sets"},
-    {"-ps", "server address, which mpirun knows"},
-    {"-pp", "shared directory, which MPI does not need"},
-    {"-pf", "shared directory, which MPI does not need"},
-};
+static const char *const foreign_flags[] = {"-nm", "-f",  "-w",  "-ge", "-a",  "-lg",
+                                            "-pn", "-pr", "-pg", "-ps", "-pp", "-pf"};
 
 static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
     int id = 0;
@@ -73,10 +59,10 @@ static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
     return (OptionId)id;
 }
 
-static const char *foreign_subject(const char *flag) { // NULL: not one of them
+static bool is_foreign(const char *flag) {
     for (size_t i = 0; i < sizeof foreign_flags / sizeof *foreign_flags; i++)
-        if (strcmp(foreign_flags[i].flag, flag) == 0) return foreign_flags[i].subject;
-    return NULL;
+        if (strcmp(foreign_flags[i], flag) == 0) return true;
+    return false;
 }
 
 // Sets the option of one of llm.c's flags that has a counterpart here.
@@ -96,11 +82,11 @@ static int parse_alias(const OptionTable *t, OptionId id, const char *alias, con
     return 0;
 }
 
-static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT || foreign_subject(word); }
+static bool is_short(const char *word) { return find_alias(word) < OPTION_COUNT || is_foreign(word); }
 
 // Reads one of llm.c's flags: one dash and always a value. -h without a value is --help.
 static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Error *e) {
-    const char *flag = argv[*i], *value = NULL, *subject = foreign_subject(flag);
+    const char *flag = argv[*i], *value = NULL;
     char joined[OPTION_TEXT + 2];
     if (flag[0] != '-' || !flag[1])
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
@@ -109,7 +95,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     // llm.c's flag for starting several processes is -pi in its code and -pm in its help.
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = find_alias(flag);
-    if (id == OPTION_COUNT && !nccl_init && !subject) return parser_unknown(t, flag, flag + 1, "--", e);
+    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag)) return parser_unknown(t, flag, flag + 1, "--", e);
     TRY(parser_next_value(t, argc, argv, i, &value, e));
     if (nccl_init && strcmp(value, "mpi") == 0) return 0;
     if (nccl_init) {
@@ -118,7 +104,7 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     }
     if (id < OPTION_COUNT)
         return parse_alias(t, id, flag, parser_join_words(&option_rows[id], argc, argv, i, value, joined), e);
-    option_note(t->values, "llm.c's %s (%s) has no counterpart here: ignored", flag, subject);
+    option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag);
     return 0;
 }
 

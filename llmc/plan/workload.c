@@ -106,19 +106,15 @@ static void add_head(Workload *w) {
     add_gradient(w, FAMILY_HEAD_MATMUL, examples, w->V, w->C, chunks);
 }
 
-static void add_recomputing(Workload *w) {
-    double blocks = w->L - 1; // the last block's activations are still in memory
-    if (w->recompute == RECOMPUTE_NONE) return;
-    add_gelu(w, PASS_BACKWARD, blocks);
-    if (w->recompute == RECOMPUTE_GELU) return;
-    add_block_forward(w, PASS_BACKWARD, blocks);
-    add_layernorms(w, PASS_BACKWARD, 2 * blocks);
-    add_dropout(w, PASS_BACKWARD, blocks, blocks);
-}
-
 static void add_backward(Workload *w) {
     double N = w->N, C = w->C, L = w->L, n = N * C;
-    add_recomputing(w);
+    double again = L - 1; // recomputed blocks: the last block's activations are still in memory
+    if (w->recompute != RECOMPUTE_NONE) add_gelu(w, PASS_BACKWARD, again);
+    if (w->recompute == RECOMPUTE_BLOCK) {
+        add_block_forward(w, PASS_BACKWARD, again);
+        add_layernorms(w, PASS_BACKWARD, 2 * again);
+        add_dropout(w, PASS_BACKWARD, again, again);
+    }
     const double shape[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
         add_matmul(w, FAMILY_BLOCK_MATMUL, PASS_BACKWARD, N, shape[i][1], shape[i][0], L);
