@@ -67,12 +67,6 @@ static bool names_device(const char *text, const char *name) {
     return false;
 }
 
-const DeviceSpec *device_spec_find(const char *name) {
-    for (int i = 0; i < ROWS; i++)
-        if (names_device(name, rows[i].name)) return &rows[i];
-    return NULL;
-}
-
 // Copies letters and digits alone, in lower case.
 static void squeeze(char *out, size_t bytes, const char *text) {
     size_t used = 0;
@@ -81,25 +75,23 @@ static void squeeze(char *out, size_t bytes, const char *text) {
     out[used] = 0;
 }
 
-const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes) {
-    const DeviceSpec *found = NULL;
+const DeviceSpec *device_spec_find(const char *text, char *several, size_t bytes) {
+    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is within the text, or around it
     char part[100], name[100];
     size_t used = 0;
     int count = 0;
     squeeze(part, sizeof part, text);
-    *several = 0;
-    for (int i = 0; i < ROWS && used < bytes && *part; i++) {
+    for (int i = 0; i < ROWS && *part; i++) {
         squeeze(name, sizeof name, rows[i].name);
-        bool same = strcmp(name, part) == 0;
-        if (same) count = 0, used = 0;
+        if (strcmp(name, part) == 0) return *several = 0, &rows[i];
+        if (!within && names_device(text, rows[i].name)) within = &rows[i];
         if (!strstr(name, part)) continue;
-        used += (size_t)snprintf(several + used, bytes - used, "%s%s", count++ ? ", " : "", rows[i].name);
-        found = &rows[i];
-        if (same) break;
+        if (!count++) around = &rows[i];
+        if (used < bytes)
+            used += (size_t)snprintf(several + used, bytes - used, "%s%s", used ? ", " : "", rows[i].name);
     }
-    if (count > 1) return NULL;
-    *several = 0;
-    return found ? found : device_spec_find(text);
+    if (within || count < 2) *several = 0;
+    return within ? within : count == 1 ? around : NULL;
 }
 
 void device_spec_names(char *out, size_t bytes) {
@@ -110,7 +102,8 @@ void device_spec_names(char *out, size_t bytes) {
 }
 
 double device_peak_flops(const EngineDevice *device) {
-    const DeviceSpec *spec = device_spec_find(device->name);
+    char several[100];
+    const DeviceSpec *spec = device_spec_find(device->name, several, sizeof several);
     if (!spec) return 0;
     return device->value_bytes < sizeof(float) ? spec->bf16_flops : spec->fp32_flops;
 }

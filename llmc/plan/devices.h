@@ -16,12 +16,10 @@ typedef struct {
     bool hopper;           // compute capability 9.0: its 16-bit kernel fuses exact norms
 } DeviceSpec;
 
-// Finds a device by its driver's name ("NVIDIA H200") or its usual name ("h200", "A100 80GB"). NULL: not in the table.
-const DeviceSpec *device_spec_find(const char *name);
-
-// Finds the row for a user's text, ignoring case, blanks and dashes: the row of that name, or the only one whose name
-// contains the text ("4090"), or else device_spec_find's. NULL if none matches, or several; `several` lists these.
-const DeviceSpec *device_spec_choose(const char *text, char *several, size_t bytes);
+// Finds a device by its driver's name ("NVIDIA H200") or a user's text, ignoring case, blanks and dashes: the row of
+// that name ("a100-80gb"), else the first row whose name is within the text, else the only one whose name contains it
+// ("4090"). NULL if none matches, or several; `several` then lists these. Otherwise it is empty.
+const DeviceSpec *device_spec_find(const char *text, char *several, size_t bytes);
 
 // Writes the names, for messages: "GB200, B200, ...".
 void device_spec_names(char *out, size_t bytes);

@@ -65,8 +65,8 @@ static void estimate_engine(const EngineConfig *shape, const PlanDevice *device,
 //     6 MiB  cuBLASLt and its kernels. d12 and d24, at any --recompute, used 531.5 MiB more than the engine's own plan
 //   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine:
 //            382 MiB at set-up; 376 of them, its kernels, stay after ncclCommAbort
-//            474 MiB with the first reduce-scatter, for the rings' buffers, which other collectives share: per connection
-//            and channel NCCL_BUFFSIZE, 4 MiB, and less for its short protocols
+//            474 MiB with the first reduce-scatter, for the rings' buffers, which other collectives share: per
+//            connection and channel NCCL_BUFFSIZE, 4 MiB, and less for its short protocols
 //            4 MiB with the first broadcast
 // Assumes that other cards, drivers and networks need as much.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {

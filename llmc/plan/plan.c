@@ -41,24 +41,18 @@ static const PlanEfficiency cpu_efficiency = {
     .network_hop = 50e-6,
 };
 
-// Finds the row of --device. A GPU that is not in the table needs the user's own figures.
-static int wanted_spec(const char *wanted, const DeviceSpec *own, DeviceSpec *out, Error *e) {
-    char names[400];
-    const DeviceSpec *known = device_spec_choose(wanted, names, sizeof names);
-    if (*names) return FAIL(e, ERR_USAGE, "say which", "--device %.60s may be one of %s", wanted, names);
-    *out = known ? *known : (DeviceSpec){.name = wanted, .devices_a_machine = 1};
-    if (known || (own->bf16_flops > 0 && own->bandwidth > 0)) return 0;
-    device_spec_names(names, sizeof names);
-    FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
-    return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
-}
-
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
     const double bf16_bytes = 2;
-    DeviceSpec spec = {0};
-    const DeviceSpec *known = *wanted ? NULL : device_spec_find(here->name);
-    if (*wanted) TRY(wanted_spec(wanted, own, &spec, e));
-    else if (known) spec = *known;
+    char names[400];
+    const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name, names, sizeof names);
+    DeviceSpec spec = {.name = *wanted ? wanted : NULL, .devices_a_machine = 1};
+    if (*wanted && *names) return FAIL(e, ERR_USAGE, "say which", "--device %.60s may be one of %s", wanted, names);
+    if (*wanted && !known && !(own->bf16_flops > 0 && own->bandwidth > 0)) {
+        device_spec_names(names, sizeof names);
+        FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
+        return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
+    }
+    if (known) spec = *known;
     *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
     if (*wanted && here->is_cpu) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
     out->measured = !*wanted && here->is_cpu;
