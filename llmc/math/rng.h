@@ -30,13 +30,10 @@ GNS_HD static inline RngBlock rng_rounds(RngBlock counter, uint32_t key0, uint32
     }
     return counter;
 }
-GNS_HD static inline RngBlock rng_philox(RngBlock counter, uint32_t key0, uint32_t key1) {
-    return rng_rounds(counter, key0, key1, 10);
-}
 
 GNS_HD static inline RngBlock rng_block(uint64_t seed, uint64_t stream, uint64_t block) {
     RngBlock counter = {{(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)}};
-    return rng_philox(counter, (uint32_t)seed, (uint32_t)(seed >> 32));
+    return rng_rounds(counter, (uint32_t)seed, (uint32_t)(seed >> 32), 10);
 }
 
 GNS_HD static inline uint32_t rng_u32(uint64_t seed, uint64_t stream, uint64_t index) {
