@@ -1,7 +1,6 @@
 #define _GNU_SOURCE // FNM_CASEFOLD, strsep
 #include "inputs.h"
 #include "base/files.h"
-#include "base/pipe.h"
 #include "base/text.h"
 
 #include <errno.h>

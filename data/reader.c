@@ -1,8 +1,8 @@
 #define _GNU_SOURCE // memmem, memrchr
 #include "reader.h"
 #include "base/hash.h"
-#include "base/pipe.h"
 #include "base/signals.h"
+#include "base/text.h"
 #include "jsonl.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 #include "options/parser.h"
 
-#include "base/pipe.h"
 #include "base/text.h"
 
 #include <assert.h>

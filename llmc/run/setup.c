@@ -3,8 +3,8 @@
 
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/pipe.h"
 #include "base/terminal.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
 #include "options/table.h"
