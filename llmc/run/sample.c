@@ -164,8 +164,12 @@ static int print_sample(Run *r, const char *prompt, int64_t number, Error *e) {
 int print_samples(Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const char *prompt = setup->prompt_file ? setup->prompt_file : setup->options.prompt;
-    for (int64_t i = 0; i < setup->options.samples; i++) TRY(print_sample(r, prompt, i, e));
-    return 0;
+    const int64_t samples = setup->options.samples, step = r->position.at.step;
+    int code = 0;
+    if (r->output.metrics) printf("\nsample%s after step %lld:\n", samples > 1 ? "s" : "", (long long)step);
+    for (int64_t i = 0; i < samples && !code; i++) code = print_sample(r, prompt, i, e);
+    if (r->output.metrics) printf("\n");
+    return code;
 }
 
 // Answers each line of standard input.

@@ -5,18 +5,6 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
-// Compares contents: a copy has another name.
-static void print_shared_shards(FILE *f, const ShardList *train, const ShardList *val) {
-    int shared = 0;
-    for (int i = 0, known = 0; i < val->count; i++, shared += known)
-        for (int j = known = 0; j < train->count && !known; j++)
-            known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);
-    if (shared)
-        fprintf(f,
-                "note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
-                shared, val->count);
-}
-
 static void print_data(FILE *f, const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
@@ -30,7 +18,15 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
         fprintf(f, "        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
                 (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
-    print_shared_shards(f, &data->shards, &data->val_shards);
+    const ShardList *train = &data->shards, *val = &data->val_shards;
+    int shared = 0; // by contents: a copy has another name
+    for (int i = 0, known = 0; i < val->count; i++, shared += known)
+        for (int j = known = 0; j < train->count && !known; j++)
+            known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);
+    if (shared)
+        fprintf(f,
+                "note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
+                shared, val->count);
 }
 
 static void print_length(FILE *f, const Setup *setup, const Position *position) {

@@ -114,18 +114,11 @@ static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
     return metrics_hellaswag(r->output.metrics, m->step, m->tokens, &score, e);
 }
 
-static int sample_here(Run *r, Error *e) {
-    printf("\nsample%s after step %lld:\n", r->setup.options.samples > 1 ? "s" : "", (long long)r->position.at.step);
-    int code = print_samples(r, e);
-    printf("\n");
-    return code;
-}
-
 static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "the sample", 0);
     progress_break(&r->output.progress); // it prints by itself
-    int code = on_rank_0(r, sample_here, e);
+    int code = on_rank_0(r, print_samples, e);
     progress_end(&r->output.progress);
     return code;
 }
