@@ -35,3 +35,21 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     options_defaults(o);
     return options_parse_config(o, copy, strlen(copy), "run.cfg", e);
 }
+
+// Checks options by their JSON: `are` is "lr 0.5, model 'd12', ..."; quotes are single.
+static inline void check_options(const Options *o, const char *words, const char *are) {
+    char *text = NULL, wants[512], *rest = wants, json[600];
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    options_write_json(f, o, 0);
+    fclose(f);
+    snprintf(wants, sizeof wants, "%s", are);
+    for (char *c = wants; *c; c++) *c = *c == '\'' ? '"' : *c;
+    for (char *want; (want = strsep(&rest, ","));) {
+        want += strspn(want, " ");
+        int name = (int)strcspn(want, " "), n = snprintf(json, sizeof json, "\"%.*s\":%s", name, want, want + name);
+        const char *at = strstr(text, json);
+        CHECK(!*want || (at && strchr(",\n", at[n])), "%s: not %s", words, json);
+    }
+    free(text);
+}

@@ -2,56 +2,38 @@
 // test_options.c checks single options.
 #include "options_test.h"
 
-static void test_horizon_and_batch(void) {
-    Options o;
-    Error e;
-    CHECK_OK(resolve(&o, "--train a --steps 10 --batch-tokens 512 --seq-len 64", &e), &e);
-    CHECK(o.run.horizon_tokens == 5120 && o.run.batch_ref_rows == 8, "horizon");
-    CHECK(o.run.batch_min_rows == 8 && o.run.batch_max_rows == 8 && o.run.ramp_mode == RAMP_FIXED, "fixed");
-    CHECK_CLOSE(o.run.gns_half_life_tokens, 0.005 * 5120, 1e-15, 0);
-    CHECK(o.run.gns_exact_interval == 0, "ln only");
-    CHECK_OK(resolve(&o, "--train a --train-tokens 1000 --seq-len 64 --gns-half-life 77", &e), &e);
-    CHECK(o.run.horizon_tokens == 960 && o.run.gns_half_life_tokens == 77, "whole rows");
-    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32", &e), &e);
-    CHECK(o.run.batch_ref_rows == 2 && o.run.batch_max_rows == 32 && o.run.ramp_mode == RAMP_GNS, "ramp");
-    CHECK(o.run.gns_exact_interval == 0 && o.run.gns_calibrates, "calibration: %lld",
-          (long long)o.run.gns_exact_interval);
-    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 32 --gns-ratio 2.5", &e),
-             &e);
-    CHECK(o.run.gns_exact_interval == 0 && !o.run.gns_calibrates, "a given ratio needs no calibration");
-    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
-    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_argument, "x/metrics.jsonl") == 0, "replay");
-    CHECK_OK(resolve(&o, "--train a --train-tokens 1e6 --ramp replay:x --micro-batch 3", &e), &e);
-    CHECK(o.run.batch_ref_rows == 3 && o.run.batch_min_rows == 3, "no batch given: a micro-batch");
-    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact", &e), &e);
-    CHECK(o.run.gns_exact_interval == 1, "exact: every step");
-    CHECK_OK(resolve(&o, "--train a --steps 1 --gns exact --gns-exact-every 8", &e), &e);
-    CHECK(o.run.gns_exact_interval == 8, "exact: every 8th");
-    CHECK_OK(resolve(&o, "--dry-run", &e), &e);
-    CHECK_OK(resolve(&o, "--sample-only --model some/directory", &e), &e);
-    CHECK_OK(resolve(&o, "--train a --steps 1 --model d4 --layers 2 --vocab-size 256", &e), &e);
-}
+#define TRAIN "--train a --train-tokens 1e6 "
 
-// The rate follows the batch with what was measured for gns, in its replay too; with the square root elsewhere; or as told.
-static void test_lr_power(void) {
-    static const struct {
-        const char *ramp;
-        double power;
-    } cases[] = {{"", 0.5},
-                 {"--ramp gns --batch-min 2 --batch-max 32", 0.8},
-                 {"--ramp replay:x", 0.8},
-                 {"--ramp linear --batch-min 2 --batch-max 32", 0.5},
-                 {"--ramp seesaw --batch-min 2 --batch-max 32", 0.5},
-                 {"--ramp gns --batch-min 2 --batch-max 32 --ramp-lr-power 0", 0},
-                 {"--ramp seesaw --batch-min 2 --batch-max 32 --ramp-lr-power 0.6", 0.6}};
+static void test_horizon_and_batch(void) {
+    static Options o;
+    Error e;
+#define GNS "--ramp gns --batch-min 2 --batch-max 32 "
+    static const char *const cases[][2] = {
+        {"--train a --steps 10 --batch-tokens 512 --seq-len 64",
+         "horizon_tokens 5120, batch_ref_rows 8, batch_min_rows 8, batch_max_rows 8, gns_half_life_tokens 25.6, "
+         "gns_exact_interval 0, ramp_lr_power 0.5"},
+        {"--train a --train-tokens 1000 --seq-len 64 --gns-half-life 77",
+         "horizon_tokens 960, gns_half_life_tokens 77"},
+        {TRAIN GNS,
+         "batch_ref_rows 2, batch_max_rows 32, gns_exact_interval 0, gns_calibrates true, ramp_lr_power 0.8"},
+        {TRAIN GNS "--gns-ratio 2.5", "gns_exact_interval 0, gns_calibrates false"},
+        {TRAIN GNS "--ramp-lr-power 0", "ramp_lr_power 0"},
+        {TRAIN "--ramp linear --batch-min 2 --batch-max 32", "batch_ref_rows 2, ramp_lr_power 0.5"},
+        {TRAIN "--ramp seesaw --batch-min 2 --batch-max 32", "ramp_lr_power 0.5"},
+        {TRAIN "--ramp seesaw --batch-min 2 --batch-max 32 --ramp-lr-power 0.6", "ramp_lr_power 0.6"},
+        {TRAIN "--ramp replay:x --micro-batch 3", "batch_ref_rows 3, batch_min_rows 3, ramp_lr_power 0.8"},
+        {"--train a --steps 1 --gns exact", "gns_exact_interval 1"},
+        {"--train a --steps 1 --gns exact --gns-exact-every 8", "gns_exact_interval 8"},
+        {"--dry-run", "horizon_tokens 0"},
+        {"--sample-only --model some/directory", "horizon_tokens 0"},
+        {"--train a --steps 1 --model d4 --layers 2 --vocab-size 256", "layers 2, vocab_size 256"},
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char line[128];
-        Options o;
-        Error e = {0};
-        snprintf(line, sizeof line, "--train a --train-tokens 1e6 %s", cases[i].ramp);
-        CHECK_OK(resolve(&o, line, &e), &e);
-        CHECK(o.ramp_lr_power == cases[i].power, "'%s': %g", cases[i].ramp, o.ramp_lr_power);
+        CHECK_OK(resolve(&o, cases[i][0], &e), &e);
+        check_options(&o, cases[i][0], cases[i][1]);
     }
+    CHECK_OK(resolve(&o, TRAIN "--ramp replay:x/metrics.jsonl --batch-tokens 4096", &e), &e);
+    CHECK(o.run.ramp_mode == RAMP_REPLAY && strcmp(o.run.ramp_argument, "x/metrics.jsonl") == 0, "replay");
 }
 
 // A length in passes is known once the rows are counted.
@@ -129,7 +111,6 @@ static void test_contradictions(void) {
 // What becomes of options without effect: refused, naming the option and what it needs; noted, where llm.c's scripts give
 // them, the value of another option decides, or nothing is trained; or they have an effect and nothing is said.
 typedef enum { REFUSED, NOTED, SILENT } Effect;
-#define TRAIN "--train a --train-tokens 1e6 "
 // clang-format off
 static const struct {
     Effect effect;
@@ -263,43 +244,36 @@ static int resolve_with_file(Options *o, const char *lines, const char *words, E
     return resolve(o, all, e);
 }
 
-// The command line overrules a config file's option of the same group.
+// The command line overrules a config file's option of the same group; a model from files has its own shape.
 static void test_the_command_line_wins(void) {
-    Options o;
+    static Options o;
     Error e;
-    CHECK_OK(resolve_with_file(&o, "steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", &e), &e);
-    CHECK(o.run.horizon_tokens == 20000 && o.steps == 0 && !o.given[OPTION_steps], "the file's steps");
-    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10", &e),
-             &e);
-    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens");
-    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "--train a --epochs 2", &e), &e);
-    CHECK(o.epochs == 2 && o.train_tokens == 0, "the file's tokens");
-    CHECK_OK(resolve_with_file(&o, "train-tokens = 20000\n", "-i a -x 3 -d 40 -t 10", &e), &e);
-    CHECK(o.run.horizon_tokens == 120 && o.train_tokens == 0, "the file's tokens, llm.c's flags");
-    CHECK_OK(resolve_with_file(&o, "steps = 50\n",
-                               "--train a --train-tokens 1e6 --ramp gns --batch-min 2 --batch-max 8", &e),
-             &e);
-    CHECK_OK(resolve_with_file(&o, "sample-only = true\nval = b\n", "--eval-only --model dir", &e), &e);
-    CHECK(o.eval_only && !o.sample_only, "the file's --sample-only");
-    CHECK_OK(resolve_with_file(&o, "eval-only = true\nval = b\n", "--check dir", &e), &e);
-    CHECK(*o.check && !o.eval_only, "the file's --eval-only");
-    // a model from files has its own shape
-    static const char shape[] = "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n";
-    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir", &e), &e);
-    CHECK(!o.given[OPTION_layers] && !o.given[OPTION_heads] && !o.given[OPTION_channels] &&
-              !o.given[OPTION_vocab_size] && o.layers == 0 && o.vocab_size == 0,
-          "the file's shape");
-    CHECK_OK(resolve_with_file(&o, shape, "--train a --steps 5 --model d12", &e), &e);
-    CHECK(o.layers == 2 && o.vocab_size == 256, "they change a preset");
-    CHECK_OK(resolve_with_file(&o, shape, "--sample-only --model some/dir --layers 3", &e), &e);
-    CHECK(o.layers == 3 && o.given[OPTION_layers], "typed on the command line: kept");
-
-    // both in one place: a mistake
-    CHECK_ERROR(resolve_with_file(&o, "steps = 50\ntrain-tokens = 20000\n", "--train a", &e), &e, ERR_USAGE,
-                "--steps and");
-    CHECK_ERROR(resolve_with_file(&o, "", "--train a --steps 5 --train-tokens 5", &e), &e, ERR_USAGE, "--steps and");
-    CHECK_ERROR(resolve_with_file(&o, "steps = 50\nramp = linear\n", "--train a", &e), &e, ERR_USAGE,
-                "--steps does not");
+#define SHAPE "model = d4\nlayers = 2\nheads = 2\nchannels = 64\nvocab-size = 256\n"
+    static const char *const cases[][3] = {
+        {"steps = 50\n", "--train a --train-tokens 20000 --seq-len 10", "horizon_tokens 20000, steps 0"},
+        {"train-tokens = 20000\n", "--train a --steps 3 --batch-tokens 40 --seq-len 10",
+         "horizon_tokens 120, train_tokens 0"},
+        {"train-tokens = 20000\n", "--train a --epochs 2", "epochs 2, train_tokens 0"},
+        {"train-tokens = 20000\n", "-i a -x 3 -d 40 -t 10", "horizon_tokens 120, train_tokens 0"},
+        {"steps = 50\n", TRAIN "--ramp gns --batch-min 2 --batch-max 8", "steps 0"},
+        {"sample-only = true\nval = b\n", "--eval-only --model dir", "eval_only true, sample_only false"},
+        {"eval-only = true\nval = b\n", "--check dir", "check 'dir', eval_only false"},
+        {SHAPE, "--sample-only --model some/dir", "layers 0, heads 0, channels 0, vocab_size 0"},
+        {SHAPE, "--train a --steps 5 --model d12", "layers 2, vocab_size 256"},
+        {SHAPE, "--sample-only --model some/dir --layers 3", "layers 3"},
+    };
+    static const char *const bad[][3] = {
+        // both in one place
+        {"steps = 50\ntrain-tokens = 20000\n", "--train a", "--steps and"},
+        {"", "--train a --steps 5 --train-tokens 5", "--steps and"},
+        {"steps = 50\nramp = linear\n", "--train a", "--steps does not"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_OK(resolve_with_file(&o, cases[i][0], cases[i][1], &e), &e);
+        check_options(&o, cases[i][1], cases[i][2]);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        CHECK_ERROR(resolve_with_file(&o, bad[i][0], bad[i][1], &e), &e, ERR_USAGE, bad[i][2]);
 }
 
 // --gns without a value counts as ln until the device is known.
@@ -341,7 +315,7 @@ static void test_gns_default(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_gns_default, test_horizon_and_batch, test_lr_power, test_epochs, test_contradictions, test_effects,
+    RUN(test_gns_default, test_horizon_and_batch, test_epochs, test_contradictions, test_effects,
         test_the_command_line_wins);
     return scratch_end();
 }
