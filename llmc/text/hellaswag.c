@@ -155,34 +155,33 @@ static int bin_questions(HellaSwag *h, const char *file, size_t bytes, Error *e)
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-static int file_parse(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
-    int32_t magic = 0;
-    memcpy(&magic, file, size_min(bytes, sizeof magic));
-    if (magic == SHARD_MAGIC) return FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
-    size_t most = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
-    TRY(memory_alloc((void **)&h->tokens, bytes * sizeof *h->tokens, "HellaSwag's questions", e));
-    TRY(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
-    TRY(magic == MAGIC ? bin_questions(h, file, bytes, e) : jsonl_read(h, file, bytes, tokenizer, e));
-    if (h->info.questions == 0 && h->info.left_out)
-        return FAIL(e, ERR_INPUT, "use a longer --seq-len", "all %d questions have endings of more than %d tokens",
-                    h->info.left_out, h->seq_len);
-    if (h->info.questions == 0) return FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
-    h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)h->seq_len);
-    return 0;
-}
-
 int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer, int vocab_size, int seq_len,
                    Error *e) {
     HellaSwag *h;
     char *file;
     size_t bytes;
+    int32_t magic = 0;
     *out = NULL;
-    TRY(memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e));
+    if (file_read(path, FILE_MAX_BYTES, &file, &bytes, e))
+        return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
+    int code = memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e);
+    if (code) return memory_free(file), code;
     h->vocab_size = vocab_size;
     h->seq_len = seq_len;
-    int code = file_read(path, FILE_MAX_BYTES, &file, &bytes, e);
-    if (code == ERR_INPUT) error_hint(e, "check --hellaswag, or " HINT_FILE);
-    else if (!code && (code = file_parse(h, file, bytes, tokenizer, e))) error_prefix(e, "%s", path);
+    size_t most = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
+    TRY_GOTO(memory_alloc((void **)&h->tokens, bytes * sizeof *h->tokens, "HellaSwag's questions", e));
+    TRY_GOTO(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
+    memcpy(&magic, file, size_min(bytes, sizeof magic));
+    if (magic == SHARD_MAGIC) code = FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
+    else if (magic == MAGIC) code = bin_questions(h, file, bytes, e);
+    else code = jsonl_read(h, file, bytes, tokenizer, e);
+    if (!code && h->info.questions == 0)
+        code = h->info.left_out ? FAIL(e, ERR_INPUT, "use a longer --seq-len",
+                                       "all %d questions have endings of more than %d tokens", h->info.left_out, seq_len)
+                                : FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
+    if (code) error_prefix(e, "%s", path);
+    h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
+done:
     memory_free(file);
     if (code) hellaswag_close(h);
     else *out = h;

@@ -94,10 +94,16 @@ done:
     return code;
 }
 
-// Sets shard->tokens. Fails if the header is wrong, or if its token count does not fit a file of `bytes` bytes.
-static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
+// ---- Opening --------------------------------------------------------------------------------------------------------
+
+// Opens a shard. Fails if its header is wrong, or does not fit the file's size.
+static int shard_open(Dataset *data, Shard *shard, Error *e) {
     const char *path = shard->path;
     int32_t header[SHARD_HEADER_INTS];
+    uint64_t bytes;
+    int largest;
+    if (file_open_input(path, &shard->fd, &bytes, e))
+        return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
     if (bytes < SHARD_HEADER_BYTES)
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: it ends at byte %llu: too few for a shard's header of %d", path,
                     (unsigned long long)bytes, SHARD_HEADER_BYTES);
@@ -112,18 +118,8 @@ static int shard_check_header(Shard *shard, uint64_t bytes, Error *e) {
                     "%s: %s: it ends at byte %llu, but %d tokens make %llu", path,
                     bytes < want ? "truncated" : "longer than its header says", (unsigned long long)bytes, header[2],
                     (unsigned long long)want);
-    return 0;
-}
-
-// ---- Opening --------------------------------------------------------------------------------------------------------
-
-static int shard_open(Dataset *data, Shard *shard, Error *e) {
-    uint64_t bytes;
-    int largest;
-    if (file_open_input(shard->path, &shard->fd, &bytes, e))
-        return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
-    TRY(shard_check_header(shard, bytes, e));
     if (bytes < CHECK_AT_OPEN_BYTES) TRY(shard_scan(shard, shard->tokens, data->vocab_size, &largest, e));
+
     uint64_t windows = (shard->tokens - 1) / (uint64_t)data->seq_len;
     shard->first_window = data->info.windows;
     data->info.windows += windows;
@@ -156,9 +152,19 @@ static int source_open(Dataset *data, int number, Shard *shard, double total_wei
     return 0;
 }
 
-static int sources_open(Dataset *data, Error *e) {
-    size_t sources = (size_t)data->files.count, shards = 0, first = 0;
+int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
+    assert(seq_len > 0 && vocab_size > 0);
+    Dataset *data;
+    size_t shards = 0, first = 0;
     double total = 0, sum = 0;
+    int code;
+    *out = NULL;
+    TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
+    data->seq_len = seq_len;
+    data->vocab_size = vocab_size;
+    data->seed = seed;
+    TRY_GOTO(sources_find(&data->files, files, e));
+    size_t sources = (size_t)data->files.count;
     for (size_t s = 0; s < sources; s++) {
         shards += (size_t)data->files.source[s].count;
         total += data->files.source[s].weight;
@@ -166,33 +172,21 @@ static int sources_open(Dataset *data, Error *e) {
     data->info.shards = (int)shards;
     data->info.sources = data->files.count;
     data->info.weighted = total > 0;
-    TRY(memory_alloc_zero((void **)&data->shards, shards * sizeof *data->shards, "shards", e));
+    TRY_GOTO(memory_alloc_zero((void **)&data->shards, shards * sizeof *data->shards, "shards", e));
     for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
-    TRY(memory_alloc((void **)&data->sources, sources * sizeof *data->sources, "sources", e));
-    TRY(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
-    TRY(memory_alloc_zero((void **)&data->counts, sizeof(Counts) + sources * sizeof(uint64_t), "sources", e));
+    TRY_GOTO(memory_alloc((void **)&data->sources, sources * sizeof *data->sources, "sources", e));
+    TRY_GOTO(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
+    TRY_GOTO(memory_alloc_zero((void **)&data->counts, sizeof(Counts) + sources * sizeof(uint64_t), "sources", e));
     pthread_mutex_init(&data->counts->lock, NULL);
     for (size_t s = 0; s < sources; s++) {
-        TRY(source_open(data, (int)s, &data->shards[first], total, e));
+        TRY_GOTO(source_open(data, (int)s, &data->shards[first], total, e));
         first += (size_t)data->files.source[s].count;
         sum += data->files.source[s].weight;
         data->share_end[s] = s + 1 < sources ? sum / total : 1;
     }
-    return 0;
-}
-
-int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
-    assert(seq_len > 0 && vocab_size > 0);
-    Dataset *data;
-    *out = NULL;
-    TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
-    data->seq_len = seq_len;
-    data->vocab_size = vocab_size;
-    data->seed = seed;
-    int code = sources_find(&data->files, files, e);
-    if (!code) code = sources_open(data, e);
+    *out = data;
+done:
     if (code) dataset_close(data);
-    else *out = data;
     return code;
 }
 

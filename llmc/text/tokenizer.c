@@ -94,25 +94,9 @@ static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint
     return found;
 }
 
-// False only if no added token can cross s[at], whatever follows s[0..bytes).
-static bool added_across(const Tokenizer *t, const uint8_t *s, size_t bytes, size_t at) {
-    for (int pass = 0; pass < ADDED_PASSES; pass++) {
-        size_t reach = 0, length;
-        for (int b = 0; b < BYTE_VALUES; b++) reach = size_max(reach, t->added_longest[pass][b]);
-        for (size_t from = at > reach ? at - reach : 0; from < at; from++) {
-            if (t->added_longest[pass][s[from]] <= at - from) continue;
-            if (t->added_longest[pass][s[from]] > bytes - from) return true;
-            if (added_here(t, pass, s + from, s + bytes, &length) >= 0 && length > at - from) return true;
-        }
-    }
-    return false;
-}
-
 size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     if (t->is_bytes) return utf8_boundary(text, bytes);
-    size_t cut = cut_words(t, text, bytes);
-    while (cut > 0 && added_across(t, (const uint8_t *)text, bytes, cut)) cut = cut_words(t, text, cut);
-    return cut;
+    return t->added_spaced ? 0 : cut_words(t, text, bytes); // else no added token crosses a cut before a space
 }
 
 // ---- Merges ---------------------------------------------------------------------------------------------------------

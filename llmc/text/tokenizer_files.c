@@ -252,6 +252,9 @@ static int spell_tokens(VocabReader *r, Error *e) {
         if (!entry->flags || (int)i == t->eot) continue;
         t->flags[i] = entry->flags;
         t->added_count++;
+        for (size_t k = 1; k < length; k++)
+            t->added_spaced |= t->byte_class[(uint8_t)entry->name[k]] == CLASS_SPACE &&
+                               t->byte_class[(uint8_t)entry->name[k - 1]] != CLASS_SPACE;
         uint32_t *longest = &t->added_longest[(entry->flags & TOKEN_NORMALIZED) != 0][(uint8_t)*entry->name];
         *longest = (uint32_t)size_max(*longest, length);
     }

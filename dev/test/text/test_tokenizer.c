@@ -317,8 +317,8 @@ static void test_forms(void) {
 static const struct {
     const char *name;
     bool normalized, special;
-} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"c a", true, false},
-             {"\xC3\xA4", true, false}, {" <s> ", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
+} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"ca", true, false},
+             {"\xC3\xA4", true, false}, {" <s>", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
 // The tokens by definition. plain: the vocabulary without the added tokens, which have the numbers first, first + 1,
@@ -410,6 +410,12 @@ static void test_added(void) {
     write_added("added_tokens.json", first, false);
     t = load();
     CHECK(t && t->added_count == ADDED_COUNT && t->flags[first] & TOKEN_NORMALIZED, "added_tokens.json");
+    tokenizer_destroy(t);
+    char spaced[80];
+    snprintf(spaced, sizeof spaced, "{'c a': %d}", first);
+    write_json("added_tokens.json", spaced);
+    t = load();
+    CHECK(t && tokenizer_cut(plain, "c a", 3) == 1 && tokenizer_cut(t, "c a", 3) == 0, "a cut in an added token");
     tokenizer_destroy(t);
     tokenizer_destroy(plain);
     remove_files();
