@@ -175,10 +175,10 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     if (magic == SHARD_MAGIC) code = FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
     else if (magic == MAGIC) code = bin_questions(h, file, bytes, e);
     else code = jsonl_read(h, file, bytes, tokenizer, e);
-    if (!code && h->info.questions == 0)
-        code = h->info.left_out ? FAIL(e, ERR_INPUT, "use a longer --seq-len",
-                                       "all %d questions have endings of more than %d tokens", h->info.left_out, seq_len)
-                                : FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
+    if (!code && h->info.questions == 0 && h->info.left_out)
+        code = FAIL(e, ERR_INPUT, "use a longer --seq-len", "all %d questions have endings of more than %d tokens",
+                    h->info.left_out, seq_len);
+    else if (!code && h->info.questions == 0) code = FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
     if (code) error_prefix(e, "%s", path);
     h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
 done:

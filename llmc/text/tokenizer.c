@@ -42,7 +42,7 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     size_t length, left = (size_t)(end - s);
     if (*s == '\'' && left > 1) { // 's|'t|'re|'ve|'m|'ll|'d
         if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return s + 2;
-        bool two = left > 2 && ((s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l'));
+        bool two = left > 2 && (((s[1] == 'r' || s[1] == 'v') && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l'));
         if (two) return s + 3;
     }
     const uint8_t *first = s + (*s == ' ' && s + 1 < end); // a space belongs to the word after it

@@ -429,7 +429,7 @@ static void put_vocab(const Tokenizer *t, int context, FILE *f) {
     (void)context;
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its character could be read as another token's byte
+        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // it could be read as another token's byte
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);

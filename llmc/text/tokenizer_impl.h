@@ -14,7 +14,7 @@ typedef struct {
 } Merge;
 
 // What the files say of a token. Added tokens are matched literally in the text: a first pass finds those that are not
-// NORMALIZED, a second pass finds the others in the text between. NORMALIZED has no other effect: there is no normalizer.
+// NORMALIZED, a second pass the others in the text between. NORMALIZED has no other effect: there is no normalizer.
 enum {
     TOKEN_LITERAL = 1, // named by its text, not in GPT-2's alphabet
     TOKEN_ADDED = 2,
