@@ -234,51 +234,47 @@ typedef struct {
     unsigned char buffer[BLOCK_BYTES + STAGE_BYTES];
 } Digester;
 
-// Adds bytes of the file to a digest, a stage at a time. O_DIRECT needs whole blocks.
-static int digest_range(Digester *digester, int fd, const char *path, uint64_t offset, uint64_t bytes,
-                        const Pulse *pulse, Error *e) {
-    unsigned char *buffer = block_align(digester->buffer);
-    for (uint64_t at = offset, end = offset + bytes; at < end;) {
-        size_t lead = at % BLOCK_BYTES, n = size_min(end - at, STAGE_BYTES - lead);
-        TRY(read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e));
-        XXH3_128bits_update(&digester->hash, buffer + lead, n);
-        pulse_beat(pulse);
-        at += n;
-    }
-    return 0;
-}
-
-// Hashes bytes [offset, offset + bytes); if samples > 0, only that many blocks from offset 0, at even distances.
-static int digest_file(int fd, const char *path, uint64_t offset, uint64_t bytes, uint64_t samples, const Pulse *pulse,
-                       FileDigest *digest, Error *e) {
+int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
+                      Error *e) {
     Digester *digester;
     int code = 0;
     TRY(memory_alloc((void **)&digester, sizeof *digester, "a file buffer", e));
+    unsigned char *buffer = block_align(digester->buffer);
     XXH3_128bits_reset(&digester->hash);
-    if (!samples) code = digest_range(digester, fd, path, offset, bytes, pulse, e);
-    uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
-    for (uint64_t i = 0; i < samples && !code; i++) {
-        uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (samples - 1));
-        code = digest_range(digester, fd, path, at, size_min(bytes - at, SAMPLE_BYTES), pulse, e);
+    for (uint64_t at = offset, end = offset + bytes, n; at < end && !code; at += n) { // O_DIRECT needs whole blocks
+        size_t lead = at % BLOCK_BYTES;
+        n = size_min(end - at, STAGE_BYTES - lead);
+        code = read_between(fd, path, at - lead, buffer, lead + n, round_up(lead + n, BLOCK_BYTES), e);
+        if (!code) XXH3_128bits_update(&digester->hash, buffer + lead, n);
+        pulse_beat(pulse);
     }
     *digest = digest_make(XXH3_128bits_digest(&digester->hash), bytes);
     memory_free(digester);
     return code;
 }
 
-int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
-                      Error *e) {
-    return digest_file(fd, path, offset, bytes, 0, pulse, digest, e);
-}
-
 void file_read_past_cache(int fd) { direct_begin(fd); }
 
 int file_digest(const char *path, FileDigest *digest, Error *e) {
-    int fd;
+    int fd, code = 0;
     uint64_t bytes;
-    TRY(file_open_input(path, &fd, &bytes, e));
-    int code = digest_file(fd, path, 0, bytes, bytes > SAMPLE_ABOVE_BYTES ? SAMPLE_BLOCKS : 0, NULL, digest, e);
+    char *sample;
+    TRY(memory_alloc((void **)&sample, SAMPLE_BLOCKS * SAMPLE_BYTES, "a file buffer", e));
+    TRY_GOTO(file_open_input(path, &fd, &bytes, e));
+    if (bytes <= SAMPLE_ABOVE_BYTES) code = file_digest_range(fd, path, 0, bytes, NULL, digest, e);
+    else {
+        size_t n, used = 0;
+        uint64_t blocks = (bytes + SAMPLE_BYTES - 1) / SAMPLE_BYTES;
+        for (uint64_t i = 0; i < SAMPLE_BLOCKS && !code; i++, used += n) {
+            uint64_t at = SAMPLE_BYTES * ((blocks - 1) * i / (SAMPLE_BLOCKS - 1));
+            n = size_min(bytes - at, SAMPLE_BYTES);
+            code = file_read_range(fd, path, at, sample + used, n, e);
+        }
+        *digest = digest_make(XXH3_128bits(sample, used), bytes);
+    }
     close(fd);
+done:
+    memory_free(sample);
     return code;
 }
 

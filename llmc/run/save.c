@@ -342,18 +342,17 @@ static int await_written(Saver *s, Error *e) {
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
 // ends: the run does, too.
-static void report_failure(const Run *r, const Error *why, bool ends) {
+static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
     if (!is_rank0(&r->setup)) return;
-    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n",
-                 (long long)r->saving.saver->step, why->what, ends ? "T" : "Training continues; t",
-                 r->saving.saved[0] ? r->saving.saved : "none yet");
+    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
+                 why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
 // Adds to the remedy of an error that the same command resumes. what: "" or "SOMETHING: ".
 static int hint_to_resume(const Run *r, Error *e, const char *what) {
     char remedy[sizeof e->hint];
     snprintf(remedy, sizeof remedy, "%s", e->hint);
-    return error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; then " : "", what,
+    return error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "", what,
                       r->setup.options.fresh ? " without --fresh" : "");
 }
 
@@ -380,7 +379,7 @@ static void report(Run *r) {
     if (s->error.code) {
         if (s->step == best->step) *best = r->saving.best_before;
         forget_removed(r);
-        if (!s->waits) report_failure(r, &s->error, false);
+        if (!s->waits) report_failure(r, s->step, &s->error, false);
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
@@ -484,7 +483,7 @@ int save_for_log(Run *r, Error *e) {
     TRY(save(r, true, &unsaved, e));
     if (is_rank_0) {
         bool too_long = metrics_waiting(m) > LOG_WAITS_MAX;
-        if (unsaved) report_failure(r, &r->saving.saver->error, too_long);
+        if (unsaved) report_failure(r, r->position.at.step, &r->saving.saver->error, too_long);
         code = metrics_flush(m, e);
         if (!code && first_try) printf("note: the log is written again\n");
         if (code && unsaved) code = metrics_waiting(m) > LOG_WAITS_MAX ? report_unsaved(r, e) : 0;
@@ -509,7 +508,7 @@ int save_at_error(Run *r, Error *e) {
     int code = parallel_send_weights(&r->setup.parallel, &failed);
     if (!code) code = save(r, true, &unsaved, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code || unsaved) report_failure(r, code ? &failed : &s->error, true);
+    if (code || unsaved) report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
     if (code || unsaved) return 0;
     snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)s->step, r->setup.options.out,
              (long long)s->step);

@@ -292,32 +292,24 @@ static void test_moments_of_another_kind(void) {
         uint64_t more; // elements than the name says
         const char *name, *said;
     } cases[] = {
-        {SAFETENSORS_F16, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_BF16, 0, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_I32, 0, "moment2.0-%zu", "does not hold its range in F32"},
         {SAFETENSORS_F32, 1, "moment2.0-%zu", "does not hold its range in F32"},
-        {SAFETENSORS_F32, 0, "moment3.0-%zu", "no tensor moment2.0-"},
         {SAFETENSORS_F32, 0, "moment2.0-%zu.", "no tensor moment2.0-"},
     };
     Error e = {0};
     CHECK_OK(directory_create("kind", &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SafetensorsWriter *writer;
-        char name[2][40];
-        uint64_t count[2] = {model.flat_count, model.flat_count + cases[i].more};
-        SafetensorsType type[2] = {SAFETENSORS_F32, cases[i].type};
+        uint64_t count = model.flat_count + cases[i].more;
+        size_t bytes = model.flat_count * sizeof(float) + count * safetensors_type_bytes(cases[i].type);
+        void *zeros = calloc(1, bytes);
         CHECK_OK(writer_create(&writer, "kind/optimizer.safetensors", &e), &e);
-        for (int k = 0; k < 2; k++) {
-            snprintf(name[k], sizeof name[k], k ? cases[i].name : "moment1.0-%zu", model.flat_count);
-            safetensors_add(&writer->header, name[k], type[k], 1, &count[k]);
-        }
-        for (int k = 0; k < 2; k++) {
-            size_t bytes = count[k] * safetensors_type_bytes(type[k]);
-            void *zeros = calloc(1, bytes);
-            CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
-            free(zeros);
-        }
+        safetensors_add(&writer->header, path_of("moment1.0-%zu", model.flat_count), SAFETENSORS_F32, 1,
+                        &(uint64_t){model.flat_count});
+        safetensors_add(&writer->header, path_of(cases[i].name, model.flat_count), cases[i].type, 1, &count);
+        CHECK_OK(writer_write(writer, zeros, bytes, &e), &e);
         CHECK_OK(writer_finish(writer, &e), &e);
+        free(zeros);
         CHECK_ERROR(checkpoint_load_optimizer("kind", &model, NULL, 0, ignore, ignore, NULL, &e), &e, ERR_INPUT,
                     cases[i].said);
         CHECK(strstr(e.what, "kind/optimizer.safetensors: ") && test_says_byte(e.what) && e.hint[0],

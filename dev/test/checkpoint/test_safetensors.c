@@ -66,118 +66,59 @@ static void test_half_rounding(void) {
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-// The sample file has one tensor of every type, whose element i is (7 i mod 31), less 15 where the type has a sign.
-static double sample_value(SafetensorsType type, uint64_t i) {
-    bool without_sign =
-        type == SAFETENSORS_U8 || type == SAFETENSORS_U16 || type == SAFETENSORS_U32 || type == SAFETENSORS_U64;
-    if (type == SAFETENSORS_BOOL) return (double)(i % 2);
-    return (double)(7 * i % 31) - (without_sign ? 0 : 15);
-}
-
-// One element to and from its bytes. The 8-bit floats are left out: nothing here computes with them.
-// clang-format off
-#define SAMPLE_TYPES(X)                                                                                                \
-    X(F64, double) X(I64, int64_t) X(U64, uint64_t) X(F32, float) X(I32, int32_t) X(U32, uint32_t)                     \
-    X(I16, int16_t) X(U16, uint16_t) X(I8, int8_t) X(U8, uint8_t) X(BOOL, uint8_t)
-// clang-format on
-
-static const SafetensorsType sample_types[] = {
-#define X(type, ctype) SAFETENSORS_##type,
-    SAMPLE_TYPES(X)
-#undef X
-        SAFETENSORS_BF16,
-    SAFETENSORS_F16};
-
-static void sample_encode(SafetensorsType type, double value, void *out) {
-    uint16_t half = type == SAFETENSORS_BF16 ? f32_to_bf16((float)value) : f16_of(value);
-    switch (type) {
-#define X(type, ctype)                                                                                                 \
-    case SAFETENSORS_##type: {                                                                                         \
-        ctype x = (ctype)value;                                                                                        \
-        memcpy(out, &x, sizeof x);                                                                                     \
-        break;                                                                                                         \
-    }
-        SAMPLE_TYPES(X)
-#undef X
-    default: memcpy(out, &half, sizeof half);
-    }
-}
-
-enum { SAMPLE_ROWS = 3, SAMPLE_COLUMNS = 37, SAMPLE_COUNT = SAMPLE_ROWS * SAMPLE_COLUMNS };
-
-static int sample_write(const char *path, Error *e) {
+// A tensor of every type, a scalar and an empty one, beside metadata. Element i of a type that can be read as floats is i.
+static void test_every_type(void) {
+    enum { ROWS = 3, COLUMNS = 37, COUNT = ROWS * COLUMNS };
+    static unsigned char data[COUNT * 8];
+    const uint64_t shape[2] = {ROWS, COLUMNS}, empty = 0;
+    const float half = 0.5f;
     SafetensorsWriter *writer;
-    const uint64_t shape[2] = {SAMPLE_ROWS, SAMPLE_COLUMNS}, empty[1] = {0};
-    TRY(writer_create(&writer, path, e));
-    safetensors_add_metadata(&writer->header, "format", "pt");
-    safetensors_add_metadata(&writer->header, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
-    static unsigned char data[sizeof sample_types / sizeof *sample_types * SAMPLE_COUNT * 8 + 8];
-    size_t bytes = 0;
-    for (size_t k = 0; k < sizeof sample_types / sizeof *sample_types; k++) {
-        SafetensorsType type = sample_types[k];
-        safetensors_add(&writer->header, safetensors_type_name(type), type, 2, shape);
-        for (uint64_t i = 0; i < SAMPLE_COUNT; i++, bytes += safetensors_type_bytes(type))
-            sample_encode(type, sample_value(type, i), data + bytes);
-    }
-    safetensors_add(&writer->header, "scalar", SAFETENSORS_F32, 0, NULL);
-    sample_encode(SAFETENSORS_F32, 0.5, data + bytes);
-    bytes += 4;
-    safetensors_add(&writer->header, "empty", SAFETENSORS_F32, 1, empty);
-    TRY(writer_write(writer, data, bytes, e));
-    return writer_finish(writer, e);
-}
-
-// Checks that a file has the sample's tensors and values.
-static void sample_check(const char *path) {
     SafetensorsReader reader;
     Error e = {0};
-    int code = safetensors_open(&reader, path, &e);
-    CHECK(code == 0, "%s (%s)", e.what, e.hint);
-    if (code) return;
-    CHECK(reader.count == (int)(sizeof sample_types / sizeof *sample_types) + 2, "%d tensors", reader.count);
-    for (size_t k = 0; k < sizeof sample_types / sizeof *sample_types; k++) {
-        SafetensorsType type = sample_types[k];
-        const SafetensorsEntry *entry = safetensors_find(&reader, safetensors_type_name(type));
-        CHECK(entry && entry->type == type && entry->dimensions == 2 && entry->shape[0] == SAMPLE_ROWS &&
-                  entry->shape[1] == SAMPLE_COLUMNS && entry->count == SAMPLE_COUNT,
-              "%s is not right", safetensors_type_name(type));
-        if (!entry) continue;
-        size_t size = safetensors_type_bytes(type);
-        for (uint64_t first = 0; first < SAMPLE_COUNT; first += 13) { // ranges, the last one shorter
-            unsigned char got[13 * 8], want[8];
-            size_t n = size_min(13, SAMPLE_COUNT - first);
-            memset(got, 0xff, sizeof got);
-            CHECK_OK(safetensors_read(entry, first, n, got, &e), &e);
-            for (size_t i = 0; i < n; i++) {
-                sample_encode(type, sample_value(type, first + i), want);
-                CHECK(memcmp(got + i * size, want, size) == 0, "%s[%d]", entry->name, (int)(first + i));
-            }
+    CHECK_OK(writer_create(&writer, "sample.safetensors", &e), &e);
+    safetensors_add_metadata(&writer->header, "quo\"ted\\\n", "\x01\t\xc3\xa9 \xe2\x82\xac \xf0\x9f\x99\x82");
+    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++)
+        safetensors_add(&writer->header, safetensors_type_name(type), type, 2, shape);
+    safetensors_add(&writer->header, "scalar", SAFETENSORS_F32, 0, NULL);
+    safetensors_add(&writer->header, "empty", SAFETENSORS_F32, 1, &empty);
+    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++) {
+        for (int i = 0; i < COUNT; i++) {
+            float x = (float)i;
+            uint16_t bits = type == SAFETENSORS_BF16 ? f32_to_bf16(x) : f16_of(x);
+            if (type == SAFETENSORS_F32) memcpy(data + 4 * i, &x, sizeof x);
+            else memcpy(data + 2 * i, &bits, sizeof bits);
         }
-        float values[SAMPLE_COUNT];
-        for (int i = 0; i < SAMPLE_COUNT; i++) values[i] = NAN;
-        if (type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16) {
-            CHECK_OK(safetensors_read_f32(entry, 1, SAMPLE_COUNT - 1, values, &e), &e);
-            for (uint64_t i = 1; i < SAMPLE_COUNT; i++)
-                CHECK(values[i - 1] == (float)sample_value(type, i), "%s[%d] is %g", entry->name, (int)i,
-                      values[i - 1]);
-            CHECK(isnan(values[SAMPLE_COUNT - 1]), "wrote beyond the range");
-        } else CHECK_ERROR(safetensors_read_f32(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
+        CHECK_OK(writer_write(writer, data, COUNT * safetensors_type_bytes(type), &e), &e);
     }
-    const SafetensorsEntry *scalar = safetensors_find(&reader, "scalar"), *empty = safetensors_find(&reader, "empty");
-    float half = NAN;
-    CHECK(scalar && scalar->dimensions == 0 && scalar->count == 1, "the scalar");
-    if (scalar) CHECK_OK(safetensors_read_f32(scalar, 0, 1, &half, &e), &e);
-    CHECK(half == 0.5f, "the scalar is %g", half);
-    CHECK(empty && empty->dimensions == 1 && empty->shape[0] == 0 && empty->count == 0, "the empty tensor");
-    CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"),
-          "found a tensor that does not exist");
-    safetensors_close(&reader);
-}
+    CHECK_OK(writer_write(writer, &half, sizeof half, &e), &e);
+    CHECK_OK(writer_finish(writer, &e), &e);
 
-static void test_every_type(void) {
-    Error e = {0};
-    CHECK_OK(sample_write("sample.safetensors", &e), &e);
-    sample_check("sample.safetensors");
+    CHECK_OK(safetensors_open(&reader, "sample.safetensors", &e), &e);
+    CHECK(reader.count == SAFETENSORS_TYPE_COUNT + 2, "%d tensors", reader.count);
+    for (SafetensorsType type = 0; type < SAFETENSORS_TYPE_COUNT; type++) {
+        const SafetensorsEntry *entry = safetensors_find(&reader, safetensors_type_name(type));
+        bool reads = type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16;
+        float values[COUNT + 1];
+        CHECK(entry && entry->type == type && entry->dimensions == 2 && entry->shape[0] == ROWS &&
+                  entry->shape[1] == COLUMNS && entry->count == COUNT,
+              "%s is not right", safetensors_type_name(type));
+        if (!reads) CHECK_ERROR(safetensors_read_f32(entry, 0, 1, values, &e), &e, ERR_INPUT, entry->name);
+        for (uint64_t first = 0, n; first < COUNT && reads; first += n) { // ranges, the last one shorter
+            n = size_min(13, COUNT - first);
+            values[n] = -1;
+            CHECK_OK(safetensors_read_f32(entry, first, n, values, &e), &e);
+            for (uint64_t i = 0; i < n; i++) CHECK(values[i] == (float)(first + i), "%s: %g", entry->name, values[i]);
+            CHECK(values[n] == -1, "wrote beyond the range");
+        }
+    }
+    const SafetensorsEntry *scalar = safetensors_find(&reader, "scalar"), *none = safetensors_find(&reader, "empty");
+    float got = 0;
+    CHECK(scalar && scalar->dimensions == 0 && scalar->count == 1, "the scalar");
+    CHECK_OK(safetensors_read_f32(scalar, 0, 1, &got, &e), &e);
+    CHECK(got == half, "the scalar is %g", got);
+    CHECK(none && none->dimensions == 1 && none->shape[0] == 0 && none->count == 0, "the empty tensor");
+    CHECK(!safetensors_find(&reader, "none") && !safetensors_find(&reader, "__metadata__"), "found what is not there");
+    safetensors_close(&reader);
 }
 
 // ---- Bad files ------------------------------------------------------------------------------------------------------

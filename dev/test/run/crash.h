@@ -68,6 +68,27 @@ static inline void begin_part(void) {
     no_faults();
 }
 
+// One call of a kind fails on a rank, or it and all after it. Either training continues to the right end, or all ranks stop
+// with one fitting message. In any case no checkpoint is lost, and the same command resumes.
+static inline void check_failure(Fault fault, int rank, Call call, long n, int error) {
+    const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
+                               fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
+    remove_part();
+    faults_plan(fault, call, n, error);
+    faults->rank = rank;
+    int code = trainer_run(COMMAND "--out part");
+    bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
+    CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
+    // A line of the log is written at the second try, and the watchdogs' board may be missing (comm.c).
+    bool quiet = call == CALL_ALLOC || (call == CALL_WRITE && fault == FAULT_ONCE) || (call == CALL_OPEN && n == 1);
+    bool said = code ? log_mentions("error: ") || log_mentions("error (rank ") : quiet || log_mentions("warning: ");
+    CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
+    CHECK(rank > 0 || faults->struck > 0, "%s: no call failed", what); // other ranks may make fewer calls
+    check_nothing_lost(what);
+    if (code == 0) check_same_end("whole", "part", what);
+    else check_resumes(what);
+}
+
 // A run of which older checkpoints leave little room on the disk, and the log none. Returns its exit code.
 static inline int run_on_a_full_disk(void) {
     begin_part();

@@ -101,29 +101,6 @@ static pid_t start_and_wait(void) {
 
 // ---- Calls that fail ------------------------------------------------------------------------------------------------
 
-// A call fails on one rank. Either training continues to the right end, or all ranks stop with one fitting message.
-static void check_failure(Fault fault, int rank, Call call, long n, int error) {
-    const char *what = path_of("rank %d: %s %ld %s with %s", rank, call_names[call], n,
-                               fault == FAULT_ON ? "and on fail" : "fails", strerror(error));
-    remove_part();
-    faults_plan(fault, call, n, error);
-    faults->rank = rank;
-    int code = trainer_run(COMMAND "--out part");
-    bool fits = call == CALL_ALLOC ? code == ERR_MEMORY : code == ERR_WRITE || code == ERR_INPUT;
-    CHECK(code == 0 || fits, "%s: exit code %d: %s", what, code, log_tail());
-    bool said = log_mentions("error (rank ") || log_mentions("error: "); // before the rank is known
-    bool board = call == CALL_OPEN && n == 1; // the watchdogs' board, which is opened first and may be missing (comm.c)
-    said = code
-               ? said
-               : call == CALL_ALLOC || board || log_mentions("warning: ") || // a checkpoint that cannot be read is kept
-                     (call == CALL_WRITE && fault == FAULT_ONCE); // a line of the log is written at the second try
-    CHECK(said, "%s: exit code %d without a word: %s", what, code, log_tail());
-    CHECK(rank > 0 || faults->struck > 0, "%s: no call failed", what); // other ranks may make fewer calls
-    check_nothing_lost(what);
-    if (code == 0) check_same_end("whole", "part", what);
-    else check_resumes(what);
-}
-
 static void test_calls_that_fail(void) {
     static const int errors[] = {ENOSPC, EIO};
     long k = 0;

@@ -59,31 +59,6 @@ static void test_only_own_checkpoints_go(void) {
     CHECK(count_checkpoints("out") == 5 && file_exists("victim/4/odd.bin"), "%d are left", count_checkpoints("out"));
 }
 
-// A run that an older build began: it resumes without a word, gets an id, and its old checkpoints stay.
-static void test_a_run_without_an_id(void) {
-    begin();
-    CHECK(trainer_run(SHORT "600 --keep 3") == 0, "%s", log_tail());
-    const long last = newest_step("out");
-    for (long step = 1; step <= last; step++) {
-        const char *checkpoint = path_of("out/step_%08ld", step);
-        Manifest manifest;
-        Error e = {0};
-        if (manifest_read(&manifest, IN_PATH, checkpoint, &e)) continue;
-        manifest.dir = open(checkpoint, O_RDONLY);
-        manifest.run[0] = 0;
-        CHECK_OK(manifest_write(&manifest, &e), &e);
-        close(manifest.dir);
-        manifest_free(&manifest);
-    }
-    CHECK(system("sed -i '/\"id\"/d' out/run.json") == 0 && count_checkpoints("out") == 3, "sed");
-    for (int more = 0; more < 2; more++) {
-        CHECK(trainer_run(SHORT "%d --keep 3", 900 + 600 * more) == 0, "%s", log_tail());
-        CHECK(!log_mentions("warning") && !log_mentions("note"), "%s", log_tail());
-        CHECK(file_mentions("out/run.json", "\"id\": \""), "no id");
-        CHECK(count_checkpoints("out") == 6, "%d checkpoints", count_checkpoints("out"));
-    }
-}
-
 static void test_other_files_stay(void) {
     for (int again = 0; again < 2; again++) {
         const char *kept = again ? "out/step_00000001.kept.2" : "out/step_00000001.kept";
@@ -237,7 +212,6 @@ static void test_another_run_takes_its_place(void) {
 int main(void) {
     trainer_setup();
     RUN(test_only_own_checkpoints_go);
-    RUN(test_a_run_without_an_id);
     RUN(test_other_files_stay);
     RUN(test_links_are_not_entered);
     RUN(test_nothing_of_ours_is_left);
