@@ -340,7 +340,7 @@ static void test_config_precedence(void) {
     // Idle options of files are one note; those of the command line are refused.
     write_text("idle", "final-lr-frac = 0.2\nlr-schedule = constant\nval-every = 5\n");
     CHECK_OK(resolve(&o, "--train x --steps 5 --config idle", &e), &e);
-    CHECK(strcmp(o.notes, "note: no effect, as --config has them: --final-lr-frac without --lr-schedule linear, cosine "
+    CHECK(strcmp(o.notes, "note: no effect: --final-lr-frac without --lr-schedule linear, cosine "
                           "or wsd, --val-every without --val\n") == 0,
           "%s", o.notes);
 

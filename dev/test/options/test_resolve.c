@@ -56,7 +56,7 @@ static void test_epochs(void) {
     CHECK_OK(options_resolve_epochs(&o, 100, &e), &e);
     CHECK(o.run.horizon_tokens == 7 * 1024, "without --epochs nothing changes");
     CHECK_OK(resolve(&o, "--dry-run --epochs 2", &e), &e);
-    CHECK(strstr(o.notes, "--epochs has no effect without --train"), "%s", o.notes);
+    CHECK(strstr(o.notes, "no effect: --epochs (the run refuses it) without --train"), "%s", o.notes);
     static const char *const bad[] = {"0", "-1", "nan", "inf", "1e7", "x"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const char *words = path_of("--train a --epochs %s", bad[i]);
@@ -152,7 +152,7 @@ static const struct {
     {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-k 5", {"--top-k", ""}},
     {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-p 0.5", {"--top-p", ""}},
     {NOTED, TRAIN, "--ramp replay:x --batch-max 5", {"--batch-max", ""}},
-    {NOTED, TRAIN, "--ramp steps:0:2 --batch-min 5", {"--batch-min", "no effect without --ramp linear"}},
+    {NOTED, TRAIN, "--ramp steps:0:2 --batch-min 5", {"--batch-min", "--batch-min without --ramp linear"}},
     {NOTED, TRAIN, "--ramp replay:x --batch-min 5 --batch-tokens 4096", {"--batch-min", ""}},
     {NOTED, TRAIN, "--eval-only --model dir --val b", {"--train", ""}},
     {NOTED, TRAIN, "--eval-only --model dir --val b -l 1e-4", {"--lr", ""}},
@@ -163,11 +163,11 @@ static const struct {
     {NOTED, "", "--sample-only --model dir --hellaswag x", {"--hellaswag", "--sample-only ignores --hellaswag\n"}},
     {NOTED, "", "--sample-only --model dir --lr-schedule constant --final-lr-frac 0", {"--final-lr-frac", "ignores"}},
     {NOTED, "", "--eval-only --model dir --val b --gns-ratio 2", {"--gns-ratio", "--eval-only ignores --gns-ratio\n"}},
-    {NOTED, "", "--eval-only --model dir --hellaswag q --val-tokens 512", {"--val-tokens", "no effect without --val: ignored\n"}},
-    {NOTED, "", "--dry-run --val-every 250 --train a --steps 5", {"--val-every", "no effect without --val: the run would be refused\n"}},
-    {NOTED, "", "--dry-run --batch-max 4 --train a --steps 5", {"--batch-max", "no effect without a --ramp: the run would be refused\n"}},
-    {NOTED, "", "--dry-run -v 250 --train a --steps 5", {"--val-every", "no effect without --val: ignored\n"}},
-    {NOTED, "", "--dry-run --val b --val-every 0 --val-tokens 512", {"--val-tokens", "--val-every above 0: ignored\n"}},
+    {NOTED, "", "--eval-only --model dir --hellaswag q --val-tokens 512", {"--val-tokens", "no effect: --val-tokens without --val\n"}},
+    {NOTED, "", "--dry-run --val-every 250 --train a --steps 5", {"--val-every", "--val-every (the run refuses it) without --val\n"}},
+    {NOTED, "", "--dry-run --batch-max 4 --train a --steps 5", {"--batch-max", "--batch-max (the run refuses it) without a --ramp\n"}},
+    {NOTED, "", "--dry-run -v 250 --train a --steps 5", {"--val-every", "no effect: --val-every without --val\n"}},
+    {NOTED, "", "--dry-run --val b --val-every 0 --val-tokens 512", {"--val-tokens", "--val-every above 0\n"}},
     {REFUSED, "", "--check dir --price 3", {"has no effect without --dry-run", ""}},
     {REFUSED, "", "--sample-only --model dir --ranks 8", {"has no effect without --dry-run", ""}},
     {REFUSED, "", "--eval-only --model dir --val b --device H200", {"has no effect without --dry-run", ""}},

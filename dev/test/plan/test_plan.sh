@@ -136,7 +136,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     printf 'device = H200\nchannels = 192\nvocab-size = 256\nseq-len = 16\n' > shared.cfg
     "$train" --config shared.cfg --model d1 --train $shard --steps 1 --out wide --fresh > plan.txt 2>&1 ||
         { cat plan.txt; return 1; }
-    said 'note: no effect, as --config has them: --device without --dry-run'
+    said 'note: no effect: --device without --dry-run'
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \

@@ -75,7 +75,7 @@ recipes() {
 350M|^run +9 steps of 64 rows|-x 9 --batch-tokens=65536
 124M|^run +2 steps of 512 rows|--train_tokens 1e6
 124M_gns|^note: no effect.*--batch-min|--ramp fixed -k constant --device H200
-124M_gns|final-lr-frac has no effect|--final-lr-frac 0.1 -k constant
+124M_gns|^note: no effect: .*--final-lr-frac|--final-lr-frac 0.1 -k constant
 END
 }
 starts_as() { # WORDS VARIABLE=VALUE... -- ARGUMENTS...: what the trainer gets after --config RECIPE
