@@ -1,7 +1,6 @@
-// cores: a library to preload (LD_PRELOAD) that shows ranks a machine of CORES cores. Their launcher may use the first
-// CORES_HERE cores, local rank i the i-th range of CORES_OF ("0-3,4-7"), or its last range. For test_machines.sh.
+// cores: a library to preload (LD_PRELOAD) into ranks. Their launcher may use the first CORES_HERE cores, local rank i the
+// i-th range of CORES_OF ("0-3,4-7"), or its last range. For test_machines.sh.
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +9,6 @@
 
 static int first, last; // of this rank
 static int here;
-static long online;
 
 static void set_cores(int from, int to, cpu_set_t *set) {
     CPU_ZERO(set);
@@ -22,7 +20,6 @@ __attribute__((constructor)) static void begin(void) {
     for (int i = rank ? atoi(rank) : 0; i > 0 && strchr(ranges, ','); i--) ranges = strchr(ranges, ',') + 1;
     if (sscanf(ranges, "%d-%d", &first, &last) != 2) abort();
     here = atoi(getenv("CORES_HERE"));
-    online = atol(getenv("CORES"));
 }
 
 int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set) {
@@ -30,9 +27,4 @@ int sched_getaffinity(pid_t process, size_t bytes, cpu_set_t *set) {
     if (process == getppid()) set_cores(0, here - 1, set);
     else set_cores(first, last, set);
     return 0;
-}
-
-long sysconf(int name) {
-    long (*next)(int) = (long (*)(int))dlsym(RTLD_NEXT, "sysconf");
-    return name == _SC_NPROCESSORS_ONLN ? online : next(name);
 }

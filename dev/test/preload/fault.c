@@ -7,7 +7,7 @@
 //   FAULT_FSYNC   seconds that an fsync takes, without the disk
 //   FAULT_FLUSH   seconds that a line of output takes in addition
 //   FAULT_READ    seconds that each read of a checkpoint's JSON files takes in addition
-//   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1), "hang", or a file to empty
+//   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1) or "hang"
 //   FAULT_STARVE  seconds that the threads of Open MPI sleep after each poll, as on a busy machine
 //   FAULT_HOST    the machine's name
 #define _GNU_SOURCE
@@ -56,8 +56,7 @@ static void strike_saving(int fd) {
     if (struck || !fault.saving || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/.step_")) return;
     struck = 1;
     if (strcmp(fault.saving, "ask") == 0) kill(getpid(), SIGUSR1);
-    else if (strcmp(fault.saving, "hang") == 0) sleep_for(1e6);
-    else if (truncate(fault.saving, 0) != 0) abort();
+    else sleep_for(1e6);
 }
 
 int fsync(int fd) {

@@ -129,30 +129,6 @@ stopped_alone() { # on a machine of its own, which nobody sees
 never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
-# Rank 1 has files of its own.
-apart() { # CODE TEXT PREPARATION [NAME=VALUE...] OPTIONS...: PREPARATION of rank 1's directory
-    local machine=("${machine[@]}" sh -c 'cd d$OMPI_COMM_WORLD_RANK && exec "$@"' sh)
-    rm -rf d0 d1 && mkdir d0 d1 && cp t.bin d0 && cp t.bin d1 && (cd d1 && eval "$3") || return 1
-    run 2 "$1" "$2" "${@:4}" --out "$PWD/out"
-}
-elsewhere() { # which of several machines a rank is on
-    local machine=("$work/machine.sh" 1)
-    apart 65 '^error \(rank 1 on node1\): t.bin.*magic' 'printf x | dd of=t.bin conv=notrunc status=none' --steps 9 &&
-        apart 65 '^error \(rank 1 on node1\): this rank has other training data' 'seq 1 140 | "$tokenize" --tokenizer bytes --out t - > log && mv t_train_*.bin t.bin' --steps 9
-}
-shard_that_shrinks() { # while it is read
-    (until grep -qs '"step"' out/metrics.jsonl; do sleep 0.05; done && : > d1/t.bin) &
-    # shellcheck disable=SC2086
-    apart 65 '^error \(rank 1\): t.bin' true $forever
-    local code=$?
-    kill $! 2> /dev/null
-    return $code
-}
-shard_that_shrinks_while_saving() { # rank 0 knows, and cannot have the others wait
-    # shellcheck disable=SC2086
-    deadline=4 apart 65 '^error \(rank 0\): t.bin' true FAULT_FSYNC=0.2 FAULT_SAVING=t.bin $forever --checkpoint-every 400 --zero 0 && one_error
-}
-
 with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and one that runs PROGRAM with these options as well
     # shellcheck disable=SC2046
     launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
@@ -304,8 +280,6 @@ zero3 killed 4 1 0.8
 - stopped_alone +0.5
 - never_came 3 0
 - stopped_early 3 2 0.05
-- elsewhere
-- shard_that_shrinks
 - other_options
 - bad_options_on_one_rank
 - another_build
@@ -314,7 +288,6 @@ zero3 killed 4 1 0.8
 zero3 hangs 3 0 +0.9 --checkpoint-every 20
 - not_finite_while_saving
 - not_finite_while_saving --zero 0
-- shard_that_shrinks_while_saving
 - asked_to_stop_while_saving --zero 0
 zero3 asked_to_stop_while_saving
 - saves_slowly --zero 0

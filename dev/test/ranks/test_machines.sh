@@ -91,22 +91,20 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
 
 export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
-runs_with() { # RANKS CORES/HERE CORES_OF THREADS BOUND: cores of the machine, the launcher's, each rank's; the threads of each
-    # rank, and the note of a BOUND one
-    local ranks=$1 bound=$5 cores=${2%/*} here=${2#*/}
+runs_with() { # RANKS CORES CORES_OF THREADS BOUND: the launcher's cores, each rank's; the threads of each rank, and the note of a
+    # BOUND one
+    local bound=$5
     rm -rf cores
-    "${mpi[@]}" -np "$ranks" -x LD_PRELOAD="$work/cores.so" -x CORES="$cores" -x CORES_HERE="$here" \
-        -x CORES_OF="$3" "$train" --train "code_train_*.bin" \
-        "${small[@]}" --val-every 0 --steps 1 --out cores < /dev/null > log 2>&1 || { cat log; return 1; }
+    "${mpi[@]}" -np "$1" -x LD_PRELOAD="$work/cores.so" -x CORES_HERE="$2" -x CORES_OF="$3" "$train" --train "code_train_*.bin" "${small[@]}" --val-every 0 --steps 1 --out cores < /dev/null > log 2>&1 || { cat log; return 1; }
     grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
     sed -n '/^note: rank 0 may run/,/=none)/p' log | xargs > note # which 80 columns fold
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
-cores() { # of their own; shared by all; of a container, with no note since nobody can lift it; shared by some; fewer than ranks; bound
+cores() { # of their own; shared by all; shared by some; fewer than ranks; bound
     while IFS='|' read -r -a with; do runs_with "${with[@]}" "" || { echo "${with[*]}"; return 1; }; done << 'END'
 2|8|0-3,4-7|4
 3|16|0-15|5
-4|64/16|0-15|4
+4|16|0-15|4
 4|8|0-3,0-3,4-7,4-7|2
 3|2|0-1|1
 2|8|0-0,1-1|1|1 of the 8 cores here, and its share is 4
