@@ -90,15 +90,15 @@ unblock_signals "$@"
 options=$("${command[@]}" --print-options) || exit # it has said why
 ! given max-hours || export GNS_END="${GNS_END:-$(awk -v h="$(value max-hours)" -v now="$(date +%s)" 'BEGIN { printf "%.0f", now + h * 3600 }')}"
 
-: "${TRAIN:=${top}data/fineweb/fineweb_train_*.bin}" "${VAL:=${top}data/fineweb/fineweb_val_*.bin}"
-if given dry-run && ! given train && ! compgen -G "$TRAIN" > /dev/null; then
-    echo "note: no shards at $TRAIN yet: the plan looks at no data" >&2
-    TRAIN='' VAL=''
-fi
 given out && OUT=$(value out)
 default out "${OUT:=${top}runs/$NAME}"
-default train "$TRAIN"
-default val "$VAL"
+fineweb=${top}data/fineweb/fineweb
+if given dry-run && ! given train && [ -z "${TRAIN:-}" ] && ! compgen -G "${fineweb}_train_*.bin" > /dev/null; then
+    echo "note: no shards at ${fineweb}_train_*.bin yet: the plan looks at no data" >&2
+else
+    default train "${TRAIN:-${fineweb}_train_*.bin}"
+    default val "${VAL:-${fineweb}_val_*.bin}"
+fi
 default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/gpt2")}"
 [[ $(value hellaswag-every) == @(|0) ]] || default hellaswag "${top}data/hellaswag/hellaswag_val.jsonl"
 
