@@ -119,7 +119,7 @@ newest_by_name() { # in shell and in Python, by the names of llmc/checkpoint/arc
     newest() {
         local got
         got=$(newest_checkpoint "$run") && [ "$got" = "$1" ] || { echo "not $1 but $got"; return 1; }
-        got=$(PYTHONPATH=scripts "$python" -c 'import branched_probe, sys; print(branched_probe.newest_checkpoint(sys.argv[1]))' "$run" 2>&1)
+        got=$(PYTHONPATH=scripts "$python" -c 'import critical_batch, sys; print(critical_batch.newest_checkpoint(sys.argv[1]))' "$run" 2>&1)
         [ "$got" = "$1" ] || { [ -z "$1" ] && [[ $got == *"no checkpoint"* ]]; } || { echo "in Python: not $1 but $got"; return 1; }
     }
     for name in step_00000008.damaged step_notes step_7 step_0000000x step_000000009; do leave "$run/$name"; done
