@@ -237,7 +237,7 @@ def probe(args):
     # Every batch makes whole steps between validations, so all are compared at the same tokens.
     grid = POINTS * math.lcm(*batches) * origin.seq_len
     wanted = args.tokens or max(origin.tokens // 20, 4 * POINTS * batches[-1] * origin.seq_len)
-    tokens = -(-wanted // grid) * grid
+    tokens = max(1, math.ceil(wanted / grid)) * grid
     # Use the run's own program, in the directory that its paths are relative to.
     part = (origin.run.parts or [{"command": ["./train_gpt2"]}])[-1]
     program = [*shlex.split(args.launch), os.path.abspath(args.program) if args.program else [*part["command"], "./train_gpt2"][0]]
@@ -258,17 +258,7 @@ def probe(args):
 
 
 def factors(text):
-    values = [finite_number(word) for word in text.split(",")]
-    if not all(0 < k <= 1024 for k in values):
-        raise ValueError
-    return values
-
-
-def tokens(text):
-    value = finite_number(text)
-    if not 1 <= value <= 1e15 or value != int(value):
-        raise ValueError
-    return int(value)
+    return [finite_number(word) for word in text.split(",")]
 
 
 def main():
@@ -283,7 +273,7 @@ def main():
     two.add_argument("origin", metavar="CHECKPOINT", help="RUN/step_NNNNNNNN, or RUN for its newest")
     two.add_argument("--factors", type=factors, default="1,2,4,8", metavar="K,K...",
                        help="batches to try, as multiples of the run's there (default: %(default)s)")
-    two.add_argument("--tokens", type=tokens, help="of each branch, rounded up to whole steps of all (default: 5%% of "
+    two.add_argument("--tokens", type=finite_number, help="of each branch, rounded up to whole steps of all (default: 5%% of "
                        "the checkpoint's, at least 32 steps of the largest batch)")
     two.add_argument("--tolerance", type=finite_number, default=0.01, help="loss in nats per token above the smallest batch's "
                        "that does no harm (default: %(default)s)")
