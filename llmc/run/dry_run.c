@@ -3,15 +3,6 @@
 #include "plan/plan.h"
 #include "run/run.h"
 
-// Cuts a path to its longest existing part, which lies on the disk of the run directory.
-static void existing_part(char *path) {
-    while (!directory_exists(path)) {
-        char *slash = strrchr(path, '/');
-        if (!slash) strcpy(path, ".");
-        else slash[slash == path] = 0;
-    }
-}
-
 // Finds the device of the plan, and the default of --gns there.
 static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *here, Error *e) {
     const Options *o = &setup->options;
@@ -31,7 +22,7 @@ int run_dry(Run *r, Error *e) {
     EngineDevice here;
     PlanDevice device;
     Error unknown;
-    char disk[ARCHIVE_PATH];
+    char disk[ARCHIVE_PATH], missing[ARCHIVE_PATH];
     uint64_t free_bytes;
     TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
@@ -48,14 +39,11 @@ int run_dry(Run *r, Error *e) {
     TRY(setup_shards(setup, &r->position, &comm, e));
     setup->parallel.comm = NULL; // comm is local
 
-    snprintf(disk, sizeof disk, "%s", o->out);
-    existing_part(disk);
+    snprintf(disk, sizeof disk, "%s", o->out); // its longest existing part lies on the disk of the run directory
+    while (!directory_exists(disk)) path_parent(memcpy(missing, disk, sizeof disk), disk, sizeof disk);
     DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     int64_t val_rows = o->val[0] ? (o->val_tokens + T - 1) / T : 0;
-    if (r->data.val && val_rows > 0) {
-        int64_t windows = (int64_t)dataset_describe(r->data.val).windows;
-        val_rows = windows < val_rows ? windows : val_rows;
-    }
+    if (r->data.val) val_rows = (int64_t)fmin((double)val_rows, (double)dataset_describe(r->data.val).windows);
     Plan plan = {
         .options = o,
         .engine = setup->engine_api,

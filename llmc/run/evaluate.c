@@ -5,17 +5,6 @@
 
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
-// Rows [done, done + n) of `rows` windows spread evenly over the validation set.
-static int read_val_rows(const Setup *setup, const RunData *data, int64_t done, int n, int64_t rows, Error *e) {
-    uint64_t windows = dataset_describe(data->val).windows;
-    for (int i = 0; i < n; i++) {
-        uint64_t window = (uint64_t)(done + i) * windows / (uint64_t)rows;
-        TRY(dataset_rows_sequential(data->val, window, 1, data->rows + (size_t)i * ((size_t)setup->shape.seq_len + 1),
-                                    e));
-    }
-    return 0;
-}
-
 // Counts the bytes of text that a row's targets decode to; <|endoftext|> counts 0.
 static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int T) {
     double sum = 0;
@@ -27,8 +16,8 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-// Evaluates this rank's share of `rows` rows and sums over ranks: with `questions` each ending's loss into its place in sum
-// (rows), else the losses and the bytes of the text into sum (2).
+// Evaluates this rank's share of `rows` rows and sums over ranks: with `questions` each ending's loss into its place in
+// sum (rows), else the losses and the bytes of the text into sum (2).
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
@@ -42,7 +31,10 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
             (int)(mine.count - done < setup->shape.micro_batch ? mine.count - done : setup->shape.micro_batch);
         const int64_t first = mine.first + done;
         if (n > 0 && questions) hellaswag_rows(data->hellaswag, (int)first, n, data->rows);
-        else if (n > 0 && !unread) unread = read_val_rows(setup, data, first, n, rows, e);
+        for (int i = 0; i < n && !questions && !unread; i++) { // windows spread evenly over the validation set
+            const uint64_t window = (uint64_t)(first + i) * dataset_describe(data->val).windows / (uint64_t)rows;
+            unread = dataset_rows_sequential(data->val, window, 1, data->rows + i * (width + 1), e);
+        }
         if (n == 0 || unread) {
             TRY(parallel_idle_pass(&setup->parallel, unread ? &ignored : e));
             continue;

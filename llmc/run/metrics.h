@@ -52,8 +52,8 @@ typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
-// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h). ERR_USAGE
-// where another process has it open, *holder (lock.h).
+// Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
+// ERR_USAGE where another process has it open, *holder (lock.h).
 int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e);
 
 // Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before

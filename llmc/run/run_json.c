@@ -39,20 +39,17 @@ static void put_text_field(FILE *f, const char *name, const char *text) {
 }
 
 static void put_this_part(FILE *f, const Run *r) {
-    char host[256], directory[PATH_MAX], date[32] = "";
+    char host[256] = "unknown", directory[PATH_MAX], date[32];
     bool given[OPTION_COUNT];
     FileDigest program;
     time_t now = time(NULL);
-    struct tm utc;
-    if (gethostname(host, sizeof host - 1) != 0) strcpy(host, "unknown");
-    host[sizeof host - 1] = 0;
+    gethostname(host, sizeof host - 1);
     if (!getcwd(directory, sizeof directory)) strcpy(directory, "unknown");
-    if (gmtime_r(&now, &utc)) strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     fprintf(f, "{\"first_step\": %lld, \"ranks\": %d", (long long)r->saving.first_step, r->setup.comm->ranks);
     put_text_field(f, "started", date);
     put_text_field(f, "host", host);
-    if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0)
-        put_text_field(f, "program_xxh3_128", program.hash);
+    if (file_digest("/proc/self/exe", &program, &(Error){0}) == 0) put_text_field(f, "program_xxh3_128", program.hash);
     put_text_field(f, "directory", directory);
     for (int id = 0; id < OPTION_COUNT; id++) given[id] = r->setup.options.given[id] != 0;
     fputs(", \"options\": ", f);

@@ -263,7 +263,7 @@ int setup_gns(Run *r, Error *e) {
     return 0;
 }
 
-// --with-optimizer: checks that a run's checkpoint has the moments of this optimizer, and reads the count of their steps.
+// --with-optimizer: checks that a run's checkpoint has moments of this optimizer, and reads the count of their steps.
 static int check_moments(const Setup *s, RunPoint *at, Error *e) {
     RunSummary then;
     if (!s->source[0])

@@ -64,8 +64,8 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. *known: the path's length up to the first missing name. add: puts this item
-// there, and creates the objects and lists above it.
+// Returns the item at a path; NULL: missing. *known: the path's length up to the first missing name. add: puts this
+// item there, and creates the objects and lists above it.
 static cJSON *find(const StateIO *io, const char *path, cJSON *add, int *known) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
@@ -314,7 +314,8 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     const int length = (int)strcspn(io->build, ","); // "BUILD, ENGINE"
     if ((size_t)length != strlen(now) || strncmp(io->build, now, (size_t)length) != 0)
         fprintf(changes->f, "build: %.*s then, %s now\n", length, io->build, now);
-    if (ranks > 0 && ranks != r->setup.comm->ranks) fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->setup.comm->ranks);
+    if (ranks > 0 && ranks != r->setup.comm->ranks)
+        fprintf(changes->f, "ranks: %.0f then, %d now\n", ranks, r->setup.comm->ranks);
     int code = compare_options(io, &r->setup.options, r->saving.changed, changes->f, e);
     Schedule then = p->schedule;
     then.train_tokens = number(io, "options.resolved.horizon_tokens");

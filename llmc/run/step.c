@@ -18,10 +18,10 @@ static bool measures_ranks(const Position *position, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && position->at.step % NOISE_RANKS_EVERY == 0);
 }
 
-// Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads the
-// next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left runs the
-// micro-step with n = 0. So does a rank that cannot read its rows, and all ranks end the step together. what: for the
-// progress; NULL: a step.
+// Computes the gradients of B rows over all ranks, and their norms. Each rank computes its rows while the loader reads
+// the next ones; the last micro-step reads ahead for the next step, assuming the same batch. A rank without rows left
+// runs the micro-step with n = 0. So does a rank that cannot read its rows, and all ranks end the step together. what:
+// for the progress; NULL: a step.
 static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
