@@ -122,8 +122,7 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
         int code = manifest_read(&manifest, IN_PATH, directory, e);
         size_t n = strlen(directory);
         const char *listed = strncmp(path, directory, n) == 0 && path[n] == '/' ? path + n + 1 : path;
-        if (!code && strcmp(name, MANIFEST_NAME) != 0)
-            code = manifest_verify(&manifest, listed, VERIFY_DISK, e);
+        if (!code && strcmp(name, MANIFEST_NAME) != 0) code = manifest_verify(&manifest, listed, VERIFY_DISK, e);
         manifest_free(&manifest);
         if (code) return code;
         if (path_ends(name, ".safetensors")) TRY(inspect_tensors(path, out, e));
