@@ -28,14 +28,6 @@ size_t matmul_a_block(void) {
 
 static size_t divide_up(size_t n, size_t by) { return (n + by - 1) / by; }
 
-static size_t a_panel_bytes(const MatmulProduct *p, const MatmulBlock *block) {
-    return round_up(p->kernel->rows * block->padded * value_bytes(p->kernel->type), CACHE_LINE);
-}
-
-static void *a_panel(const MatmulProduct *p, const MatmulBlock *block, size_t panel) {
-    return block->panels + panel * a_panel_bytes(p, block);
-}
-
 // The panel of B in `block` that begins at column j.
 typedef struct {
     const MatmulBlock *block; // NULL: no panel
@@ -76,7 +68,7 @@ static void compute_columns(const MatmulProduct *p, BPanel now, size_t first, si
             __builtin_prefetch(c, 1);
             __builtin_prefetch(c + (kernel->columns - 1) * c_size, 1);
         }
-        kernel->tile(&tiles, p, block, a_panel(p, block, panel), b, i, now.j);
+        kernel->tile(&tiles, p, block, block->panels + panel * block->panel_bytes, b, i, now.j);
     }
     if (kernel->finish) kernel->finish(&tiles);
 }
@@ -93,7 +85,7 @@ static void compute_block(const MatmulProduct *p, const MatmulBlock *block, cons
     size_t first = columns * parts * me / all, end = columns * parts * (me + 1) / all;
 #pragma omp for schedule(static)
     for (size_t panel = 0; panel < panels; panel++)
-        kernel->pack_a(a_panel(p, block, panel), p, block, block->i + panel * kernel->rows,
+        kernel->pack_a(block->panels + panel * block->panel_bytes, p, block, block->i + panel * kernel->rows,
                        size_min(kernel->rows, block->rows - panel * kernel->rows));
     for (size_t task = first; task < end; task++) {
         size_t part = task / columns, next = task + 1 < end ? task + 1 : first;
@@ -129,7 +121,8 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
         for (block.k = 0; block.k < p->K; block.k += depth) {
             block.depth = size_min(depth, p->K - block.k);
             block.padded = round_up(block.depth, p->kernel->step);
-            size_t rows = size_max(mm.a_block / a_panel_bytes(p, &block), 1) * p->kernel->rows;
+            block.panel_bytes = round_up(p->kernel->rows * block.padded * value_bytes(p->kernel->type), CACHE_LINE);
+            size_t rows = size_max(mm.a_block / block.panel_bytes, 1) * p->kernel->rows;
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;

@@ -76,18 +76,15 @@ static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-// Stores a complete row of a tile: adds the bias, and rounds if C is bf16.
-VECTOR_INLINE void store_row(const MatmulProduct *p, size_t at, const float *sum, const uint16_t *bias, size_t count) {
-    uint16_t *c = (uint16_t *)p->c + at;
-    if (p->c_float) memcpy((float *)p->c + at, sum, count * sizeof *sum);
+// Adds the partial sums to a row of a tile: all of them then replace the partial sums or, with the bias, become c.
+VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, const uint16_t *bias, size_t count) {
+    if (add)
+        for (size_t j = 0; j < count; j++) sum[j] += partial[j];
+    if (!c) memcpy(partial, sum, count * sizeof *sum);
     else if (bias)
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j] + bf16_to_f32(bias[j]));
     else
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
-}
-
-VECTOR_INLINE void add_floats(float *to, const float *x, size_t count) {
-    for (size_t j = 0; j < count; j++) to[j] += x[j];
 }
 
 // Adds rows [first, end) of a tile to the partial sums: in C if it is fp32, else in block->partial. Writes C after the
@@ -100,20 +97,14 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     bool last = block->k + block->depth >= p->K, add = block->k > 0 || (p->accumulate && p->c_float);
     const uint16_t *bias = p->bias ? (const uint16_t *)p->bias + j : NULL;
     for (size_t r = first; r < end; r++) {
-        float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
         size_t at = (i + r) * p->N + j;
+        float *sum = sums + r * COLUMNS, *partial = block->partial + (i + r) * block->columns + (j - block->n);
+        uint16_t *c = last && !p->c_float ? (uint16_t *)p->c + at : NULL;
         if (p->c_float) partial = (float *)p->c + at;
-        if (p->stream && count == COLUMNS) {
+        if (p->stream && count == COLUMNS)
             for (size_t k = 0; k < COLUMNS; k += VEC) vec_stream(partial + k, vec_load(sum + k));
-        } else if (count == COLUMNS) { // a constant length
-            if (add) add_floats(sum, partial, COLUMNS);
-            if (last) store_row(p, at, sum, bias, COLUMNS);
-            else memcpy(partial, sum, COLUMNS * sizeof *sum);
-        } else {
-            if (add) add_floats(sum, partial, count);
-            if (last) store_row(p, at, sum, bias, count);
-            else memcpy(partial, sum, count * sizeof *sum);
-        }
+        else if (count == COLUMNS) write_row(sum, partial, add, c, bias, COLUMNS); // a constant length
+        else write_row(sum, partial, add, c, bias, count);
     }
 }
 

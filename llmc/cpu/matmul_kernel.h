@@ -26,8 +26,9 @@ typedef struct {
     size_t k, depth;   // [k, k + depth) in A and B
     size_t padded;     // depth and the zeros that fill the kernel's last step
     size_t i, rows;    // rows [i, i + rows) of A and C
-    char *panels;      // the packed rows of A
-    float *partial;    // (M, columns) sums over earlier blocks of k, if C cannot hold them
+    char *panels;      // the packed rows of A, panel_bytes for each panel
+    size_t panel_bytes;
+    float *partial; // (M, columns) sums over earlier blocks of k, if C cannot hold them
 } MatmulBlock;
 
 // A tile that is computed, but not written yet.
