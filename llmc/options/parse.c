@@ -96,14 +96,13 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = find_alias(flag);
     if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag)) return parser_unknown(t, flag, flag + 1, "--", e);
-    TRY(parser_next_value(t, argc, argv, i, &value, e));
+    TRY(parser_next_value(t, id < OPTION_COUNT ? &option_rows[id] : NULL, argc, argv, i, joined, &value, e));
     if (nccl_init && strcmp(value, "mpi") == 0) return 0;
     if (nccl_init) {
         FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
         return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", argv[0], flag);
     }
-    if (id < OPTION_COUNT)
-        return parse_alias(t, id, flag, parser_join_words(&option_rows[id], argc, argv, i, value, joined), e);
+    if (id < OPTION_COUNT) return parse_alias(t, id, flag, value, e);
     option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag);
     return 0;
 }

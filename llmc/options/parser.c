@@ -165,21 +165,16 @@ int parser_config(const OptionTable *t, char *text, size_t bytes, const char *na
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-int parser_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e) {
+int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                      char joined[OPTION_TEXT + 2], const char **value, Error *e) {
     const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
     bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
     if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
         return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
     *value = argv[++*i];
-    return 0;
-}
-
-// Cuts a text over OPTION_TEXT: row_set then refuses it.
-const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *i, const char *first,
-                              char joined[OPTION_TEXT + 2]) {
-    size_t used = 0;
-    if (row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return first;
-    for (const char *word = first;; word = argv[++*i]) {
+    if (!row || row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return 0;
+    size_t used = 0; // a text over OPTION_TEXT is cut: row_set then refuses it
+    for (;; word = argv[++*i]) {
         for (const char *c = word; *c && used < OPTION_TEXT; c++) {
             if (*c == ' ') joined[used++] = '\\';
             joined[used++] = *c;
@@ -188,7 +183,8 @@ const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *
         if (used < OPTION_TEXT) joined[used++] = ' ';
     }
     joined[used] = 0;
-    return joined;
+    *value = joined;
+    return 0;
 }
 
 // Reads --name value, --name=value, or --name of a flag.
@@ -202,10 +198,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     if (row->type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
-    } else if (!value) {
-        TRY(parser_next_value(t, argc, argv, i, &value, e));
-        value = parser_join_words(row, argc, argv, i, value, joined);
-    }
+    } else if (!value) TRY(parser_next_value(t, row, argc, argv, i, joined, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
     // Read the file now: the command line wins, before and after it. The option's value lists all files.

@@ -14,13 +14,11 @@ int parser_command_line(OptionTable *t, int argc, char **argv, Error *e);
 // Reads a file's text: `bytes` bytes and a NUL. name: for messages.
 int parser_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e);
 
-// Moves *i to the next word and returns it in *value. ERR_USAGE if there is none. For t->read_word.
-int parser_next_value(const OptionTable *t, int argc, char **argv, int *i, const char **value, Error *e);
-
-// Joins the words up to the next option with blanks, for an option of ROW_WORDS. A blank in a word becomes "\\ "
-// (text/sources.h). Returns `first` if it is the only word.
-const char *parser_join_words(const OptionRow *row, int argc, char **argv, int *i, const char *first,
-                              char joined[OPTION_TEXT + 2]);
+// Sets *value to the next word and moves *i to it. ERR_USAGE if there is none. For an option of ROW_WORDS, joins the
+// words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ " (text/sources.h). row: NULL if
+// the program ignores the value. For t->read_word.
+int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                      char joined[OPTION_TEXT + 2], const char **value, Error *e);
 
 // Returns ERR_USAGE and names the nearest option, or our name of another program's option. name: without dashes;
 // dashes: "--" for a flag, "" for a line of a file.

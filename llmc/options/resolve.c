@@ -14,8 +14,8 @@ static void list_add(char list[LIST_BYTES], const char *flag, const char *more, 
     snprintf(list + used, LIST_BYTES - used, "%s%s%s%s", used ? ", " : "", flag, more, text);
 }
 
-// Refuses options without effect that the command line gives under their own names. Notes the others: llm.c's scripts set
-// all flags, several runs may share a file, and without training many options are idle. Reads o->run.ramp_mode.
+// Refuses options without effect that the command line gives under their own names. Notes the others: llm.c's scripts
+// set all flags, several runs may share a file, and without training many options are idle. Reads o->run.ramp_mode.
 static int check_needs(Options *o, Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {
