@@ -211,12 +211,8 @@ static void print_ranks(FILE *f, const Plan *p) {
             "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const Plan one = plan_with(p, p->sharing.zero, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
-    // One rank, one machine, two machines; fractions and multiples of the plan's number; the most.
-    const int machine = d->spec.devices_a_machine, all = p->ranks;
-    const int numbers[] = {1, machine, 2 * machine, all / 4, all / 2, 2 * all, 4 * all, RANKS_MOST};
-    for (int n = 1; n <= RANKS_MOST || n <= all; n++) {
-        bool shown = n == all;
-        for (int i = 0; i < (int)(sizeof numbers / sizeof *numbers); i++) shown |= n == numbers[i] && n <= RANKS_MOST;
+    for (int n = 1; n <= 4 * p->ranks; n++) { // the powers of two, a machine, and the plan's number
+        bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine || n == p->ranks;
         if (shown && is_linked(p, n)) print_rank_row(f, p, n, rate);
     }
     fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
@@ -244,17 +240,18 @@ static void print_modes(FILE *f, const Plan *plan) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-static void print_run_line(FILE *f, const Plan *p, const char *what, const PlanRun *run) {
-    fprintf(f, "%s%s%s step%s of %lld", what, run->cut ? "about " : "", grouped((double)run->steps).s,
-            run->steps == 1 ? "" : "s", (long long)run->first_batch);
-    if (run->first_batch != run->last_batch) fprintf(f, " to %lld", (long long)run->last_batch);
+static void print_run_line(FILE *f, const Plan *p, const char *what, double target) {
+    const PlanRun run = plan_run(p, target);
+    fprintf(f, "%s%s%s step%s of %lld", what, run.cut ? "about " : "", grouped((double)run.steps).s,
+            run.steps == 1 ? "" : "s", (long long)run.first_batch);
+    if (run.first_batch != run.last_batch) fprintf(f, " to %lld", (long long)run.last_batch);
     fprintf(f, " rows");
     if (p->device.peak > 0) {
-        int64_t every = p->options->val_every, validations = every > 0 ? (run->steps + every - 1) / every : 0;
+        int64_t every = p->options->val_every, validations = every > 0 ? (run.steps + every - 1) / every : 0;
         double validating = 0, price = p->options->price;
         if (validations && p->val_rows)
             validating = (double)validations * plan_step(p, p->val_rows).all.pass[PASS_FORWARD];
-        double seconds = run->seconds + validating;
+        double seconds = run.seconds + validating;
         fprintf(f, ", %s", duration(seconds).s);
         if (validating > 0) fprintf(f, " (%.2g%% of it validation)", 100 * validating / seconds);
         if (price > 0) fprintf(f, ", cost %.2f", seconds / 3600 * p->ranks * price);
@@ -265,16 +262,10 @@ static void print_run_line(FILE *f, const Plan *p, const char *what, const PlanR
 // The noise scale of a future run is unknown; the ramp's bounds are not.
 static void print_run(FILE *f, const Plan *p) {
     if (!p->ramp) return;
-    fprintf(f, "\n");
-    PlanRun slowest = plan_run(p, 0);
-    if (p->ramp->config.mode != RAMP_GNS) {
-        print_run_line(f, p, "run         ", &slowest);
-        return;
-    }
-    PlanRun fastest = plan_run(p, INFINITY);
-    fprintf(f, "run         its length depends on the noise scale; the ramp's bounds are\n");
-    print_run_line(f, p, "  never growing             ", &slowest);
-    print_run_line(f, p, "  growing as soon as it may ", &fastest);
+    if (p->ramp->config.mode != RAMP_GNS) return print_run_line(f, p, "\nrun         ", 0);
+    fprintf(f, "\nrun         its length depends on the noise scale; the ramp's bounds are\n");
+    print_run_line(f, p, "  never growing             ", 0);
+    print_run_line(f, p, "  growing as soon as it may ", INFINITY);
 }
 
 static void print_checkpoints(FILE *f, const Plan *p) {
