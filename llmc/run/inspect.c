@@ -65,16 +65,16 @@ static int inspect_checkpoint(const char *directory, FILE *out, Error *e) {
 }
 
 // Inspects all checkpoints, and returns the first error.
-static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
+static int inspect_run(const char *directory, FILE *out, Error *e) {
     Names names;
     Error first = {0};
-    *any = false;
+    bool any = false;
     TRY(directory_list(directory, &names, e));
     for (int i = 0; i < names.count; i++) {
         char path[ARCHIVE_PATH];
         Error one = {0};
         if (archive_step_of(names.name[i]) < 0) continue;
-        *any = true;
+        any = true;
         int code = path_join(path, sizeof path, directory, names.name[i], &one);
         if (!code) code = inspect_checkpoint(path, out, &one);
         if (code && !file_exists(path)) continue; // the run has removed it meanwhile
@@ -82,6 +82,9 @@ static int inspect_run(const char *directory, FILE *out, bool *any, Error *e) {
         if (code && !first.code) first = one;
     }
     names_free(&names);
+    if (!any)
+        return FAIL(e, ERR_INPUT, "name a checkpoint, a run directory, a model's directory or token shards",
+                    "%s: neither a checkpoint nor a run with checkpoints", directory);
     if (first.code) *e = first;
     return first.code;
 }
@@ -135,14 +138,9 @@ static int inspect_file(const char *path, FILE *out, Error *e) {
 }
 
 int inspect(const char *path, FILE *out, Error *e) {
-    bool any;
     if (!directory_exists(path)) return inspect_file(path, out, e);
     if (directory_holds(path, MANIFEST_NAME)) return inspect_checkpoint(path, out, e);
     if (directory_holds(path, STATE_NAME) || directory_holds(path, OPTIMIZER_NAME) || directory_holds(path, "training"))
         return FAIL(e, ERR_INPUT, "use another one", "%s: an incomplete checkpoint: it has no " MANIFEST_NAME, path);
-    if (checkpoint_is_model(path)) return inspect_model(path, out, e);
-    TRY(inspect_run(path, out, &any, e));
-    if (any) return 0;
-    return FAIL(e, ERR_INPUT, "name a checkpoint, a run directory, a model's directory or token shards",
-                "%s: neither a checkpoint nor a run with checkpoints", path);
+    return checkpoint_is_model(path) ? inspect_model(path, out, e) : inspect_run(path, out, e);
 }
