@@ -7,7 +7,6 @@
 #include <assert.h>
 #include <limits.h>
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -29,17 +28,11 @@ typedef struct {
     uint64_t first_window; // windows in the shards before this one
 } Shard;
 
-// count[s]: examples of source s before example `before` (math/mixture.h).
-typedef struct {
-    pthread_mutex_t lock;
-    uint64_t before, count[];
-} Counts;
-
 struct Dataset {
     Sources files;
     DatasetSource *sources;
     double *share_end; // p_0 + ... + p_s
-    Counts *counts;
+    uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
@@ -176,8 +169,7 @@ int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, 
     for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
     TRY_GOTO(memory_alloc((void **)&data->sources, sources * sizeof *data->sources, "sources", e));
     TRY_GOTO(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
-    TRY_GOTO(memory_alloc_zero((void **)&data->counts, sizeof(Counts) + sources * sizeof(uint64_t), "sources", e));
-    pthread_mutex_init(&data->counts->lock, NULL);
+    TRY_GOTO(memory_alloc_zero((void **)&data->counts, (sources + 1) * sizeof(uint64_t), "sources", e));
     for (size_t s = 0; s < sources; s++) {
         TRY_GOTO(source_open(data, (int)s, &data->shards[first], total, e));
         first += (size_t)data->files.source[s].count;
@@ -224,17 +216,14 @@ const char *dataset_shard_path(const Dataset *data, int shard) {
 // ---- Examples -------------------------------------------------------------------------------------------------------
 
 // Returns n(e): how many examples before e belong to this source (math/mixture.h). Calls come in nearly ascending
-// order: Counts keeps the sums of older examples, and every call counts the RECENT last ones.
+// order: `counts` keeps the sums of older examples, and every call counts the RECENT last ones.
 static uint64_t number_in_source(const Dataset *data, uint64_t example, int source) {
     enum { RECENT = 2048 };
-    Counts *c = data->counts;
-    pthread_mutex_lock(&c->lock);
-    if (example < c->before) memset(c->count, 0, (size_t)data->info.sources * sizeof *c->count), c->before = 0;
-    for (; c->before + RECENT <= example; c->before++)
-        c->count[mixture_source(data->share_end, data->seed, c->before)]++;
-    uint64_t number = c->count[source];
-    for (uint64_t e = c->before; e < example; e++) number += mixture_source(data->share_end, data->seed, e) == source;
-    pthread_mutex_unlock(&c->lock);
+    uint64_t *counts = data->counts, *before = &counts[data->info.sources];
+    if (example < *before) memset(counts, 0, ((size_t)data->info.sources + 1) * sizeof *counts);
+    for (; *before + RECENT <= example; ++*before) counts[mixture_source(data->share_end, data->seed, *before)]++;
+    uint64_t number = counts[source];
+    for (uint64_t e = *before; e < example; e++) number += mixture_source(data->share_end, data->seed, e) == source;
     return number;
 }
 

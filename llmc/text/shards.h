@@ -26,7 +26,7 @@ enum {
     SHARD_VERSION = 1
 };
 
-typedef struct Dataset Dataset; // immutable after dataset_open: any number of threads may read
+typedef struct Dataset Dataset; // one thread at a time may read examples
 
 typedef struct {
     int shards;
