@@ -57,7 +57,7 @@ static bool json_hex4(Json *j, uint32_t *out) {
     return true;
 }
 
-// Decodes an escape. A lone surrogate becomes three bytes of invalid UTF-8; block_check refuses them later.
+// Decodes an escape. A lone surrogate becomes three bytes of invalid UTF-8; block_parse_jsonl refuses them.
 static bool json_escape(Json *j, char **out) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};

@@ -31,6 +31,13 @@ static Tokenizer *load(void) {
     return t;
 }
 
+static int save(const Tokenizer *t) {
+    Manifest files = {.dir = IN_PATH};
+    int code = tokenizer_save(t, 0, &files, &e);
+    manifest_free(&files);
+    return code;
+}
+
 // ---- Merges, against the definition ---------------------------------------------------------------------------------
 
 enum { MERGES = 300, NAME = 64 };
@@ -236,7 +243,7 @@ static void test_bytes(void) {
     CHECK(tokenizer_decode(t, 256, &count) && count == 0, "a token outside the vocabulary has %zu bytes", count);
     CHECK(tokenizer_decode(t, -1, &count) && count == 0, "token -1 has %zu bytes", count);
     check_round_trips(t, 500);
-    CHECK_OK(tokenizer_save(t, 0, &(Manifest){.dir = IN_PATH}, &e), &e);
+    CHECK_OK(save(t), &e);
     CHECK(tokenizer_exists("."), "saved, but not there");
     Tokenizer *saved = load();
     CHECK(tokenizer_is_bytes(saved), "bytes saved and loaded are no bytes");
@@ -287,7 +294,7 @@ static void test_forms(void) {
     write_vocabulary(merges, count);
     Tokenizer *first = load();
     check_round_trips(first, 500);
-    CHECK_OK(tokenizer_save(first, 0, &(Manifest){.dir = IN_PATH}, &e), &e);
+    CHECK_OK(save(first), &e);
     check_loads(first);
     CHECK(rename("vocab.json", "encoder.json") == 0, "rename");
     CHECK(rename("merges.txt", "vocab.bpe") == 0, "rename");
@@ -347,21 +354,17 @@ static size_t encode_by_definition(const Tokenizer *plain, int first, int pass, 
     return count + encode_by_definition(plain, first, pass, best, (size_t)(text + bytes - best), out + count);
 }
 
-static void put_json(FILE *f, const char *name) {
-    for (; *name; name++) fprintf(f, *name == '"' || *name == '\\' ? "\\%c" : "%c", *name);
-}
-
 // by_id: as in tokenizer_config.json; otherwise as in added_tokens.json, where all added tokens are `normalized`.
 static void write_added(const char *file, int first, bool by_id) {
     FILE *f = create(file);
     fputs(by_id ? "{\"added_tokens_decoder\": {" : "{", f);
     for (int i = 0; i < ADDED_COUNT; i++) {
-        fprintf(f, by_id ? "%s\"%d\": {\"content\": \"" : "%s\"", i ? ", " : "", first + i);
-        put_json(f, ADDED[i].name);
+        fprintf(f, by_id ? "%s\"%d\": {\"content\": " : "%s", i ? ", " : "", first + i);
+        text_write_json(f, ADDED[i].name);
         if (by_id)
-            fprintf(f, "\", \"normalized\": %s, \"special\": %s}", ADDED[i].normalized ? "true" : "false",
+            fprintf(f, ", \"normalized\": %s, \"special\": %s}", ADDED[i].normalized ? "true" : "false",
                     ADDED[i].special ? "true" : "false");
-        else fprintf(f, "\": %d", first + i);
+        else fprintf(f, ": %d", first + i);
     }
     fputs(by_id ? "}}" : "}", f);
     fclose(f);
@@ -398,7 +401,7 @@ static void test_added(void) {
     if (!t) return;
     CHECK(tokenizer_vocab_size(t) == first + ADDED_COUNT, "%d tokens", tokenizer_vocab_size(t));
     check_added(t, plain, first);
-    CHECK_OK(tokenizer_save(t, 0, &(Manifest){.dir = IN_PATH}, &e), &e);
+    CHECK_OK(save(t), &e);
     Tokenizer *saved = load();
     check_added(saved, plain, first);
     for (int i = 0; i < ADDED_COUNT; i++)
@@ -608,7 +611,7 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
                 "no token for '\xc3\xa8', byte 0xc3");
     CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
-    CHECK_OK(tokenizer_save(t, 0, &(Manifest){.dir = IN_PATH}, &e), &e);
+    CHECK_OK(save(t), &e);
     tokenizer_destroy(t);
     char vocab[200] = "";
     FILE *f = fopen("vocab.json", "rb");
