@@ -22,8 +22,8 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, common_kind, common_target, finite,
-                     finite_number, loss_curve, reach, read_json, run_main, write_whole)
+from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, compare, finite, finite_number, read_json,
+                     run_main, write_whole)
 
 EXIT_NONFINITE = 76  # the trainer's code for a diverged branch
 POINTS = 8           # validations per branch, at the same tokens in all branches
@@ -58,9 +58,7 @@ def fit(args):
     import numpy as np
 
     runs = [Run(path) for path in args.runs]
-    kind = common_kind(runs)
-    target = common_target(runs, kind) if args.target is None else args.target
-    found = [reach(loss_curve(run, kind), target) for run in runs]
+    kind, target, found = compare(runs, args.target)
     for run, at in zip(runs, found):
         if at is None:
             raise Fault(EXIT_INPUT, f"{run.path}: does not fall to a {kind} loss of {target:.6g} between two lines; choose another --target")

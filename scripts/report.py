@@ -13,8 +13,8 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, common_kind, common_target, finite,
-                     finite_number, loss_curve, reach, run_main, smooth_column, time_unit, write_whole)
+from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
+                     smooth_column, time_unit, write_whole)
 
 MOST_RUNS = 10  # each needs a colour
 
@@ -62,13 +62,11 @@ def totals_table(runs):
     return table(head + ["HellaSwag"] * tested, rows)
 
 
-def savings_section(runs, kind, target):
-    found = [reach(loss_curve(run, kind), target) for run in runs]
+def savings_section(runs, kind, target, found):
     rows = []
     for run, at in zip(runs, found):
         if at is None:
-            above = all(loss > target for loss in finite(loss_curve(run, kind)[1]))
-            rows.append([run.label, "not reached" if above else "below it from its first line on"] + ["-"] * 5)
+            rows.append([run.label, "does not cross it"] + ["-"] * 5)
             continue
         saved = {x: "" if run is runs[0] else f"{100 * (1 - at[x] / found[0][x]):+.1f}%"
                  if found[0] and found[0][x] > 0 and math.isfinite(at[x]) else "-" for x in at}
@@ -164,13 +162,13 @@ def page(runs, target, plots):
         sections.append(f"<h2>{name}</h2>\n<figure>{plots.svg_of(drawn, name)}\n"
                         f"<figcaption>Figure {next(numbers)}. {note}</figcaption></figure>\n")
 
-    kind = common_kind(runs)
-    if len(runs) > 1 and target is None:
-        target = common_target(runs, kind)
+    comparison = compare(runs, target)
+    if len(runs) > 1:
+        target = comparison[1]
     figure("Loss", "Time is training alone, from each step's tok_per_s, without validation and checkpoints. The fall "
            "from the random start may lie above the plot.", plots.draw_loss(runs, target))
     if len(runs) > 1:
-        sections.append(savings_section(runs, kind, target))
+        sections.append(savings_section(runs, *comparison))
     if any(run.test_rows for run in runs):
         figure("HellaSwag", "Four endings per question: 25% is chance.", plots.draw_tests(runs))
     if any(plots.gns_source(run) for run in runs):

@@ -317,32 +317,9 @@ def time_unit(seconds):
     return "seconds", 1
 
 
-def loss_curve(run, kind):
-    """Returns (rows, losses): the validation losses or the smoothed training losses, and their lines."""
-    return (run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
-
-
-def common_target(runs, kind):
-    """Returns the lowest loss that every run reaches."""
-    best = [min(finite(loss_curve(run, kind)[1]), default=math.nan) for run in runs]
-    for run, loss in zip(runs, best):
-        if math.isnan(loss):
-            raise Fault(EXIT_INPUT, f"{run.path}: no {kind} loss that is a number")
-    return max(best)
-
-
-def common_kind(runs):
-    """Returns "val" if every run's validation losses cross their common target between two of them, else "train"."""
-    if all(finite(run.val_column("val_loss")) for run in runs):
-        target = common_target(runs, "val")
-        if all(reach(loss_curve(run, "val"), target) for run in runs):
-            return "val"
-    return "train"
-
-
 def reach(curve, target):
-    """Returns {step, tokens, seconds} where a loss_curve first falls to `target`, interpolated between two lines. None if
-    it never does, or if its first line is already there: the crossing is then unknown."""
+    """Returns {step, tokens, seconds} where a curve (lines, losses) first falls to `target`, interpolated between two lines.
+    None if it never does, or if its first line is already there: the crossing is then unknown."""
     last = None
     for row, loss in zip(*curve):
         if not math.isfinite(loss):
@@ -355,3 +332,16 @@ def reach(curve, target):
             return {name: last[0][name] + part * (here[name] - last[0][name]) for name in here}
         last = here, loss
     return None
+
+
+def compare(runs, target=None):
+    """Returns (kind, target, where each run reaches the target: see reach). target: by default the lowest loss that all runs
+    reach. kind: "val" if the validation losses of all runs cross that between two of them, else "train", smoothed."""
+    for kind in ("val", "train"):
+        curves = [(run.val_rows, run.val_column("val_loss")) if kind == "val" else (run.rows, smooth_column(run, "loss"))
+                  for run in runs]
+        lowest = max(min(finite(losses), default=math.inf) for _, losses in curves)
+        if all(reach(curve, lowest) for curve in curves):
+            break
+    target = lowest if target is None else target
+    return kind, target, [reach(curve, target) for curve in curves]
