@@ -26,7 +26,6 @@ static const Board boards[] = {
     {"earliest", 4, 4, {6, 5, 4, 6}, .silent = 1 << 1 | 1 << 3,
      .says = {"step 7: no progress for 0.5 s (--deadline); last collective: a sum;",
               "; rank 2 (process 0) keeps the others waiting"}},
-    {"reports_itself", 3, 3, {4, 6, 6}, .silent = 1 << 1 | 1 << 2, .says = {"; rank 0 (process 0) keeps the others waiting"}},
     {"two_earliest", 4, 4, {6, 4, 5, 4}, .silent = 1 << 2,
      .says = {"; rank 1 (process 0) keeps the others waiting; rank 3 (process 0) keeps the others waiting"}},
     {"all_level", 3, 3, {4, 4, 4}, .silent = 1 << 1 | 1 << 2, .says = {"last collective: a sum."}},

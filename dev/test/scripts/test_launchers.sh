@@ -280,11 +280,10 @@ mpirun_that_cannot_start() { # a program, an option, no command; but not where a
     mpirun false > "$work/log" 2>&1
     [ $? = 1 ] || { cat "$work/log"; return 1; }
 }
-options=(--train "$work/data/y_train_*.bin" --steps 300 --out)
 mpirun_outlives_its_reader() { # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads
     needs_mpi || return
     # shellcheck disable=SC2086
-    mpirun "$train" $small "${options[@]}" "$work/unread" --sample-every 10 --sample-tokens 40 2>&1 | head -n 1 > /dev/null
+    mpirun "$train" $small --train "$work/data/y_train_*.bin" --steps 300 --out "$work/unread" --sample-every 10 --sample-tokens 40 2>&1 | head -n 1 > /dev/null
     [ "${PIPESTATUS[0]}" = 0 ] && [ -s "$work/unread/step_00000300/MANIFEST.json" ]
 }
 started() { # LAUNCHER ARGUMENTS...: in the background, until it trains
@@ -361,18 +360,9 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
         grep -qE '^stopped( .rank [01].)?: (SIGUSR1|a signal to another rank) after step' "$work/log"
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
-outlives_its_shell() { # which is no launcher
-    needs_mpi || return
-    # shellcheck disable=SC2086
-    bash -c 'exec > "$1" 2>&1; shift; nohup setsid "$@" & sleep 0.1' bash "$work/log" scripts/mpirun.sh -np 2 --oversubscribe "$train" $small "${options[@]}" "$work/outlives"
-    local end=$((SECONDS + 60))
-    until [ -s "$work/outlives/step_00000300/MANIFEST.json" ] || [ $SECONDS -ge $end ]; do sleep 0.05; done
-    [ $SECONDS -lt $end ] && ! grep 'is gone' "$work/log"
-}
-
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts starts_over_once slurm slurm_starts_over_once \
     mpirun_words mpirun_that_cannot_start mpirun_outlives_its_reader \
-    stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs outlives_its_shell; do
+    stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
     try $test
 done
 for how in "launch.sh 1" "launch.sh 2" "mpirun.sh 2" "mpirun 2" "mpirun 1"; do try killed $how; done

@@ -24,9 +24,6 @@ for kept in build/demo/run/step_00000008/model.safetensors build/ramp_study buil
     check "$kept is gone" [ -e $kept ]
 done
 check "what is kept is not said: $(tail -n 1 "$work/log")" says "$work/log" "kept: build/cpustudy build/demo build/ramp_study build/venv"
-rm -rf build && mkdir build
-returns 0 make clean
-check "an empty build is said to be kept" [ "$(grep -c kept "$work/log")" = 0 ]
 end clean
 
 # A target looks again for MPI after deps.sh has installed it.
