@@ -203,18 +203,6 @@ int comm_barrier(Comm *comm, Error *e) {
     return 0;
 }
 
-int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e) {
-    watchdog_wait(comm->watchdog, "sending of state");
-    MPI_TRY(MPI_Send(data, int_bytes(bytes), MPI_BYTE, to, 0, MPI_COMM_WORLD), e);
-    return 0;
-}
-
-int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e) {
-    watchdog_wait(comm->watchdog, "collecting of state");
-    MPI_TRY(MPI_Recv(data, int_bytes(bytes), MPI_BYTE, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE), e);
-    return 0;
-}
-
 // ---- Functions that follow from these -------------------------------------------------------------------------------
 
 int comm_check_launch(const Comm *comm, Error *e) {

@@ -66,10 +66,6 @@ int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others. COMM_PASS: parallel_ask_pass
 
-// Between two ranks.
-int comm_send(Comm *comm, int to, const void *data, size_t bytes, Error *e);
-int comm_receive(Comm *comm, int from, void *data, size_t bytes, Error *e);
-
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 

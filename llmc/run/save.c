@@ -42,7 +42,7 @@ struct Saver {
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
-    LayoutPiece *of_all; // rank 0: all ranks' pieces
+    LayoutPiece *of_all; // all ranks' pieces
     int of_all_count;
     Manifest manifest; // rank 0's
     Text notes;        // lines for stderr
@@ -282,33 +282,36 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Rank 0 receives the pieces of all ranks, in the order of the files and their bytes. Where a rank failed, all ranks receive
-// the error of the lowest instead.
+// Gathers the pieces of all ranks, in the order of the files and their bytes; where a rank failed, the error of the lowest
+// instead.
 static int gather_shares(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
     struct {
         Error error;
         int pieces;
     } mine = {s->error, s->pieces}, *all;
-    int total = 0, failed = -1;
+    LayoutPiece *padded = NULL; // this rank's pieces, as many as of the rank that has most
+    int most = 0, failed = -1, code = 0;
     TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' shares", e));
-    int code = comm_gather(comm, &mine, all, sizeof mine, e);
-    for (int r = comm->ranks - 1; r >= 0 && !code; total += all[r--].pieces)
+    TRY_GOTO(comm_gather(comm, &mine, all, sizeof mine, e));
+    for (int r = comm->ranks - 1; r >= 0; r--) {
         if (all[r].error.code) failed = r;
+        if (all[r].pieces > most) most = all[r].pieces;
+    }
     if (failed >= 0) s->error = all[failed].error;
     if (failed > 0) error_prefix(&s->error, "rank %d", failed);
-    const bool sends = !code && failed < 0 && comm->rank > 0 && s->pieces;
-    if (sends) code = comm_send(comm, 0, s->piece, (size_t)s->pieces * sizeof *s->piece, e);
-    if (!code && failed < 0 && comm->rank == 0) {
-        memory_free(s->of_all);
-        code = memory_alloc((void **)&s->of_all, (size_t)total * sizeof *s->of_all, "digests", e);
-        s->of_all_count = s->pieces;
-        if (!code) memcpy(s->of_all, s->piece, (size_t)s->pieces * sizeof *s->piece);
-        for (int r = 1; r < comm->ranks && !code; s->of_all_count += all[r++].pieces)
-            if (all[r].pieces)
-                code = comm_receive(comm, r, s->of_all + s->of_all_count, (size_t)all[r].pieces * sizeof *s->piece, e);
-        if (!code) qsort(s->of_all, (size_t)total, sizeof *s->of_all, compare_places);
-    }
+    if (failed >= 0) goto done;
+    memory_free(s->of_all);
+    TRY_GOTO(memory_alloc((void **)&s->of_all, (size_t)(comm->ranks * most) * sizeof *padded, "digests", e));
+    TRY_GOTO(memory_alloc_zero((void **)&padded, (size_t)most * sizeof *padded, "digests", e));
+    for (int i = 0; i < s->pieces; i++) padded[i] = s->piece[i];
+    TRY_GOTO(comm_gather(comm, padded, s->of_all, (size_t)most * sizeof *padded, e));
+    s->of_all_count = 0;
+    for (int i = 0; i < comm->ranks * most; i++)
+        if (s->of_all[i].digest.bytes) s->of_all[s->of_all_count++] = s->of_all[i];
+    qsort(s->of_all, (size_t)s->of_all_count, sizeof *s->of_all, compare_places);
+done:
+    memory_free(padded);
     memory_free(all);
     return code;
 }
