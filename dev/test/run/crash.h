@@ -68,6 +68,49 @@ static inline void begin_part(void) {
     no_faults();
 }
 
+static inline int count_good(const char *out) {
+    int good = 0;
+    for (long step = newest_step(out); step > 0; step--)
+        good += verify(path_of("%s/step_%08ld", out, step), &(Error){0}) == 0;
+    return good;
+}
+
+// Killed at every stride-th call. A checkpoint has its name only while it is whole: it loses its name before the first of
+// its files is removed. killed: the exit code.
+static inline void killed_at_every_call(int rank, long calls, long stride, int killed) {
+    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
+        const char *what = path_of("rank %d killed at call %ld", rank, n);
+        remove_part();
+        faults_plan(FAULT_KILL, -1, n, 0);
+        faults->rank = rank;
+        int code = trainer_run(COMMAND "--out part");
+        CHECK(code == killed, "%s: exit code %d: %s", what, code, log_tail());
+        check_nothing_lost(what);
+        int count = access("part", F_OK) == 0 ? count_checkpoints("part") : 0, good = count_good("part");
+        CHECK(good == count, "%s: %d of %d checkpoints are whole", what, good, count);
+        check_resumes(what);
+    }
+}
+
+// Data that a rank can no longer read: the steps before are saved, it names the file, and the run resumes when it can.
+static inline void check_unreadable_data(int rank, const char *data, long readable, const char *command) {
+    const char *who = trainer.ranks > 1 ? path_of("error (rank %d): ", rank) : "error: ";
+    remove_part();
+    faults_plan(FAULT_NONE, -1, 0, EIO);
+    faults->rank = rank;
+    strcpy(faults->unreadable, data);
+    faults->readable = readable;
+    int code = trainer_run("%s --out part", command);
+    long step = newest_step("part");
+    CHECK(step > 0, "%ld steps", step);
+    CHECK_RUN(code, ERR_INPUT, path_of("%s%s: read failed", who, data + 1), "Input/output error",
+              path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step));
+    no_faults();
+    CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
+    check_same_files(path_of("whole/step_%08ld", newest_step("whole")), path_of("part/step_%08ld", newest_step("part")),
+                     data);
+}
+
 // One call of a kind fails on a rank, or it and all after it. Either training continues to the right end, or all ranks stop
 // with one fitting message. In any case no checkpoint is lost, and the same command resumes.
 static inline void check_failure(Fault fault, int rank, Call call, long n, int error) {

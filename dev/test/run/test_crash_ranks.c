@@ -1,6 +1,6 @@
 // Checkpoints under attack, with several ranks: kills and failures at any call of any rank, signals at random moments, and a
-// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call,
-// hundreds of signals. Every run is an mpirun of this program itself:
+// flipped bit in a rank's weights. GNS_LONG=1 (make test-crash): every call, hundreds of signals. Every run is an mpirun of
+// this program itself:
 //
 //     test_crash_ranks rank train_gpt2 ...     one rank
 #define COMMAND "--train-tokens 640 --checkpoint-every 3 --deadline 60 "
@@ -66,24 +66,12 @@ static void test_undisturbed(void) {
 
 // ---- Killed ---------------------------------------------------------------------------------------------------------
 
-static void killed_at_every_call(int rank) {
-    long calls = rank ? calls_of_others[CALLS] : calls_of_run[CALLS], stride = trainer.thorough ? 1 : calls / 3;
-    for (long n = 1 + (long)draw((uint32_t)stride); n <= calls; n += stride) {
-        const char *what = path_of("rank %d killed at call %ld", rank, n);
-        remove_part();
-        faults_plan(FAULT_KILL, -1, n, 0);
-        faults->rank = rank;
-        int code = trainer_run(COMMAND "--out part");
-        bool named = log_mentions(path_of("process rank %d", rank)) ||
-                     log_mentions("1 process returned"); // mpirun's words, early and late
-        CHECK(code == 128 + SIGKILL && named, "%s: exit code %d: %s", what, code, log_tail());
-        check_nothing_lost(what);
-        check_resumes(what);
+static void test_killed_at_every_call(void) {
+    for (int rank = 0; rank < RANKS; rank += RANKS - 1) {
+        long calls = rank ? calls_of_others[CALLS] : calls_of_run[CALLS];
+        killed_at_every_call(rank, calls, trainer.thorough ? 1 : calls / 3, 128 + SIGKILL);
     }
 }
-
-static void test_killed_at_every_call(void) { killed_at_every_call(0); }
-static void test_another_rank_killed_at_every_call(void) { killed_at_every_call(RANKS - 1); }
 
 static bool all_in_step(long step) {
     for (int r = 0; r < RANKS; r++)
@@ -123,25 +111,11 @@ static void test_allocations_that_fail(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-// A rank that cannot read its data ends the step of all: the steps before are saved, and that rank names the file.
 static void test_saves_before_unreadable_data(void) {
-    static const char *const data[] = {"/train.bin", "/val.bin"};
+    char command[80];
     for (int i = 0; i < 2; i++) {
-        int rank = (int)draw(RANKS);
-        remove_part();
-        faults_plan(FAULT_NONE, -1, 0, EIO);
-        faults->rank = rank;
-        strcpy(faults->unreadable, data[i]);
-        faults->readable = i ? 5 : 20;
-        int code = trainer_run("--train-tokens 640 --checkpoint-every 0 --zero %d --out part", draw_zero());
-        long step = newest_step("part");
-        CHECK(code == ERR_INPUT && log_mentions(path_of("error (rank %d): %s: read failed", rank, data[i] + 1)),
-              "%d: %s", code, log_tail());
-        CHECK(log_mentions(path_of("step %ld is saved in part/step_%08ld", step, step)) && step > 0, "%s", log_tail());
-        no_faults();
-        CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
-        check_same_files(path_of("whole/step_%08ld", newest_step("whole")),
-                         path_of("part/step_%08ld", newest_step("part")), data[i]);
+        snprintf(command, sizeof command, "--train-tokens 640 --checkpoint-every 0 --zero %d", draw_zero());
+        check_unreadable_data((int)draw(RANKS), i ? "/val.bin" : "/train.bin", i ? 5 : 20, command);
     }
 }
 
@@ -304,7 +278,6 @@ int main(int argc, char **argv) {
     }
     RUN(test_undisturbed);
     RUN(test_killed_at_every_call);
-    RUN(test_another_rank_killed_at_every_call);
     RUN(test_calls_that_fail);
     RUN(test_allocations_that_fail);
     RUN(test_saves_before_unreadable_data);
