@@ -25,18 +25,18 @@ h3 { font-size: 1em; margin: 1.2em 0 .2em } .note, figcaption { color: #666; fon
 figure { margin: .6em 0; page-break-inside: avoid } svg { width: 100%; height: auto }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
 td, th { padding: 3px 18px 3px 0; text-align: left; vertical-align: top } th { border-bottom: 1px solid #888 }
-tr { border-bottom: 1px solid #e4e4e4 } td.n, th.n { text-align: right } tr.differs { background: #fff6da }
+tr { border-bottom: 1px solid #e4e4e4 } td.n, th.n { text-align: right }
 .wide { overflow-x: auto } summary { cursor: pointer; color: #666 }
 pre { font: 13px/1.4 ui-monospace, monospace; background: #f6f6f4; padding: .7em 1em; margin: .2em 0 .8em;
       white-space: pre-wrap; overflow-wrap: anywhere; border-radius: 4px } pre b { color: #0072b2; font-weight: 600 }
 """
 
 
-def table(head, rows, marked=()):
-    """Returns a table: text in the first column, else numbers. Highlights rows whose first cell is in `marked`."""
+def table(head, rows):
+    """Returns a table: text in the first column, else numbers."""
     def cells(tag, row):
         return "".join(f'<{tag}{" class=n" * (i > 0)}>{html.escape(str(x))}</{tag}>' for i, x in enumerate(row))
-    body = "".join(f'<tr{" class=differs" * (row[0] in marked)}>{cells("td", row)}</tr>\n' for row in rows)
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     return f'<div class="wide"><table><tr>{cells("th", head)}</tr>\n{body}</table></div>\n'
 
 
@@ -136,7 +136,7 @@ def options_section(runs):
     return ("<h2>Options</h2>\n<p class=note>As of a run's last part; the commands above show what a part changed.</p>\n"
             + (f"<p class=note>Where the runs differ:</p>\n{table(head, differ)}" if differ else "")
             + f"<details{'' if differ else ' open'}><summary>All of them</summary>\n"
-            f"{table(head, rows, {row[0] for row in differ})}</details>\n")
+            f"{table(head, rows)}</details>\n")
 
 
 def headline(run):

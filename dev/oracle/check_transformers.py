@@ -50,7 +50,7 @@ class Programs:
         run(self.work, sys.executable, script, "--vocab-size", size, "--out", directory, "corpus.txt")
 
     def loss(self, directory, rows):
-        """The loss that our engine computes from a directory on rows (N, T + 1), each of which ends with the next one's start."""
+        """The loss of our engine, loaded from a directory, on rows (N, T + 1). A row ends with the next one's first token."""
         tokens = [*rows[:, :-1].flatten(), rows[-1, -1]]
         header = np.zeros(HEADER_BYTES // 4, "<i4")
         header[:3] = 20240520, 1, len(tokens)
@@ -102,7 +102,8 @@ def compare_losses(programs, directory):
     rows = tokens.unfold(0, T + 1, T)
     with torch.no_grad():
         logits = model(rows[:, :-1]).logits.double()
-    theirs, ours = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())), programs.loss(directory, rows)
+    theirs = float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+    ours = programs.loss(directory, rows)
     if not logits.std() > LIVELY:
         raise Mismatch(f"logits spread by {logits.std():.2g} only: the check would not see a difference")
     if not abs(ours - theirs) <= TOLERANCE:  # NaN is not
@@ -241,7 +242,8 @@ def main(build):
                 attempt(f"transformers/import/{name}_{kind}", check_import, programs, shape, dtype)
         attempt("transformers/import/sharded", check_import_sharded, programs)
         attempt("transformers/import/base", check_import_base, programs)
-        for make_run, check_tokenizer in ((byte_run, check_bytes_tokenizer), (bpe_run, check_bpe_tokenizer), (chat_run, check_chat_tokenizer)):
+        for make_run, check_tokenizer in ((byte_run, check_bytes_tokenizer), (bpe_run, check_bpe_tokenizer),
+                                          (chat_run, check_chat_tokenizer)):
             kind = f"transformers/{make_run.__name__}"
             if checkpoint := attempt(kind, make_run, programs):
                 attempt(f"{kind}/tokenizer", check_tokenizer, programs, checkpoint)

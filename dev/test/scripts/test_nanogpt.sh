@@ -38,15 +38,18 @@ for variant in ("plain", "bias", "bias_mask_compiled"):
     for name, shape in shapes.items():
         want[name + ".weight"] = draw(*shape)
         want[name + ".bias"] = draw(shape[-1]) if "bias" in variant else np.zeros(shape[-1], "f")
-    model = {name: x.T if name.startswith("h.") else x for name, x in want.items() if "bias" in variant or not name.endswith("bias")}
+    model = {name: x.T if name.startswith("h.") else x for name, x in want.items()
+             if "bias" in variant or not name.endswith("bias")}
     model["wte.weight"] = np.concatenate([want["wte.weight"], draw(2, C)])  # nanoGPT pads
     if "mask" in variant:
         model |= {f"h.{i}.attn.bias": np.tril(np.ones((1, 1, T, T), "f")) for i in range(L)}
     model = {"transformer." + name: x for name, x in model.items()} | {"lm_head.weight": model["wte.weight"]}
-    model = {"_orig_mod." * ("compiled" in variant) + name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in model.items()}
+    prefix = "_orig_mod." * ("compiled" in variant)
+    model = {prefix + name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in model.items()}
     torch.save({"model": model, "model_args": dict(n_layer=L, n_head=2, n_embd=C, block_size=T, vocab_size=V + 2, dropout=0.0),
                 "optimizer": {}, "iter_num": 5, "config": {"dataset": "letters"}}, f"{work}/out/ckpt.pt")
-    subprocess.run([sys.executable, "scripts/from_nanogpt.py", f"{work}/out/ckpt.pt", f"{work}/{variant}", "--vocab-size", str(V)], check=True)
+    command = [sys.executable, "scripts/from_nanogpt.py", f"{work}/out/ckpt.pt", f"{work}/{variant}", "--vocab-size", str(V)]
+    subprocess.run(command, check=True)
     got = load_file(f"{work}/{variant}/model.safetensors")
     wrong = [name for name in set(got) | set(want) if not np.array_equal(got.get(name), want.get(name))]
     assert not wrong, (variant, wrong)

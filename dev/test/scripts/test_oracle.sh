@@ -6,7 +6,7 @@ set -u
 
 if python=$(find_python jax ml_dtypes numpy safetensors); then
     "$python" dev/oracle/test_gpt2.py || failed=1
-    "$build/dev/test/run/dump_steps" "$work" || { failed=1 && echo "FAIL oracle/dump_steps: exit code $?"; }
+    "$build/dev/test/run/dump_steps" "$work" || { echo "FAIL oracle/dump_steps: exit code $?" && failed=1; }
     "$python" dev/oracle/check_engine.py "$work" || failed=1
     "$python" dev/oracle/check_evaluation.py "$build" || failed=1
 else
