@@ -204,14 +204,10 @@ static int reader_open(Reader *r, Error *e) {
     return 0;
 }
 
-static void reader_close(Reader *r) {
-    if (r->fd > STDIN_FILENO) close(r->fd);
-    r->fd = -1;
-}
-
 // Goes to the next input. Bytes in the buffer that no block holds count as taken.
 static void reader_advance(Reader *r) {
-    reader_close(r);
+    if (r->fd > STDIN_FILENO) close(r->fd);
+    r->fd = -1;
     r->taken += r->have;
     r->file = r->taken >= (uint64_t)r->o->max_bytes ? r->inputs->count : r->file + 1;
     r->offset = r->document = r->have = 0;
@@ -311,11 +307,6 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         if (*got || code) return code == ERR_INPUT ? 0 : code;
     }
     return 0;
-}
-
-void reader_free(Reader *r) {
-    reader_close(r);
-    free(r->buffer);
 }
 
 int reader_leave_out(Reader *r, Error *e) {

@@ -50,11 +50,9 @@ typedef struct {
     bool skip_newline;               // buffer[0] follows a separator: skip a newline
     bool ended;                      // the buffer holds all the rest of the file
     bool separated;                  // a separator was found
-    char *buffer;
+    char *buffer; // from malloc
     size_t have, capacity;
-} Reader; // the caller sets o, tokenizer and inputs, line to 1 and fd to -1
-
-void reader_free(Reader *r);
+} Reader; // the caller sets o, tokenizer and inputs, line to 1 and fd to -1, and frees the buffer
 
 // Fills *b with the next block. *got is false at the end of the input and after a signal. A block of an input that
 // cannot be read has a fault and no text.

@@ -18,6 +18,7 @@
 #include <math.h>
 #include <omp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -323,7 +324,7 @@ done:
     for (uint64_t i = 0; run.encoders && i < run.thread_count; i++) encoder_destroy(run.encoders[i]);
     memory_free(run.blocks);
     memory_free(run.encoders);
-    reader_free(&run.reader);
+    free(run.reader.buffer);
     inputs_free(&run.inputs);
     tokenizer_destroy(run.tokenizer);
     return code;

@@ -334,15 +334,12 @@ static int list_merges(VocabReader *r, Error *e) {
 }
 
 static int read_merge_lines(VocabReader *r, Error *e) {
-    const char *line = r->merges, *end = line + r->merges_bytes;
-    line += utf8_mark(line, r->merges_bytes);
-    for (int number = 1; line < end; number++) {
-        const char *newline = memchr(line, '\n', (size_t)(end - line));
-        size_t length = (size_t)((newline ? newline : end) - line);
-        if (length > 0 && line[length - 1] == '\r') length--;
-        bool version = number == 1 && length >= 8 && memcmp(line, "#version", 8) == 0;
+    const char *line = r->merges + utf8_mark(r->merges, r->merges_bytes), *next;
+    for (int number = 1; line < r->merges + r->merges_bytes; line = next + 1, number++) {
+        next = line + strcspn(line, "\n");
+        size_t length = (size_t)(next - line) - (next > line && next[-1] == '\r');
+        bool version = number == 1 && !r->listed && strncmp(line, "#version", 8) == 0;
         if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
-        line = newline ? newline + 1 : end;
     }
     return 0;
 }
@@ -425,8 +422,7 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
     }
 }
 
-static void put_vocab(const Tokenizer *t, int context, FILE *f) {
-    (void)context;
+static void put_vocab(const Tokenizer *t, FILE *f) {
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
         if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // it could be read as another token's byte
@@ -438,8 +434,7 @@ static void put_vocab(const Tokenizer *t, int context, FILE *f) {
     fputs("}\n", f);
 }
 
-static void put_merges(const Tokenizer *t, int context, FILE *f) {
-    (void)context;
+static void put_merges(const Tokenizer *t, FILE *f) {
     fputs("#version: 0.2\n", f);
     for (int rank = 0; rank < t->merge_count; rank++) {
         put_token(t, t->merges[rank].left, false, f);
@@ -473,16 +468,15 @@ static void put_config(const Tokenizer *t, int context, FILE *f) {
 }
 
 int tokenizer_save(const Tokenizer *t, int context, Manifest *manifest, Error *e) {
-    static const struct {
-        const char *name;
-        void (*put)(const Tokenizer *, int context, FILE *);
-    } files[] = {{"vocab.json", put_vocab}, {"merges.txt", put_merges}, {"tokenizer_config.json", put_config}};
+    static const char *const names[] = {"vocab.json", "merges.txt", "tokenizer_config.json"};
     for (int i = 0; i < 3; i++) {
         Text text;
         TRY(text_begin(&text, e));
-        files[i].put(t, context, text.f);
+        if (i == 0) put_vocab(t, text.f);
+        else if (i == 1) put_merges(t, text.f);
+        else put_config(t, context, text.f);
         TRY(text_end(&text, e));
-        int code = manifest_save(manifest, files[i].name, text.text, text.bytes, e);
+        int code = manifest_save(manifest, names[i], text.text, text.bytes, e);
         text_free(&text);
         TRY(code);
     }
