@@ -41,12 +41,6 @@ recipe_options() {
     fi
 }
 
-# Prints the SHA-256 that Hugging Face states for a large file: its ETag, before the redirection.
-hub_sha256() {
-    curl -sS --max-time 60 -I "$1" | tr -d '\r"' | awk 'tolower($1) == "x-linked-etag:" { print $2 }' |
-        grep -E '^[0-9a-f]{64}$'
-}
-
 # fetch URL FILE [SHA256]: FILE appears complete and checked, or not at all.
 fetch() {
     local url=$1 file=$2 want=${3:-} got
@@ -79,7 +73,10 @@ input() {
         return 0
     fi
     [ ! -f "$INPUT" ] || return 0
-    if [ "$sum" = hub ]; then sum=$(hub_sha256 "$1" 2> /dev/null || true); fi
+    if [ "$sum" = hub ]; then # Hugging Face states that of a large file as its ETag, before the redirection
+        sum=$(curl -sS --max-time 60 -I "$1" 2> /dev/null | tr -d '\r"' |
+            awk 'tolower($1) == "x-linked-etag:" && $2 ~ /^[0-9a-f]+$/ && length($2) == 64 { print $2 }') || true
+    fi
     fetch "$1" "$INPUT" "$sum"
     [ -n "$sum" ] || echo "$INPUT: its source states no SHA-256, it was not checked"
 }

@@ -178,32 +178,12 @@ static int read_vocab(VocabReader *r, Error *e) {
     return 0;
 }
 
-// Adds an added token, new or in the vocabulary. The first file that lists it decides `normalized` and `special`.
-static int add_added(VocabReader *r, const char *path, const char *name, double number, const cJSON *item, Error *e) {
-    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
-    Entry *entry = entry_of_number(r, path, name, number, e);
-    if (!entry) return e->code;
-    if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
-    for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-        if (cJSON_IsTrue(json_get(item, unknown[i])))
-            return FAIL(e, ERR_INPUT, "only added tokens that are matched literally, next to any text, are supported",
-                        "%s: added token '%s' has %s", path, name, unknown[i]);
-    if (entry->name && strcmp(entry->name, name) != 0)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
-                    number);
-    if (entry->flags) return 0;
-    r->name_bytes += strlen(name);
-    entry->name = name;
-    entry->flags = TOKEN_LITERAL | TOKEN_ADDED;
-    if (!cJSON_IsFalse(json_get(item, "normalized"))) entry->flags |= TOKEN_NORMALIZED;
-    if (cJSON_IsTrue(json_get(item, "special"))) entry->flags |= TOKEN_SPECIAL;
-    return 0;
-}
-
-// Reads a file's added tokens. tokenizer.json has an array of {id, content}; tokenizer_config.json has {number:
-// {content}}; added_tokens.json has {name: number}.
+// Adds a file's added tokens, new ones or of the vocabulary. The first file that lists one decides its flags.
+// tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}}; added_tokens.json has
+// {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
+    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
     bool array = file == TOKENIZER_JSON;
@@ -211,13 +191,28 @@ static int read_added(VocabReader *r, int file, Error *e) {
     if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
     cJSON_ArrayForEach(item, list) {
-        const cJSON *content = json_get(item, "content");
-        const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(content);
+        const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(json_get(item, "content"));
         if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
         double number = array ? number_of(json_get(item, "id")) : number_of(item);
         const char *key = file == TOKENIZER_CONFIG ? item->string : "";
         if (*key) number = key[strspn(key, "0123456789")] ? -1 : strtod(key, NULL);
-        TRY(add_added(r, path, name, number, item, e));
+        Entry *entry = entry_of_number(r, path, name, number, e);
+        if (!entry) return e->code;
+        if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
+        for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
+            if (cJSON_IsTrue(json_get(item, unknown[i])))
+                return FAIL(e, ERR_INPUT,
+                            "only added tokens that are matched literally, next to any text, are supported",
+                            "%s: added token '%s' has %s", path, name, unknown[i]);
+        if (entry->name && strcmp(entry->name, name) != 0)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
+                        number);
+        if (entry->flags) continue;
+        r->name_bytes += strlen(name);
+        entry->name = name;
+        entry->flags = TOKEN_LITERAL | TOKEN_ADDED;
+        if (!cJSON_IsFalse(json_get(item, "normalized"))) entry->flags |= TOKEN_NORMALIZED;
+        if (cJSON_IsTrue(json_get(item, "special"))) entry->flags |= TOKEN_SPECIAL;
     }
     return 0;
 }
@@ -358,22 +353,6 @@ static int read_merges(VocabReader *r, Error *e) {
     return code;
 }
 
-static int read_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
-    TRY(tokenizer_new(&r->t, e));
-    Tokenizer *t = r->t;
-    TRY(read_json_files(r, directory, form, e));
-    TRY(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
-    TRY(read_vocab(r, e));
-    for (int file = 0; file < ADDED_FILES; file++) TRY(read_added(r, file, e));
-    TRY(spell_tokens(r, e));
-    TRY(index_names(r, e));
-    TRY(memory_alloc((void **)&r->scratch, 2 * r->longest, "vocabulary", e));
-    TRY(read_merges(r, e));
-    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
-    for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
-    return tokenizer_index_merges(t, e);
-}
-
 // Returns the form of a directory's files, or NULL.
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
@@ -395,8 +374,22 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
                     "or tokenizer.json",
                     "%s: no tokenizer there", path);
     VocabReader *r;
+    int code;
     TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
-    int code = read_files(r, path, form, e);
+    TRY_GOTO(tokenizer_new(&r->t, e));
+    Tokenizer *t = r->t;
+    TRY_GOTO(read_json_files(r, path, form, e));
+    TRY_GOTO(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
+    TRY_GOTO(read_vocab(r, e));
+    for (int file = 0; file < ADDED_FILES; file++) TRY_GOTO(read_added(r, file, e));
+    TRY_GOTO(spell_tokens(r, e));
+    TRY_GOTO(index_names(r, e));
+    TRY_GOTO(memory_alloc((void **)&r->scratch, 2 * r->longest, "vocabulary", e));
+    TRY_GOTO(read_merges(r, e));
+    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
+    for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
+    TRY_GOTO(tokenizer_index_merges(t, e));
+done:
     for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
     memory_free(r->merges);
     memory_free(r->scratch);

@@ -324,7 +324,7 @@ static void test_forms(void) {
 static const struct {
     const char *name;
     bool normalized, special;
-} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"ca", true, false},
+} ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"ca<", true, false},
              {"\xC3\xA4", true, false}, {" <s>", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
