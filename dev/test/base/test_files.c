@@ -53,7 +53,6 @@ static int pause_direct(int fd, size_t bytes, ssize_t n) {
 
 #define WRAP(name, buffer, call)                                                                                       \
     ssize_t __real_##name(int fd, buffer memory, size_t bytes, off_t at);                                              \
-    ssize_t __wrap_##name(int fd, buffer memory, size_t bytes, off_t at);                                              \
     ssize_t __wrap_##name(int fd, buffer memory, size_t bytes, off_t at) {                                             \
         ssize_t n = allow(call, fd, bytes);                                                                            \
         if (n < 0) return n;                                                                                           \
@@ -66,10 +65,8 @@ WRAP(pwrite, const void *, WRITE)
 WRAP(pread, void *, PREAD)
 
 int __real_fsync(int fd);
-int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) { return allow(FSYNC, fd, 0) < 0 ? -1 : __real_fsync(fd); }
 
-int __wrap_fcntl(int fd, int command, ...);
 int __wrap_fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);

@@ -189,27 +189,17 @@ static void disk_synced(int fd) {
     disk_mark(st.st_ino, false);
 }
 
-static bool disk_is_dirty(ino_t inode) {
-    for (int i = 0; i < disk.count; i++)
-        if (disk.file[i].inode == inode) return disk.file[i].dirty;
-    return false;
-}
-
-static void disk_count_unsynced(const char *path) {
-    char inner[PATH_MAX];
-    DIR *directory = opendir(path);
-    for (struct dirent *entry; directory && (entry = readdir(directory));)
-        if (strcmp(entry->d_name, "..") != 0) faults->unsynced += disk_is_dirty(entry->d_ino); // the directory's: "."
-    if (directory) closedir(directory);
-    if (snprintf(inner, sizeof inner, "%s/training", path) < PATH_MAX && access(inner, F_OK) == 0)
-        disk_count_unsynced(inner);
-}
-
-static void disk_named(const char *checkpoint) {
+// A save begins: files of one that was given up do not count.
+static void disk_begin(void) {
     pthread_mutex_lock(&disk.lock);
-    disk_count_unsynced(checkpoint);
+    disk.count = faults->of[faults_rank].dirty = 0;
+    pthread_mutex_unlock(&disk.lock);
+}
+
+static void disk_named(void) {
+    pthread_mutex_lock(&disk.lock);
     faults->unsynced += !disk.metrics_synced;
-    for (int r = 1; r < FAULT_RANKS; r++) faults->unsynced += faults->of[r].dirty;
+    for (int r = 0; r < FAULT_RANKS; r++) faults->unsynced += faults->of[r].dirty;
     faults->unnamed++;
     disk.count = 0;
     disk.metrics_synced = false;
@@ -255,7 +245,6 @@ static bool is_unreadable(const char *path, bool opens) {
     return true;
 }
 
-ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at);
 ssize_t __wrap_pread(int fd, void *to, size_t bytes, off_t at) {
     char path[PATH_MAX] = "";
     if (in_child() && *faults->unreadable) path_of_descriptor(fd, path);
@@ -288,13 +277,10 @@ static ssize_t faulty_write(int fd, const void *data, size_t bytes, off_t at) {
     return -1;
 }
 
-ssize_t __wrap_write(int fd, const void *data, size_t bytes);
 ssize_t __wrap_write(int fd, const void *data, size_t bytes) { return faulty_write(fd, data, bytes, -1); }
-ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at);
 ssize_t __wrap_pwrite(int fd, const void *data, size_t bytes, off_t at) { return faulty_write(fd, data, bytes, at); }
 
 int __real_fsync(int fd);
-int __wrap_fsync(int fd);
 int __wrap_fsync(int fd) {
     if (in_child() && faults->slow_us && faults->rank == faults_rank) {
         faults->slowed++;
@@ -315,7 +301,6 @@ static void path_at(int directory, const char *name, char path[PATH_MAX]) {
 }
 
 int __real_renameat(int a, const char *from, int b, const char *to);
-int __wrap_renameat(int a, const char *from, int b, const char *to);
 int __wrap_renameat(int a, const char *from, int b, const char *to) {
     char path[PATH_MAX];
     if (strikes(CALL_RENAME)) return -1;
@@ -324,29 +309,26 @@ int __wrap_renameat(int a, const char *from, int b, const char *to) {
     const char *step = strstr(path, "/step_");
     if (result == 0 && faults && step && !strchr(step, '.')) {
         faults->committed = atol(step + 6);
-        disk_named(path);
+        disk_named();
     }
     return result;
 }
 
 int __real_mkdir(const char *path, mode_t mode);
-int __wrap_mkdir(const char *path, mode_t mode);
 int __wrap_mkdir(const char *path, mode_t mode) { return strikes(CALL_MKDIR) ? -1 : __real_mkdir(path, mode); }
 
 int __real_mkdirat(int directory, const char *name, mode_t mode);
-int __wrap_mkdirat(int directory, const char *name, mode_t mode);
 int __wrap_mkdirat(int directory, const char *name, mode_t mode) {
+    if (in_child() && strncmp(name, ".step_", 6) == 0) disk_begin();
     return strikes(CALL_MKDIR) ? -1 : __real_mkdirat(directory, name, mode);
 }
 
 int __real_unlinkat(int directory, const char *name, int flags);
-int __wrap_unlinkat(int directory, const char *name, int flags);
 int __wrap_unlinkat(int directory, const char *name, int flags) {
     return strikes(CALL_UNLINK) ? -1 : __real_unlinkat(directory, name, flags);
 }
 
 int __real_openat(int directory, const char *name, int flags, ...);
-int __wrap_openat(int directory, const char *name, int flags, ...);
 int __wrap_openat(int directory, const char *name, int flags, ...) {
     char path[PATH_MAX];
     va_list args;
@@ -358,12 +340,11 @@ int __wrap_openat(int directory, const char *name, int flags, ...) {
     if ((writes && strikes(CALL_OPEN)) || (!writes && is_unreadable(path, true))) return -1;
     int fd = __real_openat(directory, name, flags, mode);
     if (fd >= 0 && (flags & O_CREAT) && in_child()) disk_created(path);
-    if (faults_rank > 0 && writes && strcmp(name, "model.safetensors") == 0) disk.count = 0; // another save begins
+    if (faults_rank > 0 && writes && strcmp(name, "model.safetensors") == 0) disk_begin();
     return fd;
 }
 
 int __real_posix_memalign(void **out, size_t alignment, size_t bytes);
-int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes);
 int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     bool refused = in_child() && bytes == faults->refused && faults->rank == faults_rank;
     if (refused) faults->struck++;
@@ -398,7 +379,6 @@ static long disk_used_kb(const char *run) {
 }
 
 int __real_fstatvfs(int fd, struct statvfs *st);
-int __wrap_fstatvfs(int fd, struct statvfs *st);
 int __wrap_fstatvfs(int fd, struct statvfs *st) {
     char path[PATH_MAX];
     int result = __real_fstatvfs(fd, st);

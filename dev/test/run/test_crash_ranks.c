@@ -33,7 +33,6 @@ static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e)
 }
 
 int __real_gethostname(char *name, size_t bytes);
-int __wrap_gethostname(char *name, size_t bytes);
 int __wrap_gethostname(char *name, size_t bytes) {
     if (!faults || !faults->apart) return __real_gethostname(name, bytes);
     snprintf(name, bytes, "node%d", faults_rank);
