@@ -18,7 +18,7 @@ static inline void split(CommandLine *c, const char *words) {
 }
 
 static inline int parse(Options *o, const char *words, Error *e) {
-    CommandLine c;
+    static CommandLine c; // o->help_about points into it
     split(&c, words);
     memset(o, 0xff, sizeof *o); // nothing of an earlier call may remain
     return options_parse(o, c.argc, c.argv, true, e);
