@@ -16,7 +16,7 @@
 
 enum {
     BLOCK_BYTES = 1 << 20,
-    KEEP_BYTES = 4 << 20,     // block_reserve frees a larger buffer that it does not need
+    KEEP_BYTES = 4 << 20,     // a block's larger buffer is freed when it is not needed
     LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
     POLL_MS = 100
 };
@@ -26,17 +26,6 @@ enum {
     "every line must be a JSON object with a text field: see --field; --invalid skip leaves such lines out"
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
-
-// Makes room for `bytes` of text; drops the old text.
-static int block_reserve(TextBlock *b, size_t bytes, Error *e) {
-    if (bytes <= b->capacity && b->capacity <= size_max(KEEP_BYTES, bytes)) return 0;
-    memory_free(b->tokens);
-    b->capacity = 0;
-    TRY(memory_alloc((void **)&b->tokens, bytes * (sizeof *b->tokens + 1), "a block of text", e));
-    b->text = (char *)(b->tokens + bytes);
-    b->capacity = bytes;
-    return 0;
-}
 
 static int block_add_piece(TextBlock *b, TextPiece piece, Error *e) { // ignores an empty one
     if (piece.bytes == 0) return 0;
@@ -263,7 +252,14 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
 
 // Moves the first bytes of the buffer to the block.
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
-    TRY(block_reserve(b, size_max(bytes, BLOCK_BYTES), e));
+    size_t capacity = size_max(bytes, BLOCK_BYTES);
+    if (b->capacity < capacity || b->capacity > size_max(KEEP_BYTES, capacity)) {
+        memory_free(b->tokens);
+        b->capacity = 0;
+        TRY(memory_alloc((void **)&b->tokens, capacity * (sizeof *b->tokens + 1), "a block of text", e));
+        b->text = (char *)(b->tokens + capacity);
+        b->capacity = capacity;
+    }
     b->bytes = bytes;
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);

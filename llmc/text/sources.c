@@ -22,21 +22,6 @@ static char *next_word(char **rest) {
     return word;
 }
 
-// Cuts ":WEIGHT" off a word. *weight is 0 if the word has none.
-static int cut_weight(char *word, double *weight, Error *e) {
-    char *colon = strrchr(word, ':'), *end;
-    *weight = 0;
-    if (!colon || file_exists(word)) return 0;
-    double x = strtod(colon + 1, &end);
-    if (end == colon + 1 || *end) return 0; // the colon is part of the name
-    if (!(x > 0) || !isfinite(x))
-        return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
-                    "%s: the weight of a source is not above 0", word);
-    *colon = 0;
-    *weight = x;
-    return 0;
-}
-
 // Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
 static int add_matches(Source *s, const char *pattern, Error *e) {
     struct stat st;
@@ -59,17 +44,23 @@ static int compare_paths(const void *a, const void *b) { return strcmp(*(char *c
 
 // ---- The value ------------------------------------------------------------------------------------------------------
 
+// Adds the files of a word: WORD or WORD:WEIGHT.
 static int add_word(Sources *out, char *word, Error *e) {
-    double weight;
-    TRY(cut_weight(word, &weight, e));
-    if (out->count && (weight > 0) != (out->source[0].weight > 0))
+    char *colon = file_exists(word) ? NULL : strrchr(word, ':'), *end;
+    double weight = colon ? strtod(colon + 1, &end) : 0;
+    bool weighted = colon && end > colon + 1 && !*end; // else the colon is part of the name
+    if (weighted && (!(weight > 0) || !isfinite(weight)))
+        return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
+                    "%s: the weight of a source is not above 0", word);
+    if (weighted) *colon = 0;
+    if (out->count && weighted != (out->source[0].weight > 0))
         return FAIL(e, ERR_USAGE, "give each a weight, as in 'a*.bin:0.7 b*.bin:0.3', or none",
-                    "%s: it has %s weight, and the sources before it have %s", word, weight > 0 ? "a" : "no",
-                    weight > 0 ? "none" : "one");
-    Source *s = weight > 0 ? &out->source[out->count++] : out->source;
-    if (!(weight > 0)) out->count = 1;
-    s->text = weight > 0 ? word : out->value;
-    s->weight = weight;
+                    "%s: it has %s weight, and the sources before it have %s", word, weighted ? "a" : "no",
+                    weighted ? "none" : "one");
+    Source *s = weighted ? &out->source[out->count++] : out->source;
+    if (!weighted) out->count = 1;
+    s->text = weighted ? word : out->value;
+    s->weight = weighted ? weight : 0;
     return add_matches(s, word, e);
 }
 

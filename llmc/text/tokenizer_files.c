@@ -328,21 +328,17 @@ static int list_merges(VocabReader *r, Error *e) {
     return 0;
 }
 
-static int read_merge_lines(VocabReader *r, Error *e) {
+// Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
+static int read_merges(VocabReader *r, Error *e) {
+    int code = 0;
+    if (r->listed) TRY(list_merges(r, e));
     const char *line = r->merges + utf8_mark(r->merges, r->merges_bytes), *next;
-    for (int number = 1; line < r->merges + r->merges_bytes; line = next + 1, number++) {
+    for (int number = 1; line < r->merges + r->merges_bytes && !code; line = next + 1, number++) {
         next = line + strcspn(line, "\n");
         size_t length = (size_t)(next - line) - (next > line && next[-1] == '\r');
         bool version = number == 1 && !r->listed && strncmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) TRY(add_merge(r, number, line, length, e));
+        if (length > 0 && !version) code = add_merge(r, number, line, length, e);
     }
-    return 0;
-}
-
-// Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
-static int read_merges(VocabReader *r, Error *e) {
-    if (r->listed) TRY(list_merges(r, e));
-    int code = read_merge_lines(r, e);
     for (int b = 0; b < BYTE_VALUES; b++) {
         if (!r->t->lacks[b]) continue;
         if (code || r->t->merge_count > 0)
