@@ -67,7 +67,7 @@ reports_memory_too_small() { # an error for this machine, a note for another; th
     plan --device GB200 --layers 1 --heads 1 --channels 1 --vocab-size 256 --seq-len 65536 --micro-batch 512 &&
         said 'the largest --micro-batch that fits is 512$' || return 1 # of tokens, in the smallest model on a large device
     "$train" --dry-run --layers 900 --heads 64 --channels 8192 > plan.txt 2> error.txt
-    [ $? = 71 ] && said 'memory in all +[0-9.]+ MiB of .*NOT EVEN ONE ROW FITS' && said '^  [0-9.]+ hours, 0 tok/s' && ! grep -E '[0-9]e\+[0-9]* (ms|s|hours|%)' plan.txt &&
+    [ $? = 71 ] && said 'memory in all +[0-9.]+ MiB of .*NOT EVEN ONE ROW FITS' && said '^  [0-9.,]+ (hours|days), 0 tok/s' && ! grep -E '[0-9]e\+[0-9]* (ms|s|hours|%)' plan.txt &&
         grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
         { cat error.txt plan.txt; return 1; }
 }
