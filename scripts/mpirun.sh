@@ -60,12 +60,12 @@ return_mpirun_signal() {
 # Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
 # started. (No signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
 kill_hung_mpirun() {
-    local alone=0 looks=0 messages
+    local alone=0 looks=0 seconds=0 messages
     exec {messages}>&2 2> /dev/null # commands that outlive this function complain about its closed pipes
     trap '' HUP INT QUIT TERM      # the terminal, `timeout` and services send these to every process
     until [ -n "$(ranks)" ]; do
         kill -0 "$job" || return
-        kill -0 $$ || { ask_to_stop && return; } # this script was killed, and mpirun may lose the signal of its end
+        kill -0 $$ || { ask_to_stop; return; } # this script was killed; while mpirun starts it may lose the signal
         return_mpirun_signal
         looks=$((looks + 1))
         if [ $looks -lt 100 ]; then sleep 0.1; else sleep 1; fi > /dev/null {messages}>&-
@@ -73,6 +73,7 @@ kill_hung_mpirun() {
     sed -zn 's/^PMIX_NAMESPACE=//p' "/proc/$(ranks | head -n 1)/environ" | tr -d '\0'
     echo # the ranks have started
     while [ $alone -lt $timeout ]; do
+        [ $((seconds++)) -gt 1 ] || kill -0 $$ || { ask_to_stop; return; }
         sleep 1 > /dev/null {messages}>&-
         kill -0 "$job" || return # mpirun has ended; this script was killed
         return_mpirun_signal
