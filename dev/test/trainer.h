@@ -187,7 +187,7 @@ static inline void copy_file(const char *from, const char *to) {
     size_t bytes;
     char *text = read_text(from, &bytes);
     CHECK(text != NULL, "%s cannot be read", from);
-    if (text) CHECK_OK(file_save(to, text, bytes, &e), &e);
+    if (text) CHECK_OK(file_replace(IN_PATH, to, text, bytes, &e), &e);
     memory_free(text);
 }
 

@@ -1,8 +1,7 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
 //    somebody else's. A whole file is written anew. file_open_output checks the others.
-// 2. A written file is on the disk when file_save or file_close returns 0. file_save removes a file that could not be
-//    written; file_replace never leaves a part of a file under the final name.
+// 2. A written file is on the disk when file_close or file_replace returns 0. file_replace never leaves a part of a file.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename includes it.
 // 4. With `dir`, the descriptor of a directory, a call reads and writes in that directory, whatever its name leads to.
 #define _GNU_SOURCE // O_DIRECT, scandirat
@@ -137,27 +136,17 @@ int file_close(int fd, const char *path, Error *e) {
     return code;
 }
 
-static int save_in(int dir, const char *path, const void *data, size_t bytes, Error *e) {
-    Error ignored;
-    int fd;
-    TRY(file_open_output(dir, path, O_WRONLY | O_TRUNC, &fd, e));
-    int code = file_write_range(fd, path, 0, data, bytes, e), closed = file_close(fd, path, code ? &ignored : e);
-    if (code || closed) unlinkat(dir, at_name(dir, path), 0);
-    return code ? code : closed;
-}
-
-int file_save(const char *path, const void *data, size_t bytes, Error *e) {
-    return save_in(IN_PATH, path, data, bytes, e);
-}
-
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e) {
     char partial[PATH_MAX];
+    int fd;
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_MAX) return too_long(path, e);
-    TRY(save_in(dir, partial, data, bytes, e));
-    if (renameat(dir, at_name(dir, partial), dir, at_name(dir, path)) == 0) return 0;
-    FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
-    unlinkat(dir, at_name(dir, partial), 0);
-    return e->code;
+    TRY(file_open_output(dir, partial, O_WRONLY | O_TRUNC, &fd, e));
+    int code = file_write_range(fd, partial, 0, data, bytes, e);
+    if (file_close(fd, partial, code ? &(Error){0} : e)) code = e->code;
+    if (!code && renameat(dir, at_name(dir, partial), dir, at_name(dir, path)) != 0)
+        code = FAIL(e, ERR_WRITE, make_room, "%s: cannot replace: %s", path, strerror(errno));
+    if (code) unlinkat(dir, at_name(dir, partial), 0);
+    return code;
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------

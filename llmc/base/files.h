@@ -32,9 +32,6 @@ int file_write_range(int fd, const char *path, uint64_t offset, const void *data
 
 int file_close(int fd, const char *path, Error *e); // syncs; closes even if that fails
 
-// Writes a whole file; removes it on failure.
-int file_save(const char *path, const void *data, size_t bytes, Error *e);
-
 // Writes a whole file under a temporary name, and renames it to `path` when it is on the disk.
 int file_replace(int dir, const char *path, const void *data, size_t bytes, Error *e);
 

@@ -174,12 +174,12 @@ static void test_calls_that_fail(void) {
     Error e = {0};
     for (int i = 0; i < 2; i++) {
         plan_fault(WRITE, FAILS, 1, errors[i]);
-        CHECK_ERROR(file_save("saved", data, fault_bytes, &e), &e, ERR_WRITE, strerror(errors[i]));
-        CHECK(!file_exists("saved"), "a write fails, and something is left");
+        CHECK_ERROR(file_replace(IN_PATH, "saved", data, fault_bytes, &e), &e, ERR_WRITE, strerror(errors[i]));
+        CHECK(!file_exists("saved") && !file_exists("saved.partial"), "a write fails, and something is left");
     }
     plan_fault(FSYNC, FAILS, 1, EIO);
-    CHECK_ERROR(file_save("saved", data, fault_bytes, &e), &e, ERR_WRITE, "fsync failed");
-    CHECK(!file_exists("saved"), "fsync fails, and something is left");
+    CHECK_ERROR(file_replace(IN_PATH, "saved", data, fault_bytes, &e), &e, ERR_WRITE, "fsync failed");
+    CHECK(!file_exists("saved") && !file_exists("saved.partial"), "fsync fails, and something is left");
 
     plan_fault(WRITE, NOTHING, 0, 0);
     check_save(fault_bytes, MIB);

@@ -276,7 +276,7 @@ static void test_other_models(void) {
         ModelConfig config;
         int length =
             sprintf(changed, "{\"activation_function\": \"gelu_%s\", %s", i ? "new" : "pytorch_tanh", text + 1);
-        CHECK_OK(file_save("other/config.json", changed, (size_t)length, &e), &e);
+        CHECK_OK(file_replace(IN_PATH, "other/config.json", changed, (size_t)length, &e), &e);
         CHECK_OK(checkpoint_read_config("other", &config, &e), &e);
     }
     CHECK(strstr(text, "\"dtype\": \"float32\"") && strstr(text, "\"torch_dtype\": \"float32\""), "%s", text);

@@ -462,7 +462,7 @@ static void fuzz(void) {
 
 static void save_text(const char *path, const char *text) {
     Error e = {0};
-    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
+    CHECK_OK(file_replace(IN_PATH, path, text, strlen(text), &e), &e);
 }
 
 static void make_models(void) {

@@ -283,7 +283,7 @@ static void flip_bit(const char *path, uint64_t bit) {
     char *text = read_text(path, &bytes);
     Error e;
     if (text) text[bit / 8] ^= (char)(1 << bit % 8);
-    CHECK(text && file_save(path, text, bytes, &e) == 0, "%s", path);
+    CHECK(text && file_replace(IN_PATH, path, text, bytes, &e) == 0, "%s", path);
     memory_free(text);
 }
 
@@ -487,7 +487,7 @@ static pid_t lock_from_elsewhere(const char *holder) {
     unlink("part/written_by");
     pid_t child = lock_part();
     wait_for("part/written_by", " ");
-    if (holder) CHECK_OK(file_save("part/written_by", holder, strlen(holder), &e), &e);
+    if (holder) CHECK_OK(file_replace(IN_PATH, "part/written_by", holder, strlen(holder), &e), &e);
     else unlink("part/written_by");
     return child;
 }

@@ -103,7 +103,7 @@ static void test_another_micro_batch(void) {
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.dir = open(checkpoint, O_RDONLY)};
     Error e = {0};
-    CHECK_OK(file_save(path_of("%s/training/state.json", checkpoint), text, strlen(text), &e), &e);
+    CHECK_OK(file_replace(IN_PATH, path_of("%s/training/state.json", checkpoint), text, strlen(text), &e), &e);
     CHECK_OK(manifest_read(&manifest, IN_PATH, checkpoint, &e), &e);
     for (int i = 0; i < manifest.count; i++) {
         const ManifestFile *file = &manifest.file[i];
@@ -296,7 +296,7 @@ static void put_format(const char *checkpoint, const char *format) {
          *end = strstr(text, "  \"xxh3_128_above");
     const FileDigest above = digest_of(text, (size_t)(end - text)); // the manifest's own hash
     snprintf(end, strlen(end) + 1, "  \"xxh3_128_above\": \"%s\"\n}\n", above.hash);
-    CHECK_OK(file_save(path, text, strlen(text), &e), &e);
+    CHECK_OK(file_replace(IN_PATH, path, text, strlen(text), &e), &e);
     memory_free(text);
 }
 

@@ -12,7 +12,7 @@ static inline int shard_write(const char *path, const uint16_t *tokens, size_t c
     TRY(memory_alloc((void **)&file, sizeof header + 2 * count, "a shard", e));
     memcpy(file, header, sizeof header);
     memcpy(file + sizeof header, tokens, 2 * count);
-    int code = file_save(path, file, sizeof header + 2 * count, e);
+    int code = file_replace(IN_PATH, path, file, sizeof header + 2 * count, e);
     memory_free(file);
     return code;
 }
