@@ -130,10 +130,17 @@ static const char *member_on(const cJSON *object, const char *known) {
     return NULL;
 }
 
+// Returns the element of a Sequence that has only one, else the part itself.
+static const cJSON *only_part(const cJSON *part, const char *list) {
+    const cJSON *parts = is_text(json_get(part, "type"), "Sequence") ? json_get(part, list) : NULL;
+    return parts && cJSON_GetArraySize(parts) == 1 ? only_part(parts->child, list) : part;
+}
+
 // True if a pre-tokenizer splits text into words as GPT-2 does: ByteLevel alone, or ByteLevel that does not split,
 // after a Split by GPT-2's pattern (in one of its spellings).
 static bool splits_as_gpt2(const cJSON *words) {
 #define REST "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
+    words = only_part(words, "pretokenizers");
     const cJSON *parts = is_text(json_get(words, "type"), "Sequence") ? json_get(words, "pretokenizers") : NULL;
     const cJSON *split = parts && cJSON_GetArraySize(parts) == 2 ? parts->child : NULL;
     const cJSON *bytes = split ? split->next : words, *regex = json_get(json_get(split, "pattern"), "Regex");
@@ -149,11 +156,17 @@ static bool splits_as_gpt2(const cJSON *words) {
 // Refuses a tokenizer.json whose tokens would differ from GPT-2's kind.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
+    const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
+    bool none = !normalizer || cJSON_IsNull(normalizer) ||
+                (is_text(json_get(normalizer, "type"), "Sequence") &&
+                 cJSON_GetArraySize(json_get(normalizer, "normalizers")) == 0);
     const char *why = NULL, *field = member_on(model, " type vocab merges unk_token fuse_unk ");
     if (!field)
-        field = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model ");
+        field = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model "
+                                "normalizer ");
     if (type && !is_text(type, "BPE")) why = "its model is not BPE";
-    else if (!field && !splits_as_gpt2(json_get(root, "pre_tokenizer")))
+    else if (!none) why = "it has a normalizer";
+    else if (!splits_as_gpt2(json_get(root, "pre_tokenizer")))
         why = "its pre_tokenizer does not split text as GPT-2's ByteLevel does";
     if (!why && !field) return 0;
     return FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s%s", path, why ? why : "it has ",

@@ -278,7 +278,9 @@ static void check_loads(const Tokenizer *want) {
 #define SEQUENCE(name, parts) "{\"type\": \"Sequence\", \"" name "\": [" parts "]}"
 static const char *const same_kinds[] = {
     "\"normalizer\": null, \"pre_tokenizer\": " BYTE_LEVEL(""),
-    "\"normalizer\": {}, \"pre_tokenizer\": " BYTE_LEVEL(", \"use_regex\": true"),
+    "\"normalizer\": " SEQUENCE("normalizers", "") ", \"pre_tokenizer\": " BYTE_LEVEL(", \"use_regex\": true"),
+    "\"normalizer\": " SEQUENCE("normalizers", SEQUENCE("normalizers", "")) ", \"pre_tokenizer\": " SEQUENCE(
+        "pretokenizers", SEQUENCE("pretokenizers", BYTE_LEVEL(""))),
     "\"pre_tokenizer\": " SEQUENCE("pretokenizers",
                                    SPLIT("'s|'t|'re|'ve|'m|'ll|'d") ", " BYTE_LEVEL(", \"use_regex\": false")),
     "\"pre_tokenizer\": " SEQUENCE("pretokenizers",
@@ -517,8 +519,8 @@ static void test_bad_files(void) {
 #define ADDED_TO(vocab, added) ALL, "{" BYTES ", 'model': {'vocab': {" vocab "}}, 'added_tokens': [" added "]}"
         {ALL, "{}", WORDS},
         {ALL, "{'model': {'type': 'WordPiece'}}", "its model is not BPE"},
-        {ALL, "{'normalizer': {'type': 'NFC'}}", "it has normalizer"},
-        {ALL, "{'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'NFC'}]}}", "it has normalizer"},
+        {ALL, "{'normalizer': {'type': 'NFC'}}", "it has a normalizer"},
+        {ALL, "{'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'NFC'}]}}", "it has a normalizer"},
         {ALL, "{'pre_tokenizer': {'type': 'Split'}}", WORDS},
         {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': true}}", WORDS},
         {ALL, "{'pre_tokenizer': {'type': 'ByteLevel', 'use_regex': false}}", WORDS},
