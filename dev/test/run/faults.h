@@ -59,6 +59,7 @@ typedef struct {
     _Atomic long reads;     // of the unreadable file
     _Atomic long slowed;    // fsyncs that slow_us delayed or is delaying
     _Atomic long committed; // step of the last checkpoint that got its name; 0: none
+    _Atomic long before;    // of the one before it
     _Atomic long struck;    // calls that failed
     _Atomic long unsynced;  // files and directories not yet on the disk when their checkpoint got its name
     _Atomic long unnamed;   // checkpoints whose name is not on the disk yet
@@ -305,9 +306,12 @@ int __wrap_renameat(int a, const char *from, int b, const char *to) {
     char path[PATH_MAX];
     if (strikes(CALL_RENAME)) return -1;
     int result = __real_renameat(a, from, b, to);
+    if (result == 0 && faults && strncmp(from, "step_", 5) == 0 && atol(from + 5) == faults->committed)
+        faults->committed = faults->before; // it lost its name again
     path_at(b, to, path);
     const char *step = strstr(path, "/step_");
     if (result == 0 && faults && step && !strchr(step, '.')) {
+        faults->before = faults->committed;
         faults->committed = atol(step + 6);
         disk_named();
     }
