@@ -9,8 +9,13 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# The first training shard says that both splits are whole (data/writer.h): an older one goes before the validation.
-rm -f "$OUT/${NAME}_train_000000.bin"
+# Refuse what would stop half-way, before shards that are there go. Then the old training shards go before the new
+# validation comes: a first training shard says that both splits are whole (data/writer.h).
+probe=$(mktemp -d)
+trap 'rm -rf "$probe"' EXIT
+head -c 4096 "$val" > "$probe/text"
+OUT=$probe tokenize --invalid bytes --split val "$probe/text" > /dev/null
+rm -f "$OUT/$NAME"_train_*.bin
 FORCE=--force
 tokenize --separator '<|endoftext|>' --split val "$val"
 tokenize --separator '<|endoftext|>' --split train "$INPUT"

@@ -304,11 +304,12 @@ static int tokenize(int argc, char **argv, Error *e) {
     // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
+    thread_start_team((int)o->threads + 1); // + 1: the main thread may wait for a pipe
     if (o->invalid == INVALID_SKIP) TRY_GOTO(reader_leave_out(&run.reader, e));
     run.start = clock_seconds();
     run.total_bytes = count_bytes(&run);
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
-    run.thread_count = (uint64_t)o->threads + 1; // + 1: the main thread may wait for a pipe
+    run.thread_count = (uint64_t)o->threads + 1;
     run.block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
     TRY_GOTO(memory_alloc_zero((void **)&run.blocks, run.block_count * sizeof *run.blocks, "blocks", e));
     TRY_GOTO(memory_alloc_zero((void **)&run.encoders, run.thread_count * sizeof *run.encoders, "encoders", e));

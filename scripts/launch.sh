@@ -105,6 +105,7 @@ default tokenizer "${TOKENIZER-$([ ! -d "${top}data/gpt2" ] || echo "${top}data/
 if [[ -z ${RANKS:-} && $PROGRAM == *cu ]]; then # an invalid device ends the list of CUDA_VISIBLE_DEVICES
     RANKS=$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES-$(seq "$(count_gpus)")}" | sed '/^-/,$d' | grep -c .)
 fi
+[[ ${RANKS:-1} =~ ^[0-9]+$ ]] || fail 64 "RANKS is $RANKS" "Set it to the number of processes, one per GPU"
 if [ -n "${RUN:-}" ]; then
     # shellcheck disable=SC2206
     command=($RUN "${command[@]}")

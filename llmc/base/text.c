@@ -1,6 +1,10 @@
 #include "base/text.h"
 
+#include "base/signals.h"
+
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -39,26 +43,34 @@ bool pipe_is(const char *path) {
 }
 
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+    enum { POLL_MS = 100 };
     const char *name = pipe_name(path);
     char piece[1 << 12];
-    FILE *f = strcmp(path, "-") ? fopen(path, "re") : stdin;
+    int fd = STDIN_FILENO;
     Text text;
     *out = NULL;
     *out_bytes = 0;
-    if (!f) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
+    // O_NONBLOCK: opening a FIFO does not wait for its writer. A signal interrupts poll, but neither open nor read.
+    if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     int code = text_begin(&text, e);
-    for (size_t n = 1; !code && n > 0 && *out_bytes <= max_bytes; *out_bytes += n) {
-        n = fread(piece, 1, sizeof piece, f);
-        fwrite(piece, 1, n, text.f);
+    for (ssize_t n = 1; !code && n != 0;) {
+        struct pollfd ready = {fd, POLLIN, 0};
+        const char *stop = signals_requested();
+        if (stop) code = FAIL(e, ERR_STOPPED, "start the same command again", "%s: %s", name, stop);
+        if (stop || poll(&ready, 1, POLL_MS) <= 0) continue;
+        n = read(fd, piece, sizeof piece);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (n < 0) code = FAIL(e, ERR_INPUT, "check the path", "%s: cannot read: %s", name, strerror(errno));
+        else *out_bytes += fwrite(piece, 1, (size_t)n, text.f);
+        if (*out_bytes > max_bytes)
+            code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: more than the %zu bytes it may have", name,
+                        max_bytes);
     }
-    if (!code && ferror(f)) code = FAIL(e, ERR_INPUT, "check the path", "%s: cannot read: %s", name, strerror(errno));
-    if (!code && *out_bytes > max_bytes)
-        code =
-            FAIL(e, ERR_INPUT, "is this the right file?", "%s: more than the %zu bytes it may have", name, max_bytes);
     if (!code) code = text_end(&text, e);
     if (code) text_free(&text);
     else *out = text.text;
-    if (f != stdin) fclose(f);
+    if (fd != STDIN_FILENO) close(fd);
     return code;
 }
 

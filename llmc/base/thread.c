@@ -4,8 +4,10 @@
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e) {
     sigset_t all, before;
@@ -61,6 +63,25 @@ void ticker_destroy(Ticker *t) {
     worker_join(&t->worker);
     pthread_cond_destroy(&t->ends);
     pthread_mutex_destroy(&t->lock);
+}
+
+static int starting; // threads of the team that is starting; a global: an exit handler has no argument
+
+static void on_exit_while_starting(void) {
+    Error e;
+    if (!starting) return;
+    FAIL(&e, ERR_MEMORY, "use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v",
+         "cannot start %d threads", starting);
+    error_print(&e);
+    _exit(ERR_MEMORY);
+}
+
+void thread_start_team(int size) {
+    starting = atexit(on_exit_while_starting) == 0 ? size : 0;
+#pragma omp parallel num_threads(size)
+    {
+#pragma omp barrier // the compiler would remove an empty region
+    } starting = 0;
 }
 
 // Reads up to two numbers from the file DIR/NAME. Returns how many it read.

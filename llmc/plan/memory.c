@@ -83,9 +83,8 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     // else: out of memory here; the plan is of whole arrays
     if (plan->estimate_memory) estimate_engine(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
-    // The copy holds weights and moments: with --zero 3 those of a rank's share, otherwise all, on rank 0.
-    size_t copied = shape.shard_weights ? shard_elements(&shape) : model->flat_count;
-    double copy = plan->copies ? 3.0 * sizeof(float) * (double)copied : 0;
+    // The copy holds weights and moments: what a rank owns, or with --zero 0 all, on rank 0.
+    double copy = plan->copies ? 3.0 * sizeof(float) * (double)shard_elements(&shape) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);
     } else {

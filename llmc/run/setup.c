@@ -125,6 +125,7 @@ static int setup_shape(Setup *setup, Error *e) {
         .dropout = dropout_of(o->dropout, (uint64_t)o->seed),
     };
     if (setup->shape.threads > 0) omp_set_num_threads(setup->shape.threads); // for model_init_values
+    thread_start_team(omp_get_max_threads());
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
     if (!o->document_mask) return 0;

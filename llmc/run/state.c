@@ -231,6 +231,7 @@ static void io_data(StateIO *io, const RunData *data, const char *out) {
     const ShardList *list = &data->shards;
     const DatasetInfo info = dataset_describe(data->train);
     const int weights = info.weighted ? info.sources : 0;
+    if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
     fixed_list(io, "train_data", list->count, "shards");
     for (int i = 0; i < list->count && !io->code; i++) {

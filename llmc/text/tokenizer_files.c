@@ -366,8 +366,10 @@ static int read_merges(VocabReader *r, Error *e) {
 static const char *const *find_form(const char *directory) {
     static const char *const forms[][2] = {
         {"vocab.json", "merges.txt"}, {"encoder.json", "vocab.bpe"}, {"tokenizer.json", "tokenizer.json"}};
-    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
-        if (directory_holds(directory, forms[i][0]) && directory_holds(directory, forms[i][1])) return forms[i];
+    for (int complete = 1; complete >= 0; complete--) // an incomplete form is found, too: loading names what it lacks
+        for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+            if (directory_holds(directory, forms[i][0]) && (!complete || directory_holds(directory, forms[i][1])))
+                return forms[i];
     return NULL;
 }
 

@@ -39,6 +39,8 @@ printf 'A third day.\n<|endoftext|>\n' > "$work/in/TinyStoriesV2-GPT4-valid.txt"
 returns 0 data/tinystories.sh --tokenizer bytes --from "$work/in" --out "$work/t"
 check "train" [ "$(text_of "$work"/t/tinystories_train_*.bin)" = "$(printf 'One day\nthere was.\nAnother day.\n')" ]
 check "val" [ "$(text_of "$work"/t/tinystories_val_*.bin)" = "A third day." ]
+returns 65 data/tinystories.sh --tokenizer "$work/typo" --from "$work/in" --out "$work/t" --force
+check "a refused command removed shards" [ -e "$work/t/tinystories_train_000000.bin" ]
 end tinystories
 
 # Broken off in either of its two steps, then run again: never two vocabularies, never half the validation.
@@ -49,7 +51,7 @@ begin
 cc -shared -fPIC -o "$work/fault.so" dev/test/preload/file_fault.c -ldl
 cat > "$work/breaks" << END
 #!/bin/sh
-[ -z "\$BREAKS" ] || export LD_PRELOAD=$work/fault.so FAULT_AT=1 FAULT_NAME=\$BREAKS FAULT_ACTION=kill
+case "\$BREAKS \$*" in [a-z]*$work/t*) export LD_PRELOAD=$work/fault.so FAULT_AT=1 FAULT_NAME=\$BREAKS FAULT_ACTION=kill ;; esac
 ASAN_OPTIONS=verify_asan_link_order=0 exec "$tokenize" --shard-tokens 5 "\$@"
 END
 chmod +x "$work/breaks"

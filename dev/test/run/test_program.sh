@@ -264,7 +264,12 @@ a_prompt_from_a_file() { # longer than an option's text and than the model's con
         grep -q '^\.\.\.' y.log && ! grep -qF "$(head -n 1 prompt.txt)" y.log && # nor is it in each line of samples.jsonl
         tail -n 1 y/samples.jsonl | grep -q '"prompt": "@prompt.txt", "text": "..*"}$' && [ "$(wc -c < y/samples.jsonl)" -lt 300 ] || { cut -c -1000 y/samples.jsonl; return 1; }
 }
-a_prompt_from_a_pipe() {
+a_prompt_from_a_pipe() { # a signal ends the wait for it
+    mkfifo slow
+    "$train" $small --out z --steps 2 --sample-every 1 --prompt @slow > stop.log 2>&1 &
+    until ls -l /proc/$!/fd 2> /dev/null | grep -q slow || ! kill -0 $!; do sleep 0.05; done
+    kill -TERM $! && wait $!
+    [ $? = 75 ] && [ ! -e z ] || { cat stop.log; return 1; }
     sample --sample-tokens 5 --prompt @<(cat prompt.txt) > s2 && sample --sample-tokens 5 --prompt @- < <(cat prompt.txt) > s3 &&
         sample --sample-tokens 5 --prompt @prompt.txt > s1 && cmp s1 s2 && cmp s1 s3
 }
@@ -316,6 +321,15 @@ closed_standard_streams() { # no file that is written takes their numbers
     "$train" --version >&- 2> full.log
     [ $? = 74 ] || { cat full.log; return 1; }
 }
+threads_that_cannot_start() { # a line of ours after libgomp's, and nothing is written
+    local line='error: cannot start N threads. use fewer --threads, a smaller OMP_STACKSIZE, or raise ulimit -u and -v'
+    local limited=(env OMP_STACKSIZE=100000G timeout 60)
+    mkdir -p unstarted && cd unstarted || return 1
+    # shellcheck disable=SC2086
+    GLOBIGNORE='*' "${limited[@]}" "$train" ${small//code_/../code_} --out a --steps 1 --threads 4 > ../unstarted.train.log 2>&1
+    [ $? = 71 ] && "${limited[@]}" "$tokenize" --tokenizer bytes --out a --threads 4 ../text.txt > ../unstarted.tokenize.log 2>&1
+    [ $? = 71 ] && [ -z "$(ls)" ] && [ "$(grep -hv '^libgomp:\|^$' ../unstarted.*.log)" = "${line/N/5}"$'\n'"${line/N/4}" ] || { cat ../unstarted.*.log; ls; return 1; }
+}
 prints_its_commit() { # with --version and in run.json
     local commit
     commit=$(cat "$root/$build/commit")
@@ -338,7 +352,7 @@ for test in two_runs_are_identical a_run_is_run_again a_step_is_measured_once ba
     replay_repeats_the_batches replay_resumes_at_a_step ends_on_the_horizon micro_batch_does_not_matter recomputing_changes_no_bit documents_are_kept_apart a_document_mask_is_refused windows_shift a_model_is_read_back a_run_stands_for_its_newest_checkpoint prints_the_origin_of_the_weights \
     the_vocabulary_is_the_tokenizers prints_its_length a_length_in_epochs mixes_sources several_patterns_are_one \
     notes_validation_on_training_data samples_from_a_model a_prompt_from_a_file a_prompt_from_a_pipe \
-    a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams prints_its_commit dry_run_predicts_the_memory; do
+    a_conversation config_file_is_the_command_line a_closed_pipe_does_not_end_it standard_output_on_a_full_disk a_fifo_for_samples a_hole_in_the_log closed_standard_streams threads_that_cannot_start prints_its_commit dry_run_predicts_the_memory; do
     try $test
 done
 exit $failed
