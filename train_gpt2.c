@@ -29,7 +29,7 @@
 typedef struct {
     const uint16_t *tokens; // (B, stride): the inputs are the first T of a row
     size_t stride, B, T, C, NH;
-    size_t first;    // computes tokens from this one on: the keys and values before it are in memory (B = 1); else 0
+    size_t first;    // first token to compute: keys and values of earlier ones are in memory (B = 1); else 0
     size_t N;        // tokens to compute, B T - first
     Dtype type;      // of values
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
@@ -52,15 +52,15 @@ static void linear_forward(Engine *engine, const Batch *batch, void *y, const vo
     matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), batch->N, t->columns, t->rows);
 }
 
-// y (N, C) = LN(x); residual (N, C): x becomes x + residual first; or NULL.
+// y (N, C) = LN(x). Unless residual (N, C) is NULL, first adds it to x in place.
 static void ln_forward(Engine *engine, const Batch *batch, void *y, float *mean, float *rstd, void *x,
                        const void *residual, TensorKind w, TensorKind b, int l) {
     layernorm_forward(y, mean, rstd, x, residual, weight(engine, w, l), weight(engine, b, l), batch->N, batch->C,
                       batch->type);
 }
 
-// to (B, T, C) = dropout of x (math/dropout.h). x is the output of a branch or of the embeddings, or its gradient, with
-// the same masks. to may be x; without dropout it must be.
+// to (B, T, C) = dropout of x (math/dropout.h): the output of a branch or of the embeddings, or its gradient, which
+// needs the same mask. `to` may be x. Without dropout it must be: nothing is copied.
 static void drop(const Batch *batch, void *to, const void *x, DropoutPlace place, int l) {
     if (!batch->dropout.below) return;
     dropout_apply(to, x, dropout_at(batch->dropout, batch->dropout.example, l), place, batch->B, batch->T, batch->C,
@@ -75,8 +75,8 @@ static Attention attention_of(const Engine *engine, const Batch *batch, int l) {
 }
 
 // LayerNorms add the residual stream. ln_1 adds `residual`, the previous block's x_mid, to x (NULL: nothing). Writes
-// fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`; qkv, attention and lse
-// have all tokens.
+// fcproj's output to `out`; the next LayerNorm adds x_mid to it. Arrays begin with token `first`, except that qkv,
+// attention and lse hold all tokens.
 static void block_forward(Engine *engine, const Batch *batch, Block *k, const void *residual, void *out, int l) {
     size_t C = batch->C, first = batch->first;
     const Attention attention = attention_of(engine, batch, l);
@@ -107,8 +107,8 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Adds a share of the pass to work_done, which another thread reads: block_rows rows through a block and head_rows rows
-// through the head. Leaves attention out.
+// Adds to work_done, which another thread reads, the fraction of the pass that is done when block_rows rows have passed
+// through a block and head_rows through the head. Ignores attention.
 static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
     const Model *model = engine->config.model;
     double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
@@ -116,7 +116,7 @@ static void count_work(Engine *engine, const Batch *batch, size_t block_rows, si
     engine->work_done = engine->work_done + (float)(((double)block_rows + head * (double)head_rows) / all);
 }
 
-// Waits for the weights of block l. With sharded weights, starts to gather those of block `after`, which comes next.
+// Waits for block l's weights. With shard_weights, also starts to gather those of block `after`, the next to run.
 static int next_weights(Engine *engine, int l, int after, Error *e) {
     const Model *model = engine->config.model;
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 1 + l), e));
@@ -131,7 +131,7 @@ static int forward(Engine *engine, const Batch *batch, Error *e) {
     const void *residual = NULL;
     engine->seen_count = 0;
     engine->work_done = 0;
-    // Ask for all weights at once: a transfer slows down no kernel of the CPU.
+    // Request all weights at once: a transfer slows down no kernel of the CPU.
     if (!engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, (Range){0, model->flat_count}, e));
     TRY(watch_await(&engine->weights_watch, model_bucket(model, 0), e));
     if (engine->config.shard_weights) TRY(watch_soon(&engine->weights_watch, model_bucket(model, 1), e));
@@ -157,13 +157,13 @@ static void head_logits(Engine *engine, size_t first, size_t rows) {
     matmul_nt(engine->matmul, engine->logits, at(engine, engine->lnf, first * C), weight(engine, WTE, 0), rows, Vp, C);
 }
 
-// Writes the loss of rows [first, end). Unless dwte is NULL, also their gradients: dy (rows, C) and dwte (Vp, C); add:
-// adds to dwte.
+// Writes the losses of rows [first, end). Unless dwte is NULL, also writes dy (rows, C), the gradient of lnf, and dwte
+// (Vp, C), the gradient of wte; with `add`, adds to dwte.
 static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t end, float *dwte, bool add) {
     const Model *model = engine->config.model;
     size_t C = batch->C, Vp = (size_t)model->vocab_padded, rows;
     const float smoothing = engine->config.label_smoothing;
-    // dL_b of a token: L_b is the mean over T
+    // gradient of a token's loss: an example's loss is the mean over T
     const float seed = dwte ? engine->loss_scale / (float)engine->config.seq_len : 0.0f;
     for (; first < end; first += rows, add = true) {
         rows = size_min((size_t)engine_head_rows(&engine->config), end - first);
@@ -179,7 +179,8 @@ static void head_rows(Engine *engine, const Batch *batch, size_t first, size_t e
     }
 }
 
-// head_rows of example b alone. Adds |U_b|^2, and keeps the rows of U_b for the cross term (embeddings_backward).
+// Runs head_rows for example b alone: its gradient of wte is U_b. Adds |U_b|^2 to the norms. Keeps U_b's rows of the
+// example's own tokens for the cross term (embeddings_backward).
 static void head_example_exact(Engine *engine, const Batch *batch, size_t b) {
     size_t C = batch->C, first = b * batch->T;
     const uint16_t *inputs = batch->tokens + b * batch->stride;
@@ -230,7 +231,7 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
     }
 }
 
-// The gradient of a branch's output before dropout. It is dx, or with dropout a masked copy of dx in `scratch`.
+// Returns the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in `scratch`.
 static const void *branch_gradient(const Engine *engine, const Batch *batch, void *scratch, DropoutPlace place, int l) {
     if (!batch->dropout.below) return engine->dx;
     drop(batch, scratch, engine->dx, place, l);
@@ -264,8 +265,8 @@ static void block_backward(Engine *engine, const Batch *batch, Block *k, int l) 
     ln_backward(engine, batch, k->x, k->mean1, k->rstd1, LN1_W, LN1_B, l);
 }
 
-// Adds dx (B, T, C) to the gradients of wte and wpe. wte has two roles, embedding (gradient E) and head (U). U is in
-// memory already. |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
+// Adds dx (B, T, C) to the gradients of wte and wpe. wte is both the embedding, with gradient E, and the head, with
+// gradient U; grad(WTE) already holds U. |E + U|^2 = |E|^2 + |U|^2 + 2 <E, U>; head_example_exact has added |U|^2.
 static void embeddings_backward(Engine *engine, const Batch *batch) {
     size_t C = batch->C, T = batch->T;
     drop(batch, engine->dx, engine->dx, DROPOUT_EMBEDDING, 0);
@@ -383,7 +384,7 @@ static int cpu_logits(Engine *engine, const uint16_t *tokens, int n, float *logi
 
 // ---- The engine's life ----------------------------------------------------------------------------------------------
 
-// Measures the CPU: no table has CPUs, whose speed depends on clock, vector width and other programs.
+// Measures the CPU. Its speed depends on clock, vector width and other programs, so no table lists it.
 static void cpu_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     int threads = engine_thread_count(config);
     *device = (EngineDevice){

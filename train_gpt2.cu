@@ -2,9 +2,10 @@
 // Weights and activations are `real` (cuda_common.cuh); parameter gradients, master weights and moments are fp32.
 //
 // Start with llmc/cuda/engine.cuh: shapes, words, kernels of a step, the engine's state. engine_life.cu creates and
-// destroys it, engine_memory.cu lays out its memory, engine_state.cu has norms, update, load and store.
+// destroys it, engine_memory.cu lays out its memory, engine_state.cu computes norms and updates, loads and stores.
 //
-// 1. One stream orders the kernels of a step. In a step the host waits in cuda_result, and in tokens_send for a slot.
+// 1. One stream orders the kernels of a step. In a step the host waits only in cuda_result, and in tokens_send until a
+//    staging buffer is free.
 // 2. engine->scratch and the matmul workspace are temporary: nothing in them outlives the function that uses them.
 // 3. Only cuda_create allocates device memory.
 // 4. Every kernel sums in a fixed order: two runs give the same bits.
@@ -52,7 +53,7 @@ static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l
             dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
 }
 
-// Bias of a weight, beta of a gamma: the next tensor in the table.
+// Returns the bias of a weight, or the beta of a gamma: the next tensor in the table.
 static TensorKind bias_of(TensorKind w) { return (TensorKind)(w + 1); }
 
 static real *weight(Engine *engine, TensorKind kind, int layer) {
@@ -67,14 +68,14 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return stats_row(engine->stats, model, STATS_EXAMPLE_SQ) + (model_tensor(model, kind, layer) - model->tensors);
 }
 
-// Outputs of a vector's gradient: sum, and per-example squares if the mode measures them.
+// Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
     return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
 }
 
-// Copies tokens to the device through a pinned slot; the caller may reuse its memory at once. Waits only for the slot's
-// last copy, two micro-steps ago.
+// Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
+// buffer's last copy, TOKEN_SLOTS copies ago, is done.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
     int slot = engine->slot;
     engine->slot = (slot + 1) % TOKEN_SLOTS;
@@ -104,7 +105,7 @@ static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, 
                       e);
 }
 
-// True if the product that ends a branch also adds the residual. False with dropout, which comes between the two.
+// True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
 static bool adds_residual(const Engine *engine, const Pass *p) { return engine->fused_linear && !p->dropout.below; }
 
 // Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b. Call ln_residual next: it adds delta.
@@ -113,8 +114,8 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    // Each product runs on the faster library. H200, us at d12, d24, d48, linear_sm90 / cuBLASLt: proj 149, 131, 148 /
-    // 151, 128, 160; fcproj 503, 470, 547 / 502, 419, 549.
+    // Runs each product on the library that is faster over the three shapes. H200, us, linear_sm90 : cuBLASLt: proj d12
+    // 149:151, d24 131:128, d48 148:160; fcproj 503:502, 470:419, 547:549.
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
     return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
@@ -127,15 +128,15 @@ static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w,
                       weight(engine, w, layer), NULL, e);
 }
 
-// dW (in, out) += x (rows, in)^T dy (rows, out), fp32 (first: =)
+// Adds x (rows, in)^T dy (rows, out) to dW (in, out), fp32; `first` overwrites dW.
 static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
                    Error *e) {
     MatmulShape shape = {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = !first};
     return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
 }
 
-// dweight with per-example squares, as many examples at a time as example_grad holds: g_b (in, out) = x_b (T, in)^T
-// dy_b (T, out), dW += sum of g_b, *squares += sum of |g_b|^2.
+// dweight with per-example squares: g_b (in, out) = x_b (T, in)^T dy_b (T, out), dW += sum of g_b, *squares += sum of
+// |g_b|^2. Computes as many g_b at once as example_grad holds.
 static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
                          int T, int in, int out, Error *e) {
     size_t count = (size_t)in * out;
@@ -165,9 +166,10 @@ static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
-// True if weight_gradient computes the gradients of w and its bias. Where it runs, it does so for norms; without norms
-// only if that saves a pass over dy for the bias, and the rows of dW are whole tiles. (H200, time of cuBLASLt with bias
-// sums / weight_gradient: 1.18 and 1.09 at d12's qkv and fc; 0.87 at d48's qkv, whose 1,600 rows are 12.5 tiles.)
+// True if weight_gradient computes the gradient of w, and of its bias if has_own_bias. Where it can run, it does so for
+// per-example norms. Without norms it runs only if that saves a pass over dy for the bias, and dW's rows are whole
+// tiles. (H200: cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose
+// 1,600 rows are 12.5 tiles, it takes 0.87 times as long.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -186,7 +188,7 @@ static int dweight_fused(Engine *engine, const Pass *p, const real *x, const rea
                            engine->stream, e);
 }
 
-// Gradient of matrix w, and of its bias if weight_gradient runs.
+// Computes the gradient of matrix w, and of its bias if weight_gradient runs and has_own_bias.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -201,16 +203,16 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 
 // When transfers of buckets start, in parallel with this rank's kernels.
 //
-// During a transfer (a third of a millisecond) NCCL holds 24 multiprocessors. Kernels whose blocks draw tiles
-// (attention, linear_sm90, cuBLASLt's persistent products) lose only these. Kernels with tiles assigned at launch take
-// 1.5 times as long: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
-// 1. Gradients of a block are sent right before the attention of the next block of the backward pass.
-// 2. Weights of a block are requested right after attention, before persistent products.
-// 3. With shard_grads, gradients are sent at their block's end: the next block needs the memory that they lie in.
-// 4. With shard_weights, block l of the backward pass requests the weights of block l - 1 right before attention. They
-//    overwrite the weights of block l + 1, whose last reader is queued by then.
-// (d48 on two H200: 308.8 ms per step. Gradients sent after attention or dGELU: 314.5; at the end of the block: 314.0.
-// Weights requested before attention: 309.1 to 310.2.)
+// NCCL holds 24 multiprocessors during a transfer (a third of a millisecond). A kernel whose blocks fetch tiles one by
+// one (attention, linear_sm90, cuBLASLt's persistent products) loses only those 24. A kernel whose tiles are assigned
+// at launch takes 1.5 times as long: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
+// 1. Send block l + 1's gradients right before attention_backward of block l.
+// 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
+// 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
+// 4. With shard_weights, request block l - 1's weights right before attention_backward of block l. They overwrite block
+//    l + 1's weights; the last kernel that reads those is queued by then.
+// (d48 on two H200: 308.8 ms per step. With gradients sent after attention or dGELU: 314.5; at their block's end:
+// 314.0. With weights requested before attention: 309.1 to 310.2.)
 
 static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
@@ -230,14 +232,14 @@ static bool final_comes_later(const Engine *engine, int l) {
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// out = LN(x): x = a if b is NULL, else x = sum = a + dropout(b). place, b_layer: the branch whose output b is.
+// out = LN(x): x = a if b is NULL, else x = sum = a + dropout(b). place, b_layer: the branch that computed b.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
                              dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
 }
 
-// Follows linear_residual: out = LN(sum). place, b_layer: the branch that it ended.
+// Call after linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
 static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
                        const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     if (adds_residual(engine, p))
@@ -294,15 +296,15 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
 
 // ---- The head: logits, loss and, in training, its gradient, chunk by chunk ------------------------------------------
 
-// logits (rows, Vp), real or fp32, = lnf (rows, C) from row `first` on, times wte^T.
+// logits (rows, Vp) = lnf wte^T for rows [first, first + rows), in fp32 if in_float, else real.
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
     int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
     return matmul_run(engine->matmul, {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float},
                       engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Head gradients U_i (Vp, C) of examples i in [b, b + n): dwte += U_i, squares += |U_i|^2, head_at_token = rows of U_i
-// at the example's own tokens.
+// Computes the head's gradients of wte, U_i (Vp, C), of examples i in [b, b + n). Adds U_i to dwte and |U_i|^2 to
+// squares. Copies U_i's rows of the example's own tokens to head_at_token.
 static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     WeightGradient g = {};
@@ -329,8 +331,9 @@ static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error
     return 0;
 }
 
-// Losses of rows from `first`; in training dy = gradient of lnf. On return logits holds exponentials, and lnf is
-// scaled: logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
+// Computes the losses of rows [first, first + rows); in training also dy, the gradient of lnf. On return logits holds
+// exponentials, and lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row
+// sums by tile.
 static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
@@ -348,7 +351,8 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool
     return train ? linear_sm90(d, engine->stream, e) : 0;
 }
 
-// Losses of rows from `first`; in training logits become their gradient and dy = gradient of lnf.
+// Computes the losses of rows [first, first + rows). In training also turns logits into their gradient, and writes dy,
+// the gradient of lnf.
 static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
@@ -362,7 +366,7 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
                       weight(engine, WTE, 0), NULL, e); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
 }
 
-// Loss of the pass; in training also dy = gradient of lnf, and the gradient of wte.
+// Computes the losses of the pass; in training also dy, the gradient of lnf, and the head's gradient of wte.
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
     int chunk = engine_head_examples(&engine->config), C = p->C, Vp = (int)engine->config.model->vocab_padded;
     // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
@@ -383,12 +387,12 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Gradient of the branch (or embedding) last added to the residual stream: dx itself; with dropout a masked copy in dy,
-// valid until dy is overwritten.
+// Returns the gradient of what forward added last to the residual stream (a branch, or the embedding): dx; with dropout
+// its masked copy in dy, until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
-// dx += gradient through y = LN(x) from dy (first: =). The kernel also sums branch_gradient's columns: the gradient of
-// `bias` in block bias_layer, whose product was last added to x. bias_layer < 0: x is the embedding.
+// Adds to dx the gradient of dy through y = LN(x); `first` overwrites dx. Also sums branch_gradient's columns: the
+// gradient of `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: none, x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
@@ -402,8 +406,8 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
                               mean, rstd, weight(engine, w, l), p->B, p->T, p->C, &engine->columns, engine->stream, e);
 }
 
-// Gradient of the bias of w: column sums of dwide (B, T, columns), unless another kernel computes it. fc not NULL:
-// first dwide *= gelu'(fc).
+// Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does. Unless fc is
+// NULL, first multiplies dwide by gelu'(fc).
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
     if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
@@ -430,10 +434,10 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
-// dx: on entry the gradient of the block's output, on return of its input.
+// Turns engine->dx from the gradient of the block's output into that of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
-    // dattention lies in dy, or with dropout behind dqkv (N, 3C) in dwide: dy still holds branch_gradient.
+    // Put dattention in dy; with dropout dy still holds branch_gradient, so put it behind dqkv (N, 3C) in dwide.
     real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
@@ -460,7 +464,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Gradient of wpe with documents: positions choose rows of wpe as tokens choose rows of wte.
+// Computes the gradient of wpe with documents: positions select rows of wpe, like tokens rows of wte.
 static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -472,8 +476,8 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
                                      engine->scratch, stream, e);
 }
 
-// Gradients of wte and wpe from branch_gradient (B, T, C). The head has added U and |U|^2 of embedding.cuh to wte's;
-// cuda_result doubles the cross term.
+// Adds the gradients of wte and wpe from branch_gradient (B, T, C). The head has already added its part of wte's, U and
+// |U|^2 (embedding.cuh); cuda_result adds the cross term twice.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -544,7 +548,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step, so that all products get timed, with gradients overwritten and added to. Drops results.
+// Runs each kind of micro-step, so that every product is timed, both overwriting gradients and adding to them. Drops
+// the results.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -561,7 +566,8 @@ static int cuda_tune(Engine *engine, Error *e) {
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    // With shard_weights no block is in memory yet. Fill it with the embeddings: products of zeros leave a GPU cool.
+    // With shard_weights the slots hold no block yet. Fill them with the embeddings: products of zeros leave a GPU
+    // cool.
     const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
     int code = 0;
     if (engine->config.shard_weights)
@@ -606,14 +612,14 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// Returns how many of n tokens precede the last token's document, if document_mask hides them from it.
+// Returns how many of n tokens precede the last token's document. 0 without document_mask: no token is hidden.
 static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
     int first = engine->config.document_mask ? n - 1 : 0;
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     return first;
 }
 
-// True if decode can compute the last token: the others' keys and values are in memory, from the last cuda_logits.
+// True if decode can compute the last token: keys and values of all others are in memory, from the last cuda_logits.
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;

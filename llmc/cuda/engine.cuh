@@ -61,7 +61,7 @@ typedef struct {
     real *fc, *gelu;      // (B, T, 4C) before and after GELU
 } Block;
 
-enum { TOKEN_SLOTS = 2 }; // micro-steps whose tokens may be in flight to the device
+enum { TOKEN_SLOTS = 2 }; // staging buffers: micro-steps whose tokens may be in flight
 
 struct Engine {
     const EngineApi *api;
@@ -119,15 +119,15 @@ struct Engine {
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact, fused)
 
     uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
-    cudaEvent_t sent[TOKEN_SLOTS]; // recorded after the slot's copy
-    int slot;
-    float *logits_host;      // (V), pinned
-    double *stats_host;      // (stats_count), then one number of cuda_hash; pinned
-    cudaEvent_t stats_there; // recorded after the copy of stats to stats_host
-    bool stats_sent;         // the copy is queued and stats has not changed since
-    uint16_t *seen;          // (T) tokens; keys and values of the first seen_count are in memory
+    cudaEvent_t sent[TOKEN_SLOTS]; // recorded after the buffer's copy
+    int slot;                      // the next staging buffer
+    float *logits_host;            // (V), pinned
+    double *stats_host;            // (stats_count), then one number of cuda_hash; pinned
+    cudaEvent_t stats_there;       // recorded after the copy of stats to stats_host
+    bool stats_sent;               // the copy is queued and stats has not changed since
+    uint16_t *seen;                // (T) tokens; keys and values of the first seen_count are in memory
     int seen_count;
-    int decoded;      // how many of these, the last ones, decode has computed
+    int decoded;      // tokens that decode has computed since the last pass over all
     uint64_t example; // the next micro-step's first example, counted over the run
     GnsMode mode;     // least mode of this step's micro-steps
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
