@@ -548,8 +548,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step, so that every product is timed, both overwriting gradients and adding to them. Drops
-// the results.
+// Runs each kind of micro-step, so that every product is timed, overwriting gradients and adding to them. Drops
+// results.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime
@@ -566,8 +566,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     matmul_tune(engine->matmul, true);
-    // With shard_weights the slots hold no block yet. Fill them with the embeddings: products of zeros leave a GPU
-    // cool.
+    // With shard_weights the slots hold no block yet: fill them with embeddings. Products of zeros leave a GPU cool.
     const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
     int code = 0;
     if (engine->config.shard_weights)

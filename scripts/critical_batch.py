@@ -25,7 +25,7 @@ sys.dont_write_bytecode = True
 from run_log import (COUNT, EXIT_INPUT, EXIT_USAGE, EXIT_WRITE, Fault, Parser, Run, compare, finite, finite_number, read_json,
                      run_main, write_whole)
 
-EXIT_NONFINITE = 76  # the trainer's code for a diverged branch
+EXIT_NONFINITE = 76  # the trainer's exit code for a loss that is not finite
 POINTS = 8           # validations per branch, at the same tokens in all branches
 
 

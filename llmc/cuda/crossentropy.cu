@@ -44,8 +44,8 @@ typedef struct {
     float max, sum;
 } Partial;
 
-// Joins the lanes' partials; returns the result in every lane. A partial that has the maximum is not scaled: if all are
-// empty, -inf - -inf would be NaN.
+// Joins the lanes' partials; returns the result in every lane. Does not scale a partial whose maximum is the largest:
+// if all are empty, -inf - -inf would be NaN.
 __device__ static inline Partial partial_join_warp(Partial p) {
     float max = p.max;
     UNROLL_FOR (int offset = WARP / 2; offset > 0; offset /= 2)

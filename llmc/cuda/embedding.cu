@@ -44,8 +44,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Documents. Grid: a block per example; a thread per stretch of tokens, of one length. A thread finds the separators in
-// its stretch; scans over threads find the last separator before it and the first after it.
+// Documents. Grid: a block per example; a thread per stretch of tokens, all of one length. A thread finds the
+// separators in its stretch; scans over threads find the last separator before it and the first after it.
 
 enum { SCAN_THREADS = 256 };
 
@@ -100,9 +100,9 @@ enum { TOKEN_BITS = 16, KEY_BITS = 32 };
 static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
 
 // Upper bound of cub's scratch, for plans made without a GPU. From compute capability 8.0 cub sorts 8 bits per pass
-// (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh). It keeps
-// a second copy of keys and rows, a histogram per pass and per tile (of 8064 keys or more), and a counter per pass, each
-// rounded up to 256 bytes.
+// (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh). It
+// keeps a second copy of keys and rows, a histogram per pass and per tile (of 8064 keys or more), and a counter per
+// pass, each rounded up to 256 bytes.
 static size_t radix_bytes(int N) {
     const size_t passes = KEY_BITS / 8, digits = 256 * sizeof(uint32_t), tile = 4096;
     return 2 * order_bytes(N) + (passes + (N + tile - 1) / tile) * digits + 2 * 256;

@@ -33,8 +33,8 @@ size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
 
-// Per-example norms. wte serves as embedding, with gradient E_b[v] = sum over t with token v of dx_bt, and as head, with
-// gradient U_b (V, C): |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>. This call adds
+// Per-example norms. wte serves as embedding, with gradient E_b[v] = sum over t with token v of dx_bt, and as head,
+// with gradient U_b (V, C): |E_b + U_b|^2 = |E_b|^2 + |U_b|^2 + 2 <E_b, U_b>. This call adds
 //   token    += sum over b of |E_b|^2
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2

@@ -1,6 +1,6 @@
-// engine: the CUDA engine's private state, shared by train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
+// engine: the CUDA engine's private state, for train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
 //
-// Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH elements, L layers, V vocabulary (Vp: padded).
+// Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
 // Streams. The host queues; each stream runs its own queue in order; events make one wait for another.
 //
@@ -11,13 +11,13 @@
 // Main kernels of a micro-step. A product is linear_sm90 or cuBLASLt (matmul): see Engine.fused_linear.
 //
 //     forward       embedding_forward, layernorm_forward
-//       per block   product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU, product fcproj,
-//                   layernorm_forward
+//       per block   product qkv, attention_forward, product proj, layernorm_forward, product fc with GELU,
+//                   product fcproj, layernorm_forward
 //     head          per chunk of examples: product logits, crossentropy, product dlnf, weight gradient of wte
 //     backward      layernorm_backward
-//       per block   weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2, layernorm_backward,
-//                   weight gradient proj, product dattention, attention_backward, weight gradient qkv, product dln1,
-//                   layernorm_backward, column_finish (gradients of biases, gammas and betas)
+//       per block   weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2,
+//                   layernorm_backward, weight gradient proj, product dattention, attention_backward,
+//                   weight gradient qkv, product dln1, layernorm_backward, column_finish (gradients of biases, gammas and betas)
 //     embeddings    embedding_sort, embedding_backward
 //
 //     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.

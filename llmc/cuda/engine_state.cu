@@ -33,7 +33,7 @@ int engine_state_clear(Engine *engine, Error *e) {
     return CUDA_CALL(cudaMemsetAsync(engine->weight, 0, kept * sizeof(real), engine->stream), e);
 }
 
-// Drains the stream of copies with a caller's memory. Returns `code`, or the drain's error (4).
+// Drains a stream that copies to or from a caller's memory. Returns `code`, or if that is 0 the drain's error (4).
 static int copies_end(cudaStream_t stream, int code, Error *e) {
     cudaError_t status = cudaStreamSynchronize(stream);
     if (code) return code;

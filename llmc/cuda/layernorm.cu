@@ -6,7 +6,7 @@
 // The row to normalise: a, a + b, or a + dropout(b).
 enum Input { ALONE, SUM, DROPPED };
 
-// Columns c.. of row n to normalise, rounded as stored.
+// Loads columns [c, c + W) of row n to normalise, rounded as stored.
 template <Input INPUT, int W>
 __device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropout &drop, int n, int c, int C) {
     const Pack<W> x = pack_load<W>(a + (size_t)n * C + c);
@@ -121,8 +121,8 @@ int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted, dbias.
-// Grid: a block per run of rows.
+// Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
+// dbias. Grid: a block per run of rows.
 
 typedef struct {
     real *dresidual;
@@ -136,7 +136,7 @@ typedef struct {
     RowDropout drop;
 } BackwardRows;
 
-// A tile is TILE rows. The next is fetched meanwhile: 96 bytes per thread with dresidual, in up to 128 registers.
+// A tile is TILE rows. The next is fetched during its computation: with dresidual 96 bytes a thread, in 128 registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.

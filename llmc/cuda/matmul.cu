@@ -167,7 +167,7 @@ typedef struct {
     float cool, hot;
 } Candidate;
 
-// Chooses up to TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look; the heuristic's first precedes.
+// Chooses up to TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look, the heuristic's first in front.
 static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                           const Operands *o, Candidate *finalist, int *finalists, Error *e) {
     Candidate all[MATMUL_ANSWERS_MAX];

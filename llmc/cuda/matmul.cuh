@@ -1,5 +1,5 @@
-// matmul: matrix products by cuBLASLt. Matrices are row-major, in 16 bits, or plain fp32 (no TF32) in the FP32 build; sums
-// are fp32.
+// matmul: matrix products by cuBLASLt. Matrices are row-major, in 16 bits, or plain fp32 (no TF32) in the FP32 build;
+// sums are fp32.
 //
 // GPU, library, shape and types determine a product's algorithm: the first answer of cuBLASLt's heuristic or, after
 // tuning, the fastest. Split-K sums go through the workspace in a fixed order: two runs give the same bits.
@@ -10,8 +10,8 @@
 
 #include <cublasLt.h>
 
-// Operation on a product before it is stored. Not used: cuBLASLt's GELU, which reads the unrounded sum (--recompute
-// would give other bits); its bias gradients (fcproj at d12: 1.68 ms; in a separate kernel 0.43 + 0.30).
+// Operation on a product before it is stored. cuBLASLt's GELU is not used: it reads the unrounded sum, and --recompute
+// would give other bits. Nor are its bias gradients: fcproj at d12 takes 1.68 ms, with another kernel 0.43 + 0.30.
 typedef enum {
     MATMUL_PLAIN,
     MATMUL_BIAS, // + extra (n), a row added to every row of out
@@ -64,7 +64,7 @@ void matmul_destroy(Matmul *mm);
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
                Error *e);
 
-// out = alpha op(a) op(b) + beta c, then the epilogue. c: like out, may be out. shape: accumulate set, epilogue not DGELU.
+// out = alpha op(a) op(b) + beta c, then the epilogue. c: like out, may be out. shape: accumulate set; not DGELU.
 typedef struct {
     float beta;
     const void *c;
@@ -77,7 +77,7 @@ int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend add
 // keeps the heuristic's first once the text of choices is full.
 void matmul_tune(Matmul *mm, bool on);
 
-// Restores an earlier tuning from the text of Matmul.choices. ERR_INPUT, and no choices, if of another GPU or library.
+// Restores a tuning from the text of Matmul.choices. ERR_INPUT, and no choices, if another GPU or library made it.
 int matmul_choices_load(Matmul *mm, const char *choices, Error *e);
 
 static inline int cublas_status(cublasStatus_t status, const char *call, const char *file, int line, Error *e) {

@@ -1,5 +1,5 @@
-// optimizer: AdamW and LAMB over a range of the flat arrays in one launch. The clipping norm stays on the device. Muon's
-// matrices: muon.cuh.
+// optimizer: AdamW and LAMB over a range of the flat arrays in one launch. The clipping norm stays on the device.
+// Muon's matrices: muon.cuh.
 #pragma once
 
 #include "cuda/reduce.cuh"
@@ -35,8 +35,8 @@ typedef struct {
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB: squares[s] = squared norm of the weights of segment s, squares[stride + s] = squared norm of the step's direction.
-// Segment offsets count from the arrays' first element.
+// LAMB: squares[s] = squared norm of the weights of segment s, squares[stride + s] = squared norm of the step's
+// direction. Segment offsets count from the arrays' first element.
 size_t optimizer_trust_workspace_bytes(int S);
 int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);

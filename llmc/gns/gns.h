@@ -151,7 +151,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 //
 // During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
 // variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
-// heteroskedasticity- consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
+// heteroskedasticity-consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
 // half as many steps: the calibration demands 10 / m more errors. The LayerNorms' own tracker keeps the mean square of
 // differences: White's bound would hold in only 93% of runs.
 //

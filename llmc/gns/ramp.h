@@ -2,25 +2,25 @@
 //
 //   fixed        batch_ref throughout
 //   linear       from batch_min to batch_max, linearly in tokens over the horizon
-//   seesaw       batch_min x lr0 / schedule(tokens) (Meterez et al. 2025, arXiv 2510.14717), lr0 the schedule's peak; in
-//                the warm-up batch_min. Where the schedule would divide the rate by a, the batch is multiplied by a and
-//                the rate is divided by sqrt(a) only. For normalised SGD that is the same path in fewer steps. The paper
-//                cuts in stages; this is the limit of fine stages. lr_power = 0.5 gives the sqrt: if batch_ref =
+//   seesaw       batch_min x lr0 / schedule(tokens) (Meterez et al. 2025, arXiv 2510.14717), lr0 the schedule's peak;
+//                in the warm-up batch_min. Where the schedule would divide the rate by a, the batch is multiplied by a
+//                and the rate is divided by sqrt(a) only. For normalised SGD that is the same path in fewer steps. The
+//                paper cuts in stages; this is the limit of fine stages. lr_power = 0.5 gives the sqrt: if batch_ref =
 //                batch_min, the rate is schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule). At batch_max the rate
 //                falls with the schedule again.
-//   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: so many rows from so many tokens on. It begins with 0 tokens
-//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon cut a step of this run
-//                short, one more step after the file's last makes up for its tokens
-//   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]. If every step measures
-//                the whole model's scale, N = GNS_total. The batch costs the fewest seconds within a stated waste:
+//   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: ROWS rows from TOKENS tokens on. It begins with 0 tokens
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon cut a step of this
+//                run short, one more step after the file's last makes up for its tokens
+//   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]. If every step
+//                measures the whole model, N = GNS_total. The batch costs the fewest seconds within a stated waste:
 //
 //                    target = min(sqrt(x k N), waste k N)
 //
-//                k N is the critical batch: for the same progress a batch of B rows needs 1 + B / (k N) times the fewest
-//                tokens (McCandlish et al. 2018, appendix D). A step of B rows lasts b (x + B) seconds, so progress costs
-//                J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, only steps cost, and the
-//                waste of tokens bounds the batch. The batch moves towards the target less one standard error, that of c
-//                included, by at most a factor of 2 per half-life of the average
+//                k N is the critical batch: for the same progress a batch of B rows needs 1 + B / (k N) times the
+//                fewest tokens (McCandlish et al. 2018, appendix D). A step of B rows lasts b (x + B) seconds, so
+//                progress costs J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, only
+//                steps cost, and the waste of tokens bounds the batch. The batch moves towards the target less one
+//                standard error, that of c included, by at most a factor of 2 per half-life of the average
 //
 // A batch is rounded to whole rows. Only x depends on the machine and the number of ranks; it is measured once and
 // stored, or given. Rank 0 decides and broadcasts one integer.
@@ -65,7 +65,7 @@ typedef struct {
     double aim;    // the target less one standard error: the batch moves towards it
     double lower;  // the target lies above this with at least 95% confidence
     double waste;  // extra tokens of the present batch for the same progress: 0.1 is 10% above the fewest
-    double extra;  // extra seconds of it for the same progress: 0.1 is 10% above those of the batch sqrt(x k N)
+    double extra;  // extra seconds of the present batch: 0.1 is 10% above the batch sqrt(x k N)
 } RampTarget;
 
 typedef struct {
@@ -76,8 +76,8 @@ typedef struct {
     const char *argument; // LIST of steps or FILE of replay, owned by the caller
 } Ramp;
 
-// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE"; *argument points into text behind the colon, or
-// is NULL.
+// Reads "fixed", "linear", "seesaw", "gns", "steps:LIST" or "replay:FILE"; *argument points into text behind the colon,
+// or is NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
 // Fewest and most rows of a LIST. ERR_USAGE unless it begins with 0 tokens and their numbers rise.
@@ -87,8 +87,8 @@ int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
 int ramp_create(Ramp *r, const RampConfig *config, const char *argument, Error *e);
 void ramp_destroy(Ramp *r);
 
-// Brings the batch into the range of today's options. Call it after loading r->state from a checkpoint of `step` steps
-// and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step.
+// Limits the batch to the range of the present options. Call it after loading r->state from a checkpoint of `step`
+// steps and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
 // Rows of the next step, after `step` steps and `tokens` tokens.

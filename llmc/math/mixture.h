@@ -5,7 +5,7 @@
 //
 //     s(e) = the first s with u(e) < p_0 + ... + p_s,
 //
-// as that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its own epochs: if it has N
+// and is that source's example number n(e) = |{e' < e: s(e') = s(e)}|. Every source counts its own epochs: if it has N
 // windows, the example is its window permutation_at(N, permutation_key(seed + s, n / N), n % N).
 //
 // The order depends on the seed and e alone, not on batches, micro-batches, ranks or restarts. The draws are

@@ -29,7 +29,7 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// Open MPI's mpirun tells the number of ranks. srun --mpi=pmix only tells that it speaks PMIx, which MPI_Init understands.
+// Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
@@ -38,7 +38,8 @@ static int cores_of(pid_t process) {
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; this requests a stop. (PMIx tells it to a rank below a shell of its own, open_mpi.h.)
+// True if the launcher is gone; also requests a stop. (Below a shell of its own a rank learns it from PMIx:
+// open_mpi.h.)
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -55,9 +56,9 @@ static bool mpi_runs(void) {
     return started && !ended;
 }
 
-// The board of this machine's watchdogs: a file in the launcher's directory for this job. The first rank creates it before
-// MPI starts, so that the watchdogs can name a rank that hangs in MPI's own start. The launcher removes the directory,
-// however the job ends. NULL without that directory: the watchdogs then name no rank.
+// The board of this machine's watchdogs: a file in the launcher's directory for this job. The first rank creates it
+// before MPI starts, so that the watchdogs can name a rank that hangs in MPI's own start. The launcher removes the
+// directory, however the job ends. NULL without that directory: the watchdogs then name no rank.
 static WatchdogEntry *board_open(int rank, int ranks) {
     const char *job = getenv("PMIX_NAMESPACE"), *directory = getenv("PMIX_SERVER_TMPDIR");
     char path[512];
@@ -89,17 +90,17 @@ static int join_machine(Comm *comm, Error *e) {
     return 0;
 }
 
-// Joins the other ranks. Before MPI has started only the launcher's variables say who this rank is; 0: they do not.
+// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks; 0: they do not.
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
     int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));
     int machines = environment_int("SLURM_STEP_NUM_NODES", 0);
     int here = environment_int("OMPI_COMM_WORLD_LOCAL_SIZE", machines == 1 ? ranks : 0); // ranks on this machine
     if ((here ? here < ranks : machines > 1) && gethostname(comm->host, COMM_HOST) != 0) *comm->host = 0;
-    comm->host[COMM_HOST - 1] = 0; // gethostname leaves it out of a name that is cut
+    comm->host[COMM_HOST - 1] = 0; // gethostname may leave a cut name without its NUL
     WatchdogConfig watchdog = {
         .rank = rank,
-        .ranks = ranks > 1 ? ranks : 2, // at least: MPI_Comm_size tells
+        .ranks = ranks > 1 ? ranks : 2, // a lower bound, until watchdog_join
         .here = here,
         .host = comm->host,
         .board = board_open(rank, ranks),
@@ -110,7 +111,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
     watchdog_begin(comm->watchdog, "start of MPI");
     int got;
-    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog ends the job from its thread
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog's thread ends the job
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &comm->rank), e);
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &comm->ranks), e);

@@ -1,8 +1,8 @@
 // comm: control messages between the processes (ranks) that train one model: one process, or those that mpirun or srun
-// started, over MPI. Messages are small, in host memory, and every call blocks. transport.h moves gradients and weights.
+// started, over MPI. Messages are small, in host memory; every call blocks. transport.h moves gradients and weights.
 //
-// All ranks call the collective functions below in the same order. They return MPI's errors as ERR_RANK. Sums are in double,
-// in the order of the ranks: every rank has the same bits.
+// All ranks call the collective functions below in the same order. They return MPI's errors as ERR_RANK. Sums are in
+// double, in the order of the ranks: every rank has the same bits.
 #pragma once
 
 #include "ranks/watchdog.h"
@@ -26,12 +26,12 @@ typedef struct {
     bool outlives_launcher; // a lost launcher is a request to stop
 } Comm;
 
-// Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a step
-// may go without progress (watchdog.h).
+// Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a
+// step may go without progress (watchdog.h).
 int comm_create(Comm *comm, double deadline, Error *e);
 
-// ERR_USAGE if this is one of several processes that cannot communicate and would each write the same run: a build without
-// MPI, or a launcher that Open MPI does not understand.
+// ERR_USAGE if this is one of several processes that cannot communicate and would each write the same run: a build
+// without MPI, or a launcher that Open MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
 // From here on comm_asked_to_stop is also true once the launcher has ended.
@@ -40,18 +40,18 @@ void comm_outlive_launcher(Comm *comm);
 // True if this rank was asked to stop (base/signals.h), whether or not the others know.
 bool comm_asked_to_stop(const Comm *comm);
 
-// Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after a
-// settled error or none. Any other error ends the whole job: the call does not return.
+// Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after
+// a settled error or none. Any other error ends the whole job: the call does not return.
 int comm_finish(Comm *comm, const Error *e);
 
 // comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
 void comm_progress(Comm *comm);
 
-// From rank 0 to all.
+// Copies rank 0's data to all ranks.
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 
-// Every rank's `bytes` bytes, in rank order. all: (ranks, bytes)
+// Copies `mine` of every rank to `all` (ranks, bytes), in rank order.
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
 // values[i] = sum over ranks.
@@ -59,9 +59,9 @@ int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 int comm_barrier(Comm *comm, Error *e);
 
-// Rank 0 may work alone for any time while the others wait in comm_wait_first. It calls comm_beat after each piece of work,
-// which restarts their deadline at most twice a second, and comm_wait_first when it is done. The next comm_broadcast
-// returns a failure of comm_beat.
+// Rank 0 may work alone for any time while the others wait in comm_wait_first. It calls comm_beat after each piece of
+// work, which restarts their deadline at most twice a second, and comm_wait_first when it is done. The next
+// comm_broadcast returns a failure of comm_beat.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others. COMM_PASS: parallel_ask_pass
@@ -69,7 +69,7 @@ enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others. COMM_
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);
 
-// 0 if all ranks have the same hash (hash_bytes). Otherwise a settled error of the lowest rank that differs from rank 0.
+// 0 if all ranks have the same hash (hash_bytes). Else a settled error of the lowest rank that differs from rank 0.
 int comm_same(Comm *comm, uint64_t hash, int code, const char *what, const char *hint, Error *e);
 
 // comm_same for the program's file.

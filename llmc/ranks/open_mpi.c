@@ -20,7 +20,7 @@ static void register_handler(pmix_status_t *codes, size_t count, pmix_notificati
     PMIx_Register_event_handler(codes, count, NULL, 0, handler, NULL, NULL);
 }
 
-// "Complete" keeps the event from Open MPI's handler, which ends the process.
+// Answers "complete", so that the event does not reach Open MPI's handler, which ends the process.
 static HANDLER(on_break) {
     signals_orphaned("the connection to mpirun is lost");
     answer(PMIX_EVENT_ACTION_COMPLETE, NULL, 0, NULL, NULL, context);
@@ -39,9 +39,9 @@ void open_mpi_survive(void) {
     register_handler(lost, sizeof lost / sizeof *lost, on_break);
 }
 
-// MPI_Init leaves the notification PMIX_MODEL_DECLARED. One thread handles notifications in the order of arrival. We send a
-// second one: when our handler gets it, Open MPI's handler has finished both, since PMIx calls handlers of several codes,
-// like ours, last.
+// MPI_Init may return before PMIx's thread has handled its notification PMIX_MODEL_DECLARED. We send a second one. The
+// thread handles notifications in order, and calls handlers of several codes, like ours, last. So when it calls ours
+// for the second one, Open MPI's handler has finished both.
 static const char our_model[] = "gns.c";
 static sem_t settled;
 

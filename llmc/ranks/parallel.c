@@ -71,7 +71,7 @@ static int gather_weights(Parallel *p, int i, Error *e) {
     size_t bytes = engine_weight_bytes(p->engine);
     void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
-    if (p->shard_weights) // MPI demands: in place on all ranks or on none, also where the part is empty
+    if (p->shard_weights) // MPI gathers in place on all ranks or none: give an empty part another address
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
@@ -123,7 +123,7 @@ static int await_weights(void *context, Range range, Error *e) {
     return 0;
 }
 
-// Makes the transfers of a forward or backward pass at bucket i (train_gpt2.c). after: the bucket that the pass reads next.
+// Awaits bucket i like a pass (train_gpt2.c), and starts to gather `after`, the bucket that the pass reads next.
 static int await_bucket(Parallel *p, int i, int after, Error *e) {
     TRY(await_weights(p, model_bucket(p->model, i), e));
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
@@ -148,8 +148,8 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first, and with it a micro-step: it
-// overwrites its own memory.
+// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first, and with it a micro-step:
+// it overwrites its own memory.
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
@@ -181,7 +181,7 @@ int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
     return engine_begin_step(p->engine, e);
 }
 
-// For a rank without rows left: it adds the gradients of its earlier micro-steps, or 0.
+// Reduces bucket i on a rank without rows left: it contributes the gradients of its earlier micro-steps, or 0.
 static int bucket_without_rows(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i);
     if (p->shard_grads || !p->has_gradients) TRY(engine_clear(p->engine, bucket, e));

@@ -23,16 +23,16 @@
 //
 //   1. Rank r computes a contiguous range of a step's B examples. Ranks differ by at most one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
-//   3. The reduction of a bucket starts when the bucket is final, while the backward pass computes the blocks before it.
-//      The engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
-//   4. All ranks start the same transfers in the same order; so do a rank without rows and one that only evaluates. With
-//      ZeRO-3 this holds for every pass: where one rank computes alone, or others have fewer passes, the others gather
-//      with it (parallel_idle_pass, parallel_ask_pass).
-//   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same order
-//      and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank adds up
-//      its micro-steps, and the last micro-step sums over ranks once.
-//   6. Muon needs whole matrices: its blocks are cut only before matrices (transport_whole_part). LAMB needs norms of whole
-//      tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
+//   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
+//      engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
+//   4. All ranks start the same transfers in the same order; so do a rank without rows and one that only evaluates.
+//      With ZeRO-3 this holds for every pass: where one rank computes alone, or others have fewer passes, the others
+//      gather with it (parallel_idle_pass, parallel_ask_pass).
+//   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
+//      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
+//      adds up its micro-steps, and the last micro-step sums over ranks once.
+//   6. Muon needs whole matrices: its blocks are cut only before matrices (transport_whole_part). LAMB needs norms of
+//      whole tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
@@ -41,13 +41,13 @@
 //   2  Gradients too: a micro-step's are kept for two blocks and the embeddings. After the reduction the owned part is
 //      collected.
 //   3  Weights too: a rank keeps the embeddings' and the masters of what it owns (on a GPU also rounded, ready to be
-//      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last to
-//      the first, each into a slot while the block before it computes. A block that its slot still holds is not gathered
-//      again.
-// A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages 2
-// and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are summed
-// over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes; stage 3 gathers
-// at every micro-step anyway.
+//      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last
+//      to the first, each into a slot while the block before it computes. A block that its slot still holds is not
+//      gathered again.
+// A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages
+// 2 and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are
+// summed over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes;
+// stage 3 gathers at every micro-step anyway.
 #pragma once
 
 #include "ranks/comm.h"
@@ -85,9 +85,9 @@ typedef struct {
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
     int64_t *work;        // (buckets) number of the transfer of each
-    int kept;             // buckets [0, kept) have whole weights in memory between passes
-    int sent;             // buckets [0, sent) of these: the transfer of new weights has started
-    int arrived;          // buckets [0, arrived) of these: the engine has awaited it
+    int kept;             // buckets [0, kept): whole weights stay in memory between passes
+    int sent;             // buckets [0, sent), sent <= kept: the transfer of new weights has started
+    int arrived;          // buckets [0, arrived), arrived <= sent: the engine has awaited them
     struct {
         int bucket;   // 0: none
         int64_t work; // number of its gathering
@@ -107,8 +107,8 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 // parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
-// A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last micro-step.
-// rank_norms: measure |sum of this rank's gradients| too.
+// A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last
+// micro-step. rank_norms: measure |sum of this rank's gradients| too.
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
 
@@ -139,8 +139,8 @@ typedef struct {
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
-// 0 if all ranks have the same weights, to the bit. They start equal and make the same updates: only faulty hardware makes
-// them differ. ERR_RANK, settled, names the ranks that differ.
+// 0 if all ranks have the same weights, to the bit. They start equal and make the same updates: only faulty hardware
+// makes them differ. ERR_RANK, settled, names the ranks that differ.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint

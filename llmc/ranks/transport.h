@@ -29,28 +29,29 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Device memory, bytes: what NCCL allocates for itself, partly at the first transfer (plan/memory.c has the measurement with
-// NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may need more), and the buffer of rounded gradients.
+// Device memory, bytes: what NCCL allocates for itself, partly at the first transfer (plan/memory.c has the measurement
+// with NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may need more), and the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part for Muon, which keeps a block's four matrices whole: the block is cut before some of them, and each part
-// belongs to one rank. With more than four ranks, four of them own a block, and the next four the next block. With two
-// ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
+// transport_part for Muon, which keeps a block's four matrices whole: the block is cut before some of them, and each
+// part belongs to one rank. With more than four ranks, four of them own a block, and the next four the next block. With
+// two ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
 
 // The rank that owns the most elements by transport_whole_part.
 int transport_fullest_rank(const Model *model, int ranks);
 
 typedef struct {
-    // Chooses this rank's device by its number on this machine, before the engine is created. All ranks together; errors
-    // are settled. ERR_UNAVAILABLE if a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
+    // Chooses this rank's device by its number on this machine, before the engine is created. All ranks together;
+    // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to
+    // choose.
     int (*device)(Comm *comm, Error *e);
 
-    // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of this
-    // model; NULL: by transport_part. stream: engine_stream's.
+    // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of
+    // this model; NULL: by transport_part. stream: engine_stream's.
     int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e);
     void (*destroy)(Transport *t);

@@ -52,7 +52,7 @@ static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest
     return 0;
 }
 
-// MPI_Finalize frees the communicator. No transfer may be in flight (parallel_drain): MPI would write into freed memory.
+// MPI_Finalize frees the communicator. No transfer may be in flight (parallel_drain): MPI would write to freed memory.
 static void mpi_destroy(Transport *t) {
     if (t->add_bf16 != MPI_OP_NULL) MPI_Op_free(&t->add_bf16);
     memory_free(t);

@@ -150,7 +150,7 @@ static void report_and_end(const Watchdog *w, const Error *e, int seconds_before
     w->config.end(e->code);
 }
 
-// True for one rank of the machine (invariant 3). Another may claim the report if that rank does not end the job in time.
+// True for one rank of the machine (invariant 3). Another may claim the report if that rank does not end the job soon.
 static bool claim_report(const Watchdog *w, double now) {
     WatchdogEntry *first = w->config.board;
     if (!first) return true;

@@ -1,11 +1,11 @@
-// watchdog: no run of several ranks hangs. A thread of each rank watches the clock. When the main thread makes no progress
-// for longer than the phase's deadline, the watchdog names the rank that hangs, as far as it can tell, and ends the job
-// with ERR_RANK.
+// watchdog: no run of several ranks hangs. A thread of each rank watches the clock. When the main thread makes no
+// progress for longer than the phase's deadline, the watchdog names the rank that hangs, as far as it can tell, and
+// ends the job with ERR_RANK.
 //
-// The ranks of one machine share a board, one line a rank: its process, its heartbeat, the collectives that it has begun.
-//   1. All ranks begin the same collectives in the same order. So the rank at the earliest one keeps the others waiting.
-//   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other; so is a rank that
-//      has not started.
+// The ranks of one machine share a board, one line a rank: process, heartbeat, number of collectives begun.
+//   1. All ranks begin the same collectives in the same order. The rank at the earliest one keeps the others waiting.
+//   2. A rank without a heartbeat for most of the wait is stopped or gone. It is blamed before any other; so is a rank
+//      that has not started.
 //   3. All watchdogs of a machine read the same board. One of them claims the report; the others stay silent.
 //   4. A board shows one machine. If all its ranks run and there are other machines, the verdict is unsure: the report
 //      says what the board shows and blames no rank. First it leaves other machines time to end the job.

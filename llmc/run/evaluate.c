@@ -16,14 +16,14 @@ static double target_bytes(const Tokenizer *tokenizer, const uint16_t *row, int 
     return sum;
 }
 
-// Evaluates this rank's share of `rows` rows and sums over ranks: with `questions` each ending's loss into its place in
-// sum (rows), else the losses and the bytes of the text into sum (2).
+// Evaluates this rank's share of `rows` rows, and sums over ranks. With `questions` sum (rows) gets each ending's loss;
+// else sum (2) gets the total loss and the bytes of the text.
 static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double *sum, Error *e) {
     Setup *setup = &r->setup;
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
-    int unread = 0; // a rank that cannot read its rows ends the evaluation of all
+    int unread = 0; // not 0: this rank cannot read its rows, which ends the evaluation on all
     Error ignored;
     progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {

@@ -22,8 +22,8 @@ typedef struct {
 } Log;
 
 struct Metrics {
-    int dir; // both files' (files.h)
-    int fd;  // of metrics.jsonl
+    int dir; // the directory of both files (files.h)
+    int fd;  // metrics.jsonl
     int64_t bytes;
     Log steps, samples;
 };
@@ -44,7 +44,7 @@ static int log_send(Log *log, int fd, Error *e) {
         log->sent += n > 0 ? (size_t)n : 0;
     }
     rewind(log->lines.f);
-    fflush(log->lines.f); // lines.bytes is 0
+    fflush(log->lines.f); // sets lines.bytes to 0
     log->sent = 0;
     return 0;
 }
@@ -106,8 +106,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// *keep: the bytes of a log before the first line of a step after `step`, the first incomplete line, or the line at
-// byte `end`. Reads on only at a '{': a hole that a full disk or a power cut left would be a very long line.
+// *keep: how many bytes of a log to keep, up to `end`: the lines before the first incomplete one and before the first
+// of a step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power cut left
+// would be a very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;
@@ -173,7 +174,7 @@ static int log_end_line(Metrics *m, Log *log, Error *e) {
     if (fflush(log->lines.f) != 0)
         return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a line of %s", log->path);
     if (log == &m->steps) m->bytes += (int64_t)(log->lines.bytes - before);
-    metrics_flush(m, &(Error){0}); // or it waits
+    metrics_flush(m, &(Error){0}); // on failure the line waits
     return 0;
 }
 

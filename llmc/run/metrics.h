@@ -14,7 +14,7 @@
 //     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
 //     gns_ratio    with --gns-ratio in every line, else beside gns_total
 //
-// dev/docs/gns.md has the others of the noise scale and the ramp, gns.h the lengths of the averages.
+// dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
@@ -34,13 +34,13 @@ typedef struct {
     double nll;                     // the same without label smoothing
     double lr;
     double grad_norm; // of the mean gradient, before clipping
-    double tok_per_s; // of this step, until its numbers are known; a GPU's update is timed with the next step
+    double tok_per_s; // until the step's numbers are known: a GPU's update is timed with the next step
     double mfu;       // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
     bool smoothed;    // with label smoothing: loss and nll differ
     bool skipped;     // an outlier, or an overflow: no update was made
-    bool clipped;     // the gradient was longer than --grad-clip
-    bool has_target;  // --ramp gns: `target` holds
+    bool clipped;     // the gradient's norm was above --grad-clip
+    bool has_target;  // --ramp gns: `target` is set
     RampTarget target;
     char why[RAMP_WHY_BYTES]; // ramp_why
     double loss_scale;        // of this step; 0: none

@@ -20,7 +20,7 @@ typedef struct {
     bool terminal;         // redraw one line
     bool drawn;            // there is a line to redraw
     bool answered;         // the signal
-    const Engine *engine;  // whose memory and progress the lines show; NULL: none yet
+    const Engine *engine;  // the lines show its memory and progress; NULL: none yet
     double started;        // seconds of the clock: the run
     double shown, stepped; // seconds of the clock: the last line, the last line of a step (0: none)
     double ends;           // seconds of the clock, while the horizon is not decided; 0: it is
@@ -37,7 +37,7 @@ typedef struct {
         double reached;      // fraction of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // units of the current piece
-        bool quiet, shown;   // by invariant 1; in a line
+        bool quiet, shown;   // quiet: by invariant 1; shown: in a line
     } now;
     Line last; // what the line says of the last step
     Ticker ticker;

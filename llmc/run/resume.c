@@ -36,7 +36,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     return code;
 }
 
-// (all) Sends rank 0's find to all ranks. code: the result of its search.
+// (all) Sends *newest from rank 0 to all ranks. code: the result of rank 0's search.
 static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) {
     Error waiting = {0};
     int failed = comm_wait_first(setup->comm, &waiting);
@@ -96,8 +96,9 @@ static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
                 newest->directory);
 }
 
-// Finds RUN:STEP, RUN:best (of --keep-best), or for RUN the newest checkpoint; without training the best, if there is
-// one. Without training prints which it is. ERR_INPUT if the run has none; not found if the path is no run.
+// Finds RUN:STEP or RUN:best (of --keep-best). RUN alone means its newest checkpoint; without training its best, if
+// there is one. Without training prints which it is. ERR_INPUT if the run has none. Finds nothing if the path is no
+// run.
 static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     char run[ARCHIVE_PATH], *which, *end, loss[60] = "";
     Archive archive;

@@ -66,9 +66,9 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     StepResult result;     // of this step
-    bool stop;             // a signal asked some rank to stop; all ranks know
-    bool save;             // rank 0 wants a save because lines of its log wait in memory; all ranks know
-    double val_bytes;      // of the last validation's text, a token; 0: unknown
+    bool stop;             // a signal asked some rank to stop (same on all ranks)
+    bool save;             // rank 0 asks for a save to free disk space for its log (same on all ranks)
+    double val_bytes;      // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;       // steps since the start whose gradient was clipped
     double begun;          // seconds of the clock, the time of earlier parts subtracted
     int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
@@ -85,18 +85,18 @@ typedef struct {
     double longest_save;        // seconds; 0 before the first
     double longest_step;        // seconds, with what follows the step
     double step_began;          // seconds of the clock; 0 before the first
-    double timed_tokens;        // of steps, for --train-hours
-    double timed_seconds;       // of the same steps
+    double timed_tokens;        // tokens of the timed steps (--train-hours)
+    double timed_seconds;       // seconds of the timed steps
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
-    bool log_save_tried;        // a save for the lines of the log that wait now was tried
+    bool log_save_tried;        // a save to free disk space for the waiting log lines was tried
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
     struct {
         bool searched; // for a checkpoint to resume from
         Newest newest;
-    } own; // rank 0's
+    } own; // on rank 0
 } Saving;
 
 enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more end the run
@@ -115,12 +115,12 @@ typedef struct Run {
     Output output;
 } Run;
 
-// True if --patience ends the run; all ranks know.
+// True if --patience ends the run (same on all ranks).
 static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
 
-// True if --stop-at-loss ends the run, or --patience; all ranks know.
+// True if --stop-at-loss or --patience ends the run (same on all ranks).
 static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 

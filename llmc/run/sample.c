@@ -18,7 +18,7 @@ static int compare_descending(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Keeps the likeliest tokens (of equal logits at the edge, the first) and sets the other logits to -INFINITY.
+// Keeps the likeliest tokens and sets the other logits to -INFINITY. Among equal logits at the edge keeps the first.
 static void keep_likeliest(float *logits, float *sorted, int V, const SampleConfig *config) {
     const int few = 1000; // a sort of GPT-2's vocabulary takes 10 ms
     int k = config->top_k > 0 && config->top_k < V ? config->top_k : V;
@@ -39,7 +39,7 @@ static void keep_likeliest(float *logits, float *sorted, int V, const SampleConf
         k = n;
     }
     float edge = sorted[k - 1];
-    int at_edge = 0; // of the k largest
+    int at_edge = 0; // how many of the k largest equal `edge`
     for (int i = 0; i < k; i++) at_edge += sorted[i] == edge;
     for (int v = 0; v < V; v++)
         if (logits[v] < edge || (logits[v] == edge && at_edge-- <= 0)) logits[v] = -INFINITY;

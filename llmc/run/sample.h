@@ -8,7 +8,7 @@ typedef struct {
     int tokens;         // to draw
     double temperature; // 0: always the likeliest
     int top_k;          // draw among the k likeliest; 0: among all
-    double top_p;       // of these, among the fewest likeliest with this probability together; 1: among all
+    double top_p;       // of these, among the fewest whose probabilities reach top_p together; 1: among all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
     bool hide_prompt;   // leave it out, with "..." in `out`

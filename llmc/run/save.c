@@ -26,16 +26,16 @@ struct Saver {
     Range all;       // of the flat array
     const Range *owned;
     int owned_count;    // ranges that this rank writes; 0: none
-    LayoutPiece *piece; // (pieces) this rank's
+    LayoutPiece *piece; // (pieces) this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
     bool copies; // every rank has memory for its copy
     Pulse pulse; // counts in `done`
     Worker worker;
-    atomic_bool ended; // the thread's last access to this struct
+    atomic_bool ended; // set by the thread's last access to this struct
     atomic_long done;  // pieces
-    // the running save's
+    // of the running save:
     Phase phase;
     bool waits;              // the run waits for it
     int64_t step, protected; // protected: the best checkpoint's step then; 0: none
@@ -215,7 +215,7 @@ static void start_thread(Saver *s, void *(*job)(void *)) {
     if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
 }
 
-// On all ranks: opens the files, copies, and starts to write. An error is one of the save.
+// On all ranks: opens the files, copies, and starts to write. An error is stored in s->error: it fails the save.
 static void start_writing(Saver *s) {
     const Setup *setup = &s->run->setup;
     Error *e = &s->error;
@@ -282,15 +282,15 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Gathers the pieces of all ranks, in the order of the files and their bytes; where a rank failed, the error of the lowest
-// instead.
+// Gathers the pieces of all ranks, in the order of the files and their bytes. If a rank failed, gathers the error of
+// the lowest failed rank instead.
 static int gather_shares(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
     struct {
         Error error;
         int pieces;
     } mine = {s->error, s->pieces}, *all;
-    LayoutPiece *padded = NULL; // this rank's pieces, as many as of the rank that has most
+    LayoutPiece *padded = NULL; // this rank's pieces, padded to the most pieces of any rank
     int most = 0, failed = -1, code = 0;
     TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' shares", e));
     TRY_GOTO(comm_gather(comm, &mine, all, sizeof mine, e));
@@ -344,14 +344,14 @@ static int await_written(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// ends: the run does, too.
+// ends: the run ends, too.
 static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
     if (!is_rank0(&r->setup)) return;
     print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
                  why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
 }
 
-// Adds to the remedy of an error that the same command resumes. what: "" or "SOMETHING: ".
+// Adds to the error's remedy that the same command resumes. what: "" or "SOMETHING: ".
 static int hint_to_resume(const Run *r, Error *e, const char *what) {
     char remedy[sizeof e->hint];
     snprintf(remedy, sizeof remedy, "%s", e->hint);
@@ -369,8 +369,8 @@ static int report_unsaved(const Run *r, Error *e) {
                         *newest ? "the newest checkpoint is " : "there is no checkpoint yet", newest);
 }
 
-// A save has ended, on rank 0. Where the run waits for it, the caller reports a failure. After a failure the best
-// checkpoint is again the previous one, or none if that was removed meanwhile.
+// Reports a save that has ended, on rank 0. If the run waited for it, the caller reports a failure. After a failure the
+// best checkpoint is again the previous one, or none if that was removed meanwhile.
 static void report(Run *r) {
     Saver *s = r->saving.saver;
     BestPoint *best = &r->position.at.best;
@@ -418,8 +418,8 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// All ranks together: starts a save, after the one before; waits: until it is done. *unsaved: the code of a failure, which
-// is no error of this function; rank 0's saver has the error.
+// (all) Ends the save before, then starts a save; with `waits`, also ends that. *unsaved: the code of a failed save,
+// which is no error of this function; rank 0's saver holds the error.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
@@ -461,7 +461,7 @@ int save_in_background(Run *r, Error *e) {
     return save(r, false, &reported, e);
 }
 
-// The run may have been moved: its files are in its directory, but the same command would not find them.
+// Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
     r->saving.last = true;
@@ -472,8 +472,9 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// The disk is full and lines of the log wait. A save makes room for itself and the lines. If it fails too, training
-// continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and the run ends.
+// Called while lines of the log wait because the disk is full: the save makes room for itself and the lines. If it
+// fails too, training continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and
+// the run ends.
 int save_for_log(Run *r, Error *e) {
     Metrics *m = r->output.metrics;
     const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_rank0(&r->setup);
@@ -496,9 +497,10 @@ int save_for_log(Run *r, Error *e) {
     return code;
 }
 
-// ---- The run ends ----------------------------------------------------------------------------------------------------
+// ---- The run ends ---------------------------------------------------------------------------------------------------
 
-// Until its end the ranks agree on errors of the save anew. An error that they do not agree on ends the job.
+// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. After an error
+// that they do not agree on it stays cleared, and ends the job.
 int save_at_error(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     const Saver *s = r->saving.saver;

@@ -1,21 +1,21 @@
-// save: the checkpoints of a run. Every rank writes what it owns at its places in the files (layout.h), on a thread, while
-// training continues.
+// save: the checkpoints of a run. Every rank writes what it owns at its places in the files (layout.h), on a thread,
+// while training continues.
 //
-// | when                                             | function           | waits | a failure                              |
+// | when                                         | function           | waits | a failure                            |
 // | --- | --- | --- | --- |
-// | --checkpoint-every, a new lowest validation loss | save_in_background | no    | is printed; training continues         |
-// | the disk is full: lines of the log wait          | save_for_log       | yes   | ends the run beyond LOG_WAITS_MAX      |
-// | a signal, the last step                          | save_and_wait      | yes   | ends the run                           |
-// | training ends at a file                          | save_at_error      | yes   | is printed; the run ends on its error  |
+// | --checkpoint-every, a lowest validation loss | save_in_background | no    | is printed; training continues       |
+// | the disk is full: lines of the log wait      | save_for_log       | yes   | ends the run beyond LOG_WAITS_MAX    |
+// | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
+// | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these together after parallel_send_weights; save_at_error calls that itself. No checkpoint is written of
-// weights that differ between ranks (ERR_RANK). A step that is saved already is not saved again.
+// All ranks call these together after parallel_send_weights; save_at_error calls that itself. A save fails if weights
+// differ between ranks (ERR_RANK). A step that is saved already is not saved again.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
 //                     the tokenizer's files, where one is known              (tokenizer)
 //                     MANIFEST.json                                          (manifest)
-//       training/     optimizer.safetensors, state.json                      (layout, run_state): what only a resume needs
+//       training/     optimizer.safetensors, state.json                      (layout, run_state): for a resume only
 //
 // A save, on all ranks:
 //
@@ -25,15 +25,15 @@
 // What the main threads and the saves' threads promise each other:
 //   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
 //      saver_counts over the ranks tell them that no rank writes any more.
-//   2. A checkpoint is the state after one step. Each main thread copies what its rank owns before it trains on. Where a
-//      rank has no memory for the copy, its thread reads the engine, and all ranks wait until everything is written.
-//   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its own pieces.
-//   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the notes
-//      and the error. The main thread reads only the atomics `ended` and `done`.
+//   2. A checkpoint is the state after one step. Each main thread copies what its rank owns before it trains on. Where
+//      a rank has no memory for the copy, its thread reads the engine, and all ranks wait until everything is written.
+//   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
+//   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
+//      notes and the error. The main thread reads only the atomics `ended` and `done`.
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
-//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be written
-//      (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after that; earlier
-//      only if the disk has no room for both.
+//   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
+//      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
+//      that; earlier only if the disk has no room for both.
 #pragma once
 
 #include "model/model.h"
@@ -47,8 +47,8 @@ uint64_t saver_checkpoint_bytes(const Model *model, const Tokenizer *tokenizer);
 
 int saver_create(Saver **out, const Run *r, Error *e);
 
-// (all) Before a run that saves in the background: allocates the copy of what this rank owns, and touches and pins it on the
-// thread: the first touch of fresh memory takes seconds, for which training would stand still.
+// (all) Call before a run that saves in the background. Allocates the copy of what this rank owns, and touches and pins
+// it on the thread: training would otherwise stand still for seconds at the first touch of fresh memory.
 int saver_prepare(Saver *saver, Error *e);
 void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
@@ -57,22 +57,23 @@ int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
-// 1 or 0: this rank writes. And how many pieces it has done, of all saves. NULL: zeros.
+// writing: 1 if this rank writes, else 0. done: pieces that it has written in all saves. Zeros for NULL.
 typedef struct {
     double writing, done;
 } SaverCounts;
 SaverCounts saver_counts(const Saver *saver);
 
-// Once a step, with the sums of all ranks' counts in r->saving.sums: moves a save on, and reports one that has ended.
+// Call once a step, with the ranks' summed counts in r->saving.sums. Advances a running save; reports one that ended.
 int collect_save(Run *r, Error *e);
 
-// Training ended on an error while a save may still run. If all ranks know the error, they wait for the save. If only this
-// rank does, the others wait in a collective: then it waits half their timeout, to report the error before that.
+// Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
+// save. If only this rank does, the others wait in a collective. Then this rank waits for the save at most half their
+// timeout, so that it reports the error first.
 void end_save(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
 
-// Rank 0 does `work`; the other ranks wait, and compute forward passes with it if it asks.
+// Runs `work` on rank 0. The other ranks wait, and compute forward passes with it if it asks.
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
 
 int compare_ranks(Run *r, Error *e); // ERR_RANK unless all ranks have the same weights

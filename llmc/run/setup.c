@@ -34,7 +34,7 @@ static int shape_from_files(const Setup *setup, ModelConfig *config, Error *e) {
 static int shape_from_preset(const Options *o, const Tokenizer *tokenizer, ModelConfig *config, Error *e) {
     if (!model_preset(config, o->model)) {
         TRY(checkpoint_refuse_pickle(o->model, e));
-        if (file_exists(o->model) && !directory_exists(o->model)) // of a Git LFS pointer it is an error
+        if (file_exists(o->model) && !directory_exists(o->model)) // fails for a Git LFS pointer
             TRY(file_digest(o->model, &(FileDigest){0}, e));
         if (file_exists(o->model))
             FAIL(e, ERR_INPUT, NULL, "--model %s: neither a preset, nor a directory with config.json, nor llm.c's .bin",

@@ -287,9 +287,9 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
 
 enum { COST_BATCHES = 3, COST_STEPS = 10, COST_RANGE = 16 };
 
-// *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. Their rate of 0 keeps the
-// weights, but not the moments. The first step does not count: a GPU's update is timed with the next step. ERR_STOPPED
-// after a signal.
+// *seconds: the fastest of COST_STEPS steps of B rows; INFINITY if every gradient overflows. The steps keep the weights
+// (their rate is 0), but not the moments. Ignores the first step: a GPU's update is timed with the next step.
+// ERR_STOPPED after a signal.
 static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     const Setup *setup = &r->setup;
     Position *position = &r->position;
