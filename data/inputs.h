@@ -39,7 +39,7 @@ typedef struct {
     const TokenizeOptions *o;
     Input *all;
     int count;
-    int passed_over; // files in directories that have other endings
+    int passed_over; // files in directories left out for their endings
 } Inputs;
 
 // Gathers the inputs of a command line: files, "-", directories, and what --files-from names. Searches directories to

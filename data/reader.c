@@ -57,7 +57,7 @@ static void block_fault(TextBlock *b, uint64_t line, const char *hint, const cha
     FAIL(&b->faults[b->fault_count - 1], ERR_INPUT, hint, "%s line %" PRIu64 ": %s", input_name(b->input), line, why);
 }
 
-// Returns the split of a whole document: number `document` (in jsonl: its line) of an input.
+// Returns the split of an input's document number `document` (in jsonl: the line's number).
 static int document_split(const TokenizeOptions *o, const Input *input, uint64_t document) {
     // By path: a file keeps its split when files are added or removed.
     if (o->val_every_file)
@@ -178,7 +178,7 @@ static int reader_fill(Reader *r, size_t want, Error *e) {
 // Opens the input at its beginning.
 static int reader_open(Reader *r, Error *e) {
     const Input *input = reader_input(r);
-    char next[3]; // a character begins within three bytes
+    char next[3]; // at most three continuation bytes precede the next character
     r->fd = strcmp(input->path, "-") ? open(input->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : STDIN_FILENO;
     if (r->fd < 0)
         return FAIL(e, ERR_INPUT, "check its permissions", "%s: cannot open: %s", input->path, strerror(errno));

@@ -1,6 +1,6 @@
 // reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
 //
-// A block passes from the reader through a worker to the writer. Its end depends on the input alone. Encoding block by
+// A block passes from the reader through a worker to the writer. Where it ends depends on the input alone. Encoding by
 // block gives the same tokens as encoding the whole, so the shards do not depend on the blocks.
 #pragma once
 
@@ -16,7 +16,7 @@ typedef struct { // a document, or the part of one in this block
     int split;
 } TextPiece;
 
-enum { FAULTS_MAX = 10 }; // faults of a block that are kept, and of a run that are printed
+enum { FAULTS_MAX = 10 }; // most faults that a block keeps, and that a run prints
 
 typedef struct {
     Input *input;
@@ -45,7 +45,7 @@ typedef struct {
     int fd;                          // its open file, or -1
     uint64_t offset, line, document; // of buffer[0] within the file
     uint64_t taken;                  // bytes of all inputs before buffer[0]
-    uint64_t tail;                   // offset of validation in this file; UINT64_MAX: documents stay whole
+    uint64_t tail;                   // where this file's validation part begins; UINT64_MAX: documents stay whole
     bool inside;                     // buffer[0] lies inside a document
     bool skip_newline;               // buffer[0] follows a separator: skip a newline
     bool ended;                      // the buffer holds all the rest of the file

@@ -73,7 +73,7 @@ input() {
         return 0
     fi
     [ ! -f "$INPUT" ] || return 0
-    if [ "$sum" = hub ]; then # Hugging Face states that of a large file as its ETag, before the redirection
+    if [ "$sum" = hub ]; then # Hugging Face gives a large file's SHA-256 as its ETag, before the redirection
         sum=$(curl -sS --max-time 60 -I "$1" 2> /dev/null | tr -d '\r"' |
             awk 'tolower($1) == "x-linked-etag:" && $2 ~ /^[0-9a-f]+$/ && length($2) == 64 { print $2 }') || true
     fi

@@ -9,8 +9,8 @@ input $base/TinyStoriesV2-GPT4-valid.txt hub
 val=$INPUT
 input $base/TinyStoriesV2-GPT4-train.txt hub
 need_tokenize
-# Refuse what would stop half-way, before shards that are there go. Then the old training shards go before the new
-# validation comes: a first training shard says that both splits are whole (data/writer.h).
+# Tokenize a sample first: a fault then stops the recipe while the old shards are whole. Remove the old training shards
+# before writing either split: a first training shard says that both splits are whole (data/writer.h).
 probe=$(mktemp -d)
 trap 'rm -rf "$probe"' EXIT
 head -c 4096 "$val" > "$probe/text"

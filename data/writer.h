@@ -14,7 +14,7 @@ typedef struct {
     const TokenizeOptions *o;
     int eot, newline; // tokens that separate documents; -1: none
     int lock;         // the open PREFIX.lock, or -1
-    bool opened;      // PATH.partial are of this run
+    bool opened;      // the PATH.partial files are this run's
     bool publishing;  // KEY has no name yet; other shards may have theirs
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL

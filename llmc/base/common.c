@@ -12,7 +12,7 @@
 
 // ---- Errors ---------------------------------------------------------------------------------------------------------
 
-// System limits with one remedy each, wherever the program reaches them.
+// System limits. Each has one remedy, wherever the program reaches it.
 static const struct {
     int error;
     const char *remedy;
@@ -95,7 +95,7 @@ double clock_seconds(void) {
 }
 
 void process_begin(void) {
-    static char printed[1 << 16]; // larger than --help's text: a full disk first shows in process_end, which reports it
+    static char printed[1 << 16]; // larger than --help's text, so that process_end reports a full disk
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0) (void)!open("/dev/null", O_RDONLY); // open returns the lowest free number: fd
     setvbuf(stdout, printed, isatty(STDOUT_FILENO) ? _IOLBF : _IOFBF, sizeof printed);

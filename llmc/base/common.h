@@ -15,7 +15,7 @@
 #    error "NaN checks need IEEE arithmetic: leave out -Ofast, -ffast-math and -ffinite-math-only"
 #endif
 
-// These enclose the declarations of headers that C++ includes too.
+// Enclose the declarations of a header that C++ includes too.
 #ifdef __cplusplus
 #    define GNS_C_BEGIN extern "C" {
 #    define GNS_C_END   }
@@ -91,8 +91,8 @@ void memory_free(void *p); // NULL is fine
 
 double clock_seconds(void); // monotonic
 
-// Call it first in main. Opens standard streams that the parent process closed on /dev/null, so that no later file gets
-// their numbers. Buffers standard output.
+// Call it first in main. Opens /dev/null in place of a standard stream that the parent process closed, so that no later
+// file gets its number. Buffers standard output.
 void process_begin(void);
 
 // Flushes standard output at the end of main. ERR_WRITE if any of it could not be written.

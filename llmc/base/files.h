@@ -18,16 +18,17 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// `dir` below is IN_PATH, or the descriptor of an open directory. With a descriptor the file lies in that directory,
-// wherever it was moved. Its name is the last part of `path`; messages show the whole `path`.
+// dir: IN_PATH, or an open directory's descriptor. With a descriptor the last part of `path` is the name in that
+// directory, wherever it was moved; messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
-// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output is opened here. O_TRUNC unlinks
-// an existing file and creates a new one. ERR_WRITE if `path` is a link, a device or a FIFO, or has a second name.
+// Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output but a checkpoint's files
+// (manifest_open) is opened here. O_TRUNC unlinks an existing file and creates a new one. ERR_WRITE if `path` is a
+// link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
-// Writes all bytes at an offset. Whole blocks of 4 KiB bypass the page cache if the file system allows it and the
-// address of `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
+// Writes all bytes at an offset. From 64 KiB on, whole blocks of 4 KiB bypass the page cache if the file system allows
+// it and the address of `data` equals `offset` modulo 4 KiB. Several processes may write different ranges of one file.
 int file_write_range(int fd, const char *path, uint64_t offset, const void *data, size_t bytes, Error *e);
 
 int file_close(int fd, const char *path, Error *e); // syncs; closes even if that fails
@@ -61,7 +62,8 @@ int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes,
                       Error *e);
 void file_read_past_cache(int fd); // later reads bypass the page cache if the file system allows it
 
-// Identifies a file. Hashes all of it, or above 64 MiB 64 blocks of 64 KiB at even distances, first and last included.
+// Identifies a file by a hash: of all of it up to 64 MiB; of a larger one, of 64 blocks of 64 KiB at even distances,
+// first and last included.
 int file_digest(const char *path, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ typedef struct {
 // Reads and parses a file (release: json_free). ERR_INPUT with `hint` if the text is malformed or holds several values.
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
 
-// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Owns `text` (from
-// memory_alloc): json_free frees it, or this call if it fails.
+// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes over `text` (from
+// memory_alloc): frees it on failure; otherwise json_free does.
 int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
                     Error *e);
 void json_free(JsonText *json); // may be called again, and after a failure

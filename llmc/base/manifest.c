@@ -1,7 +1,7 @@
 // A manifest keeps these promises:
 // 1. It is written last, when all its files are on the disk. A directory whose files pass manifest_verify is complete.
-// 2. A digest hashes the bytes handed to the writer, not bytes read back: VERIFY_DISK finds every wrong bit. A
-//    piece is hashed by whoever wrote it, and can be verified by anybody.
+// 2. A digest hashes the bytes handed to the writer, not bytes read back: VERIFY_DISK finds every wrong bit. The
+//    rank that writes a piece hashes it; any process can verify it.
 // 3. Its last line hashes all bytes above: manifest_read refuses a manifest with a wrong bit.
 // 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"

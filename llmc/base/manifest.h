@@ -1,4 +1,4 @@
-// manifest: MANIFEST.json lists a directory's files and the XXH3-128 of each of their pieces, and holds its own hash:
+// manifest: MANIFEST.json lists a directory's files and the XXH3-128 of every piece of 4 MiB, and holds its own hash:
 //
 //     {
 //       "format": 2,
@@ -59,8 +59,8 @@ int manifest_save(Manifest *manifest, const char *name, const void *data, size_t
 // Writes MANIFEST.json, and syncs file and directories.
 int manifest_write(const Manifest *manifest, Error *e);
 
-// Reads DIRECTORY/MANIFEST.json, from the open directory `dir` or IN_PATH (files.h). ERR_INPUT if it is damaged or has another
-// format; only another format sets `foreign`. Call manifest_free in any case.
+// Reads MANIFEST.json of the open directory `dir`; with IN_PATH, of the path `directory`. ERR_INPUT if it is damaged or
+// has another format; only another format sets `foreign`. Call manifest_free in any case.
 int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 
 typedef enum {

@@ -37,7 +37,7 @@ void signals_install(void) {
         sigaction(stopping[i].signal, &action, NULL);
         sigaddset(&all, stopping[i].signal);
     }
-    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` of our output: still save
+    signal(SIGPIPE, SIG_IGN);                 // Ctrl-C also ends a `tee` that reads our output: save even then
     signal(SIGXFSZ, SIG_IGN);                 // treat a limit on a file's size as a full disk
     pthread_sigmask(SIG_UNBLOCK, &all, NULL); // the parent process may have blocked them
 }

@@ -1,4 +1,4 @@
-// text: a text that grows through a FILE *; a small text that the user names; UTF-8 checks; JSON strings.
+// text: a text that grows through a FILE *; files and pipes that the user names; UTF-8 checks; JSON strings.
 #pragma once
 
 #include "base/common.h"
@@ -19,10 +19,10 @@ void text_free(Text *text);         // at any time after text_begin; all zero is
 // A file or a pipe that the user names; "-" is standard input.
 const char *pipe_name(const char *path); // for messages
 
-// True if the path is neither a regular file nor a directory.
+// True if the path exists and is neither a regular file nor a directory.
 bool pipe_is(const char *path);
 
-// Reads a whole file or pipe of at most max_bytes and adds a NUL; *out from memory_alloc. Waits for its end.
+// Reads a whole file or pipe of at most max_bytes and adds a NUL (release *out: memory_free). Waits for its end.
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
 
 // Returns the length of the UTF-8 character (RFC 3629) at `at`, where `bytes` bytes are readable; 0: not valid.

@@ -10,13 +10,14 @@ typedef struct {
     bool runs;
 } Worker;
 
-// Starts the thread, after the last one was joined. It blocks all signals but SIGALRM: that ends the process on any thread
-// (watchdog.c). `what` names the thread in the message. ERR_MEMORY if the limit on threads is reached.
+// Starts a thread; an earlier one of `w` must be joined. The thread blocks all signals but SIGALRM, by which watchdog.c
+// ends the process on any thread. `what` names the thread in the message. ERR_MEMORY if the limit on threads is
+// reached.
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e);
 void worker_join(Worker *w); // waits for its end
 
-// A thread that calls `tick` ten times a second and holds the lock meanwhile. The lock may guard the owner's data as
-// well.
+// A thread that calls `tick` ten times a second, and holds the lock during the call. The lock may also guard the
+// owner's data.
 typedef struct {
     pthread_mutex_t lock; // usable after ticker_create
     pthread_cond_t ends;

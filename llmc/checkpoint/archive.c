@@ -1,15 +1,15 @@
 // A checkpoint OUT/step_N is complete or does not exist. These functions keep these promises together:
-// 1. OUT is held by its descriptor, and everything in it is done relative to that: if another directory takes its name,
-//    nothing is written, renamed or removed there.
-// 2. A checkpoint is written in OUT/.step_N.partial, which nothing reads as a checkpoint (archive_begin).
-// 3. It becomes visible in one rename, after its files, its manifest and their directory are on the disk; then OUT is
-//    synced (archive_commit). If that fails, it loses its name again. A process killed before leaves a partial, which
-//    archive_tidy removes.
+// 1. All calls work relative to OUT's descriptor: if another directory takes OUT's name, nothing is written, renamed or
+//    removed there.
+// 2. A checkpoint is written in OUT/.step_N.partial. Nothing reads that as a checkpoint (archive_begin).
+// 3. One rename makes it visible, after its files, its manifest and their directory are on the disk; then OUT is synced
+//    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial;
+//    archive_tidy removes it.
 // 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
-// 5. Only a checkpoint whose manifest has this run's id is removed, and of its files those that the manifest or own_files
-//    names. Other files stay in OUT/step_N.kept, with a line to `notes`. A link is not followed, and stays.
-// 6. The newest checkpoint that a run has read back undamaged, when it saved or resumed, is never removed, and neither is
-//    that of step `protect`: it is archive_make_room's `newest`, and archive_verify precedes archive_thin.
+// 5. Only a checkpoint whose manifest holds this run's id is removed, and only its files that the manifest or own_files
+//    names. Its other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
+// 6. Two checkpoints are never removed: the one of step `protect`, and the newest one that the run has read back
+//    undamaged, when it saved or resumed (archive_make_room's `newest`; archive_verify precedes archive_thin).
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
@@ -45,7 +45,7 @@ int archive_check_name(const Archive *archive, Error *e) {
     char link[64], now[ARCHIVE_PATH];
     struct stat named, held;
     bool found = stat(archive->path, &named) == 0;
-    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // nobody knows
+    if (!found && errno != ENOENT && errno != ENOTDIR && errno != ELOOP) return 0; // cannot tell
     if (found && fstat(archive->dir, &held) == 0 && named.st_dev == held.st_dev && named.st_ino == held.st_ino)
         return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", archive->dir);
@@ -68,7 +68,7 @@ static void step_path(const Archive *archive, int64_t step, const char *format, 
     snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
 }
 
-// Opens the directory of a step, to be closed; -1, with errno, if there is none, or `flags` (O_NOFOLLOW) refuses it.
+// Opens the directory of a step; close it. -1, with errno, if there is none, or if `flags` (O_NOFOLLOW) refuse it.
 static int step_open(const Archive *archive, int64_t step, const char *format, int flags) {
     char name[60];
     snprintf(name, sizeof name, format, step);
@@ -124,7 +124,7 @@ bool archive_has(const Archive *archive, int64_t step) {
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
 
-// All files of a checkpoint, also where older builds put them. The manifest, which lists them, is removed last.
+// All files of a checkpoint, at this build's places and older builds'. The manifest lists them, so it is removed last.
 // clang-format off
 static const char *const own_files[] = {
     "model.safetensors", "config.json", "generation_config.json", "vocab.json", "merges.txt", "tokenizer_config.json",
@@ -233,8 +233,8 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
-// Opens a checkpoint of this run; -1 if it is another run's, of an older build without ids, or a link. *bytes: of its
-// files.
+// Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 if it is another run's, an older build's
+// without ids, or a link.
 static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
     Manifest manifest;
     int dir = step_open(archive, step, FINAL, O_NOFOLLOW);
@@ -249,7 +249,7 @@ static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
     return -1;
 }
 
-// Bytes of the files of a checkpoint of this run; 0 if it is not this run's.
+// Returns the size of a checkpoint's files in bytes; 0 if it is not this run's.
 static uint64_t own_bytes(const Archive *archive, int64_t step) {
     uint64_t bytes;
     int dir = own_open(archive, step, &bytes);

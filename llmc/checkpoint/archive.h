@@ -1,5 +1,5 @@
-// archive: the checkpoints of a run directory (--out), step_NNNNNNNN. Each is complete or does not exist, and only those
-// of the run's own id are removed (archive.c).
+// archive: the checkpoints of a run directory (--out), step_NNNNNNNN. Each is complete or does not exist. A run removes
+// only checkpoints with its own id (archive.c).
 //
 // `notes` gets a line for everything kept, renamed or skipped. `protect` is the step of a checkpoint that is never
 // removed; 0: none. The pulse, which may be NULL, beats for every 4 MiB read and every checkpoint removed.
@@ -29,19 +29,18 @@ void archive_name(char *out, size_t bytes, int64_t step);
 // The step of such a name; -1 for any other.
 int64_t archive_step_of(const char *name);
 
-// Makes sure that the disk has space for a checkpoint of this many bytes. With keep > 0 it removes checkpoints older than
-// that of step `newest`, oldest first, as many as needed, or none if even all of them are not enough. ERR_WRITE if the
-// space is missing.
+// Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
+// checkpoints older than step `newest`, oldest first: as many as needed, or none if removing all would not suffice.
 int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t newest, int64_t protect,
                       FILE *notes, const Pulse *pulse, Error *e);
 
 // Creates an empty directory for the checkpoint of a step, under its temporary name, and opens it (archive_join).
 int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e);
 
-// Opens that directory to write files into it (manifest_open): sets the manifest's path, dir and run. Close its dir.
+// Opens archive_begin's directory for new files (manifest_open): sets the manifest's path, dir and run. Close its dir.
 int archive_join(const Archive *archive, int64_t step, Manifest *manifest, Error *e);
 
-// Removes that directory, which is open as `dir`, and closes `dir`. Other people's files stay under another name.
+// Removes archive_begin's directory, open as `dir`, and closes `dir`. Other people's files stay, under another name.
 int archive_abandon(const Archive *archive, int64_t step, int dir, FILE *notes, Error *e);
 
 // Makes the checkpoint visible. All files of the manifest must be on the disk. Closes manifest->dir after success.
@@ -50,19 +49,18 @@ int archive_commit(const Archive *archive, int64_t step, Manifest *manifest, Err
 // True if this step has a checkpoint, damaged and unreadable ones included.
 bool archive_has(const Archive *archive, int64_t step);
 
-// Reads the manifest of a checkpoint, and verifies its files. ERR_INPUT names the first file that is damaged. *manifest:
-// without the files.
+// Reads the manifest of a checkpoint, and verifies its files. ERR_INPUT names the first damaged file. *manifest keeps
+// no list of files.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // if it is this run's
 
-// Removes this run's checkpoints older than its newest `keep` (0: none), but counts only complete ones: all files have the
-// right sizes.
+// Removes this run's checkpoints older than its newest `keep` complete ones, whose files have the right sizes. keep 0:
+// removes none.
 int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *notes, Error *e);
 
-// Finds the newest undamaged checkpoint and its run's id; skips damaged ones. *found is false where there is no
-// checkpoint. ERR_INPUT where all are damaged, or where a newer one cannot be read or is of another format: another build
-// wrote it.
+// Finds the newest undamaged checkpoint and its run's id; skips damaged ones. *found is false if there is no
+// checkpoint. ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
 int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
                    char directory[ARCHIVE_PATH], char run[HASH_TEXT], Error *e);
 
@@ -70,7 +68,7 @@ int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool
 // steps again.
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// How many checkpoints there are, damaged or not.
+// Counts the checkpoints, damaged or not.
 int archive_count(const Archive *archive, int *count, Error *e);
 
 // Removes the partials that a killed run left.

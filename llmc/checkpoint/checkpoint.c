@@ -13,7 +13,7 @@
 
 enum {
     CHUNK = 1 << 20,   // values that pass between file and engine in one call
-    GPT2_VOCAB = 50257 // the last one is <|endoftext|>
+    GPT2_VOCAB = 50257 // the last token is <|endoftext|>
 };
 
 static const char *const fetch_again = "fetch the file again";

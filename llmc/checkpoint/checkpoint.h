@@ -47,8 +47,8 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
 // Writes one line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
-// Writes config.json and generation_config.json into the manifest's directory, and adds them. dropout: the probability in
-// training, for programs that train further.
+// Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. dropout:
+// the probability in training, for programs that train further.
 int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, TextTokens text, double dropout, Error *e);
 
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".

@@ -14,8 +14,8 @@ void layout_moment_name(char *out, size_t bytes, int moment, const Model *model)
     snprintf(out, bytes, "moment%d.0-%zu", moment + 1, model->flat_count);
 }
 
-// Adds a tensor to a safetensors header, and appends its span. Its offset counts from the end of the header until
-// layout_create adds the header's length. rows 0: one dimension. *at: bytes of the data before it.
+// Adds a tensor to a safetensors header, and appends its span. The span's offset counts from the header's end;
+// layout_create then adds the header's length. rows 0: one dimension. *at: bytes of the data before it.
 static void add_tensor(Layout *layout, FILE *f, int file, const char *name, size_t rows, size_t columns, StateKind kind,
                        Range range, uint64_t *at) {
     layout->span[layout->spans++] = (LayoutSpan){file, *at, kind, range};
@@ -68,8 +68,8 @@ void layout_destroy(Layout *layout) {
 
 // ---- Pieces ---------------------------------------------------------------------------------------------------------
 
-// Appends the pieces of a file's bytes [begin, end). Cuts at multiples of MANIFEST_PIECE. Bytes that follow the last piece
-// within one such unit extend it.
+// Appends the pieces of a file's bytes [begin, end), cut at multiples of MANIFEST_PIECE. Extends the last piece if
+// these bytes follow it in the same unit.
 static void cut(LayoutPiece *piece, int *count, int file, uint64_t begin, uint64_t end) {
     for (uint64_t next; begin < end; begin = next) {
         LayoutPiece *last = &piece[*count - 1];
@@ -86,7 +86,8 @@ int layout_pieces(const Layout *layout, const Range *owned, int count, bool head
                   Error *e) {
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
-    // At most spans + 3 count overlaps, as both lists ascend in each of the three arrays; each may be cut at both ends.
+    // Spans and owned ranges ascend in each of the three arrays, so at most spans + 3 count overlaps. Each adds at most
+    // 2 pieces to those of the multiples of MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));

@@ -1,5 +1,5 @@
-// layout: where each value of a run's state lies in a checkpoint's files. It follows from the model alone, so every rank
-// knows it before anything is written, and writes its own values at their places.
+// layout: where each value of a run's state lies in a checkpoint's files. The layout follows from the model alone, so
+// every rank computes it before anything is written, and writes its own values at their places.
 //
 //     model.safetensors                 the fp32 master weights in the layout of the tensor table, vocabulary unpadded
 //     training/optimizer.safetensors    "moment1.0-COUNT" and "moment2.0-COUNT": the model's flat arrays, with padding
@@ -24,25 +24,25 @@ typedef struct {
 typedef struct {
     char *header[LAYOUT_FILES];
     uint64_t header_bytes[LAYOUT_FILES], bytes[LAYOUT_FILES]; // of the file
-    LayoutSpan *span;                                         // (spans) in the order of the files and their bytes
+    LayoutSpan *span;                                         // (spans), ordered by file and offset
     int spans;
 } Layout;
 
 int layout_create(Layout *layout, const Model *model, Error *e);
 void layout_destroy(Layout *layout); // {0} is fine
 
-// "moment1.0-124475904": the flat array that the tensor holds, which is all of it.
+// Writes "moment1.0-124475904": the tensor holds elements [0, 124475904) of the flat array, all of it.
 void layout_moment_name(char *out, size_t bytes, int moment, const Model *model);
 
-// What is written and hashed at once: bytes of one file, within MANIFEST_PIECE bytes that begin at a multiple of that.
+// Bytes of one file that are written and hashed at once. Never crosses a multiple of MANIFEST_PIECE.
 typedef struct {
     int file;
     uint64_t offset;
     FileDigest digest; // digest.bytes is known beforehand
 } LayoutPiece;
 
-// The pieces of the owner of these ranges of the flat array, ascending (count 0: of all); headers: of the headers too.
-// *out from memory_alloc.
+// Lists the pieces that the owner of these ranges of the flat array writes, ordered by file and offset. owned ascends;
+// count 0: all. headers: adds the files' headers. *out from memory_alloc.
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e);
 
@@ -52,5 +52,5 @@ typedef int (*StateReader)(void *context, StateKind kind, Range range, float *va
 int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int fd[LAYOUT_FILES], StateReader read,
                  void *context, const Pulse *pulse, Error *e);
 
-// Adds both files to the manifest. piece: of all owners, in the order of the files and their bytes.
+// Adds both files to the manifest. piece: the pieces of all owners, ordered by file and offset.
 int layout_list(const Layout *layout, const LayoutPiece *piece, int pieces, Manifest *manifest, Error *e);

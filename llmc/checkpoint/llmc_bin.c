@@ -88,8 +88,8 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
     return code;
 }
 
-// Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half), half:
-// values of the largest tensor.
+// Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half)
+// values; the largest tensor has `half`.
 static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, RangeWriter load, void *context,
                            Error *e) {
     const size_t rows = t->rows, columns = t->columns, bytes = bin->value_bytes;

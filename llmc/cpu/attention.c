@@ -8,14 +8,14 @@
 #include <math.h>
 #include <omp.h>
 
-// Both passes copy a head's rows to scratch, padded with zeros to whole tiles: rows to Tp and columns to Dp, multiples
-// of TILE_COLUMNS. So products have no edges.
+// Both passes copy a head's rows to scratch, padded with zeros from (T, D) to (Tp, Dp), multiples of TILE_COLUMNS. So
+// products have only whole tiles.
 //
 // The forward pass computes a row panel of scores, TILE_ROWS x Tp, at a time. The backward pass computes blocks of
 // ROW_BLOCK queries x KEY_BLOCK keys: larger ones load and store dq, dk and dv less often, but must fit in the
 // second-level cache. Both skip tiles of scores above the diagonal or of other documents.
 enum { ROW_BLOCK = 64, KEY_BLOCK = 256 };
-enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; not a power of two: all rows would fall on one cache set
+enum { SCORE_ROW = KEY_BLOCK + VEC };      // floats; a power of two would put all rows on one cache set
 enum { SERIAL_MULTIPLY_ADDS = 64 * 1024 }; // fewer run on one thread
 
 // One head of one example, with its thread's scratch.
@@ -24,7 +24,7 @@ typedef struct {
     size_t qkv_row, out_row;  // 3C and C
     Dtype type;               // type of qkv, out and their gradients; sums, scores and scratch are fp32
     float scale;              // 1/sqrt(D)
-    size_t index;             // the head's number
+    size_t index;             // the head's number, for dropout
     Dropout dropout;          // for this example
     const uint16_t *position; // (T) or NULL
     float *q;                 // (Tp, Dp), scaled by 1/sqrt(D)
@@ -67,7 +67,7 @@ size_t attention_scratch(int threads, size_t max_T, size_t max_D) {
     return (size_t)threads * scratch_layout(&head, NULL, max_T, max_D);
 }
 
-// Head i % NH of example i / NH, for the calling thread.
+// Returns head i % NH of example i / NH, with the calling thread's scratch.
 static Head head_at(const Attention *at, size_t T, size_t NH, size_t D, size_t i) {
     assert(T <= at->max_T && D <= at->max_D && D > 0);
     Head head = {.T = T,
@@ -146,7 +146,8 @@ static void add_tile_transposed(float *c, size_t c_row, size_t rows, const float
 // slow.
 VECTOR_INLINE void hide(float *scores, size_t begin, size_t end) {
     size_t j = round_down(begin, VEC);
-    VecBits key = {0}; // counts from `begin`; keys before it wrap to the largest numbers
+    // key minus `begin`, unsigned: earlier keys wrap to the largest numbers, so one comparison tests both ends
+    VecBits key = {0};
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)begin + (uint32_t)i;
     for (; j < end; j += VEC, key += VEC)
         vec_store(scores + j, vec_select(key < (uint32_t)(end - begin), vec_set(-INFINITY), vec_load(scores + j)));
@@ -209,12 +210,12 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     return vec_sum(sum);
 }
 
-// Turns row t of scores and dP, keys [j, j + n), into P = exp(score - lse) and dS = P (dP - delta), both 0 outside keys
-// [first, t]. n is a multiple of VEC. factor: dropout's, or NULL. With dropout, dP is the gradient of the
-// probabilities after dropout, and the output P holds the probabilities after dropout.
+// Turns row t of scores and dP, keys [j, j + n), n a multiple of VEC, into P = exp(score - lse) and dS = P (dP -
+// delta); both 0 outside keys [first, t]. factor: dropout's, or NULL; with it dP (in) and P (out) are those after
+// dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
-    VecBits key = {0}; // counts from `first`; keys before it wrap to the largest numbers
+    VecBits key = {0}; // key minus `first`, unsigned: as in `hide`
     for (int i = 0; i < VEC; i++) key[i] = (uint32_t)j - (uint32_t)first + (uint32_t)i;
     for (size_t i = 0; i < n; i += VEC, key += VEC) {
         Vec p = vec_exp(vec_load(scores + i) - lse), dp = vec_load(dscores + i);
@@ -248,7 +249,7 @@ static Seen keys_seen(const Head *head, size_t i, size_t rows, size_t j, size_t 
     return (Seen){size_min(end, first > j ? first - j : 0), end};
 }
 
-// Writes P and dS of queries [i, i + rows) and keys [j, j + keys) to rows [r, r + rows) of head->scores and head->dscores.
+// Writes P and dS of queries [i, i + rows) and keys [j, j + keys) to head->scores and head->dscores, from row r on.
 // rows <= TILE_ROWS.
 static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, size_t j, size_t keys) {
     size_t D = head->D, Dp = head->Dp;

@@ -7,12 +7,12 @@
 #include <math.h>
 #include <omp.h>
 
-enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // about half a millisecond; more than the caches hold
+enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // about half a millisecond of STEPS; a copy larger than the caches
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
 // Does one thread's multiply-adds; returns their floating-point operations.
 static double multiply(const MatmulKernel *kernel, size_t steps) {
-    enum { CHAINS = 12, PAIRS = 256 };  // vectors that hide the latency; pairs of k in a panel
+    enum { CHAINS = 12, PAIRS = 256 };  // CHAINS: vectors that hide the latency; PAIRS: pairs of k in a panel
     __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between two clock readings
     if (kernel->type == DTYPE_BF16) {
         static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros

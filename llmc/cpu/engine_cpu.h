@@ -88,7 +88,7 @@ static inline void *weight(const Engine *engine, TensorKind kind, int layer) {
 static inline float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
 }
-// For accumulating kernels; zeroed on the step's first use.
+// Address of a tensor's gradients, for kernels that add to them. Zeroes them if this micro-step overwrites gradients.
 static inline float *grad_begun(Engine *engine, TensorKind kind, int layer) {
     float *values = grad(engine, kind, layer);
     if (engine->first) memset(values, 0, sizeof(float) * tensor(engine, kind, layer)->count);

@@ -1,5 +1,5 @@
 // The CPU engine's flat arrays: parameters, gradients and moments. Loads and stores them, computes norms of gradients,
-// and updates. A rank may keep its owned ranges alone.
+// and updates. A rank may keep only the ranges that it owns.
 #include "base/hash.h"
 #include "cpu/engine_cpu.h"
 #include "cpu/layers.h"
@@ -86,7 +86,8 @@ int cpu_collect(Engine *engine, Range range, bool first, Error *e) {
     return 0;
 }
 
-// Sets sq[tensor] to |the tensor's part of the range|^2; add: adds that. grad: the range's gradient.
+// Sets sq[i] to |gradient|^2 of tensor i's part of the range; with `add`, adds it. grad: the range's gradient. Leaves
+// tensors outside the range alone.
 static void norms(const Model *model, const float *grad, Range range, double *sq, bool add) {
     for (int i = 0; i < model->tensor_count; i++) {
         Range part = range_overlap(tensor_range(&model->tensors[i]), range);
@@ -111,8 +112,8 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: the kernels' bf16 weights. NULL: the kernels read param, or own_weights rounds
-// it.
+// A tensor's part of a piece. rounded: the kernels' bf16 weights; NULL if the kernels read param (fp32), or if
+// cpu_own_weights rounds it (shard_weights).
 typedef struct {
     const Tensor *tensor;
     size_t n; // elements
@@ -138,9 +139,9 @@ static TensorPart tensor_part(Engine *engine, Piece p, int i) {
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
 
-// Returns NewtonSchulz(x) of x (rows, columns) (math/muon.h), in x or in y, both overwritten. gram, poly: (side, side),
-// where side is the shorter of both. Computes the polynomial p of x x^T or x^T x, whichever is smaller:
-// p(x x^T) x = x p(x^T x).
+// Computes NewtonSchulz(x) of x (rows, columns) (math/muon.h). Overwrites x and y; returns the one that holds the
+// result. gram, poly: scratch (side, side), side = min(rows, columns). Applies the polynomial p to the smaller of x x^T
+// and x^T x: p(x x^T) x = x p(x^T x).
 static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, float *poly, size_t rows,
                                   size_t columns) {
     const size_t count = rows * columns, side = size_min(rows, columns);
@@ -268,7 +269,7 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
 
 size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
 
-// Sums hash_element over n values, 32 bits of each, 16 of bf16. first: x[0]'s place in the hash.
+// Sums hash_element over n values, 32 bits each (bf16: 16). first: x[0]'s place in the hash.
 static uint64_t hash_values(const void *x, Dtype type, size_t n, size_t first) {
     uint64_t sum = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : sum)

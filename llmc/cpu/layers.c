@@ -88,7 +88,7 @@ EmbeddingNorms embedding_example_norms(const void *dx, const float *head_rows, c
 
 // ---- LayerNorm ------------------------------------------------------------------------------------------------------
 
-// Running sums of a row: they vectorise in a fixed order.
+// LANES partial sums of a row: they vectorise, and fix the order of the sum.
 enum { LANES = 16 };
 
 static float lanes_sum(const float *lane) {
@@ -250,8 +250,8 @@ VECTOR_INLINE float logits_max(const void *x, int n, const Dtype type) {
     return max;
 }
 
-// Returns the sum of exp(row - max). An fp32 row becomes these exponentials. A bf16 row stays: it may be rounded only
-// once.
+// Returns the sum of exp(row - max). Replaces an fp32 row by these exponentials; leaves a bf16 row alone, so that it is
+// rounded only once.
 VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     Vec sum = {0};
     int c = 0;
@@ -270,7 +270,7 @@ VECTOR_INLINE float row_exp(void *row, float max, int n, const Dtype type) {
     return total;
 }
 
-// Called after row_exp. The row becomes scale exp(row - max) - less.
+// Call after row_exp. Sets the row to scale exp(logit - max) - less. (In fp32 the row already holds the exponentials.)
 VECTOR_INLINE void row_scale(void *row, float max, float scale, float less, int n, const Dtype type) {
     if (type == DTYPE_FP32) {
         for (int v = 0; v < n; v++) value_set(row, v, value_get(row, v, type) * scale - less, type);

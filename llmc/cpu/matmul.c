@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 // Blocking (after Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"): all threads together
-// pack a block of A, rows x block_depth, into panels of the kernel's rows. A block fills half the second-level cache.
+// pack a block of A, rows x block_depth, into panels of kernel->rows rows. A block fills half the second-level cache.
 // Then each thread packs one panel of B at a time and multiplies every panel of the block by it. Meanwhile it
 // prefetches its next panel of B: B's rows lie too far apart for the hardware prefetcher.
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes

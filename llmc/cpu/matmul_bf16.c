@@ -2,9 +2,8 @@
 #include "cpu/tile.h"
 #include "cpu/value.h"
 
-// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs: elements (k, i) and (k
-// + 1, i) side by side, as one word. B is packed as (pairs, 32, 2), A as (pairs, 12, 2). For AMX A is packed in blocks
-// of 32 k, each (32 rows, 32).
+// The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs as one word: elements
+// (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k.
 
 #if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
@@ -76,7 +75,8 @@ static void bf16_pack_b(void *panel, const MatmulProduct *p, const MatmulBlock *
     for (size_t i = 0; i < count; i++) p->column_sums[j + i] = sum[i] + (add ? p->column_sums[j + i] : 0);
 }
 
-// Adds the partial sums to a row of a tile: all of them then replace the partial sums or, with the bias, become c.
+// With `add`, adds the partial sums to a row of a tile. Then stores the row: to c with the bias, or to partial if c is
+// NULL.
 VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, const uint16_t *bias, size_t count) {
     if (add)
         for (size_t j = 0; j < count; j++) sum[j] += partial[j];

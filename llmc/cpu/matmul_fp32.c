@@ -4,7 +4,7 @@
 // The kernel of fp32: fused multiply-adds on vectors.
 
 #ifdef __x86_64__
-enum { DIRECT_COLUMNS = 512 }; // of the widest C whose tiles read A where it lies: packing it would cost more
+enum { DIRECT_COLUMNS = 512 }; // widest C for which tiles read A where it lies: packing would cost more
 #else
 enum { DIRECT_COLUMNS = 0 };
 #endif

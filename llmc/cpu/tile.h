@@ -139,7 +139,7 @@ VECTOR_INLINE void transpose_4x4(void *panel, size_t width, const void *src, siz
 }
 
 #ifdef __AVX2__
-// Loads four words of each of rows i, i + 4, ... of WIDE; of rows from `rows` on, other words.
+// Loads four words of each of rows i, i + 4, ... below WIDE. Rows from `rows` on give arbitrary words.
 #    ifdef __AVX512F__
 enum { WIDE = 16 };
 typedef __m512i WideWords;

@@ -1,9 +1,9 @@
 // engine: the interface between the program and an engine, a struct of functions (EngineApi). main passes it to
 // program_main. There are two engines, train_gpt2.c (CPU) and train_gpt2.cu (CUDA).
 //
-// The host queues work on the device and runs ahead of it. Within a step only engine_result waits for the device (and
-// engine_micro_step, until the tokens of an earlier micro-step are copied). Outside a step these wait: create, tune,
-// load, store, hash, eval and logits. With several engines on one device, call one only after the other's last
+// The host queues work on the device and runs ahead of it. In a step it waits only in engine_result, and in
+// engine_micro_step until an earlier micro-step's tokens are copied. Outside a step these wait: create, tune, load,
+// store, hash, eval and logits. With several engines on one device, call one only after the other's last
 // engine_result, engine_eval or engine_logits has returned.
 //
 // Convention for gradients: the gradient buffer holds the SUM over examples of g_b. g_b is the gradient of L_b, the
@@ -88,7 +88,7 @@ typedef enum {
 // queue work on the engine's stream; an error ends the micro-step. The engine may delay `final` so that the transfer
 // overlaps well.
 typedef struct {
-    int (*begins)(void *context, Range range, Error *e); // comes before its first gradient; may be NULL
+    int (*begins)(void *context, Range range, Error *e); // called before its first gradient; may be NULL
     int (*final)(void *context, Range range, Error *e);  // every gradient in it is complete
     void *context;
 } GradientWatch;
@@ -99,8 +99,8 @@ typedef struct {
 // cover all at once. `store` and `hash` call `await` for their range, too.
 //
 // With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon`
-// names the next block's bucket only. It comes after the last read of that bucket's slot is queued. `store` does not
-// call `await` then.
+// names the next block's bucket only. The engine calls it once the last read of that bucket's slot is queued. `store`
+// then does not call `await`.
 typedef struct {
     int (*soon)(void *context, Range range, Error *e);
     int (*await)(void *context, Range range, Error *e);
@@ -160,8 +160,8 @@ struct EngineApi {
     // The default is the library's proposal, the same at every start on the same machine. Another algorithm sums in
     // another order: the last bits differ.
 
-    // Times all algorithms for every product of a micro-step without a choice yet, and keeps the fastest. Destroys
-    // gradients and the step's numbers, so do not call it within a step. ERR_USAGE if there is nothing to choose (CPU).
+    // Times all algorithms for every product of a micro-step that has no choice yet; keeps the fastest. Destroys the
+    // gradients and the step's numbers: do not call it within a step. ERR_USAGE if there is nothing to choose (CPU).
     int (*tune)(Engine *engine, Error *e);
 
     // tuning returns the choices as one line of text for run.json and checkpoints; "": none. set_tuning restores them
@@ -171,8 +171,9 @@ struct EngineApi {
     int (*set_tuning)(Engine *engine, const char *tuning, Error *e);
 
     // ---- State ------------------------------------------------------------------------------------------------------
-    // If an array covers the owned ranges alone, store leaves `values` of other ranges unchanged, and load skips them. A
-    // load of STATE_PARAM also sets the weights that forward and backward read: all, or with shard_weights the embeddings.
+    // If an array covers only the owned ranges, store leaves `values` of other ranges unchanged, and load skips them. A
+    // load of STATE_PARAM also sets the weights that forward and backward read (with shard_weights only the
+    // embeddings).
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
@@ -347,7 +348,7 @@ static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
 }
 
-// Call a function of the watch, if it has it, for bucket i of the model.
+// Call the watch's function, if there is one, for bucket i of the model.
 static inline int watch_begins(const GradientWatch *watch, const Model *model, int i, Error *e) {
     return watch->begins ? watch->begins(watch->context, model_bucket(model, i), e) : 0;
 }

@@ -118,10 +118,10 @@ enum {
 // MODEL_HEADS_MAX (N / 32 + B), one per head and tile of 32 tokens. (An example's last tile may be short.)
 enum { MICRO_BATCH_MAX = 1 << 16, MICRO_BATCH_TOKENS_MAX = 1 << 25 };
 
-// ERR_INPUT if the shape is no model's. It was read from bytes [begin, end) of a file.
+// ERR_INPUT if no model has this shape. The message names `path`: its bytes [begin, end) hold the shape.
 int model_check_file(const ModelConfig *config, const char *path, size_t begin, size_t end, Error *e);
 
-// Builds the table. ERR_USAGE if the shape is no model's.
+// Builds the table. ERR_USAGE if no model has this shape.
 int model_create(Model *model, const ModelConfig *config, Error *e);
 void model_destroy(Model *model);
 
@@ -130,8 +130,9 @@ const Tensor *model_tensor(const Model *model, TensorKind kind, int layer);
 
 size_t model_tensor_largest(const Model *model); // elements in memory
 
-// Buckets: pieces of the flat array. The forward pass reads them, and the backward pass completes their gradients, one
-// after the other. Bucket 0 is the embeddings, 1 + l is block l; the last includes ln_f.
+// Buckets: consecutive ranges of the flat array. The forward pass reads one after the other; the backward pass
+// completes their gradients from the last to the first. Bucket 0 is the embeddings, 1 + l is block l; the last includes
+// ln_f.
 int model_bucket_count(const Model *model);
 Range model_bucket(const Model *model, int i);
 int model_bucket_at(const Model *model, size_t element); // the bucket of an element

@@ -38,7 +38,7 @@ typedef struct {
         OPTIONS_RESOLVED(R)
 #undef R
         RampMode ramp_mode;
-        const char *ramp_argument; // of `ramp`, behind its colon; or NULL
+        const char *ramp_argument; // the text after the colon of `ramp`; or NULL
     } run;
 
     uint8_t given[OPTION_COUNT]; // where each option was given: OPTION_GIVEN_* bits; 0: nowhere
@@ -46,7 +46,7 @@ typedef struct {
     char notes[2048];            // whole lines for stderr, on options without effect
 } Options;
 
-// Reads the command line up to --help or --version; --help may have an option's name after it. ERR_USAGE for a mistake;
+// Reads the command line up to --help or --version; an option's name may follow --help. ERR_USAGE for a mistake;
 // ERR_INPUT for a config file that cannot be read. alone: this is the only rank, so the config file may be a pipe.
 int options_parse(Options *o, int argc, char **argv, bool alone, Error *e);
 

@@ -1,4 +1,4 @@
-// Reads the trainer's command line: adds llm.c's short flags, and other trainers' names of its options.
+// Reads the trainer's command line: its options, llm.c's short flags, and hints for other trainers' names of options.
 #include "options/parser.h"
 #include "options/table.h"
 
@@ -65,7 +65,7 @@ static bool is_foreign(const char *flag) {
     return false;
 }
 
-// Sets the option of one of llm.c's flags that has a counterpart here.
+// Sets the option that one of llm.c's flags stands for.
 static int parse_alias(const OptionTable *t, OptionId id, const char *alias, const char *value, Error *e) {
     const OptionRow *row = &option_rows[id];
     if (row->type == TYPE_INT && strcmp(value, "-1") == 0) return 0;        // llm.c's "default"

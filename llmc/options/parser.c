@@ -41,7 +41,7 @@ int parser_unknown(const OptionTable *t, const char *said, const char *name, con
         return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
                           f->note ? f->note : "");
     }
-    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // with more edits it is another name
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits make another name
     for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
         row_flag(flag, &t->rows[id]);
         int distance = edit_distance(name, flag + 2);
@@ -129,7 +129,7 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets the options that the parts of a run were given, to their final values.
+// Sets each option that a part of the run was given (`parts`) to its final value (`options`).
 static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
     const cJSON *options = cJSON_GetObjectItemCaseSensitive(root, "options"), *part, *given;
     const cJSON *parts = cJSON_GetObjectItemCaseSensitive(root, "parts");
@@ -190,7 +190,7 @@ int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char
 // Reads --name value, --name=value, or --name of a flag.
 static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
-    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag, no value is longer
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag and no value is longer
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
     if (id == t->count) return parser_unknown(t, said, said + 2, "--", e);
@@ -201,7 +201,7 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     } else if (!value) TRY(parser_next_value(t, row, argc, argv, i, joined, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
-    // Read the file now: the command line wins, before and after it. The option's value lists all files.
+    // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.
     char names[OPTION_TEXT + 1], *field = (char *)t->values + row->offset;
     snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", value);
     t->given[id] = 0;
@@ -223,7 +223,7 @@ int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
         else TRY(t->read_word(t, argc, argv, &i, e));
         for (int id = 0; id < t->count; id++) {
-            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // --help may precede an option's name
+            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // an option's name may follow --help
             if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
             t->about = argv[i + 1];
             return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);

@@ -142,7 +142,7 @@ static int resolve_horizon(Options *o, Error *e) {
     o->run.horizon_tokens = 0;
     if (o->epochs || (o->train_hours && o->dry_run)) return 0;
     if (o->train_hours)
-        return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // run_set_horizon
+        return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // until run_set_horizon decides
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
         if (!*o->train)

@@ -5,11 +5,11 @@
 #include <string.h>
 
 // From NVIDIA's data sheets and architecture papers, in their units. TFLOP/s are dense: figures "with sparsity" are
-// halved. memory: GB/s. GB: of memory, 2^30 bytes each. link: GB/s each way of NVLink (half of a sheet's sum over both
-// directions); without NVLink of PCIe x16 (4.0: 32, 5.0: 64).
+// halved. memory: GB/s. GB: memory in 2^30 bytes. link: NVLink's GB/s each way, half of a sheet's sum over both
+// directions; without NVLink, PCIe x16's (4.0: 32, 5.0: 64).
 //
 // net: GB/s each way per device, in the maker's own machines: DGX A100, 200 Gb/s; DGX H100, H200 and B200 and GB200
-// NVL72, 400 Gb/s (their data sheets). The maker builds no machine of the other devices.
+// NVL72, 400 Gb/s (their data sheets). 0: the maker builds no machine with this device.
 //
 // The first row whose name is part of the device's name is used, so longer names come first.
 #define ROW(name, bf16, fp32, bandwidth, memory, link, network, ...)                                                   \
@@ -30,7 +30,7 @@ static const DeviceSpec rows[] = {
     ROW("H100 NVL",        836,    60,   3900,  94,  300,   0,  2, .hopper = true), // H100 data sheet
     ROW("H100",            989,    67,   3350,  80,  450,  50,  8, .hopper = true), // H100 data sheet: SXM
     ROW("A100-SXM4-80GB",  312,  19.5,   2039,  80,  300,  25,  8), // A100 80GB data sheet: SXM
-    ROW("A100 80GB",       312,  19.5,   1935,  80,  300,   0,  2), // the same: PCIe
+    ROW("A100 80GB",       312,  19.5,   1935,  80,  300,   0,  2), // A100 80GB data sheet: PCIe
     ROW("A100",            312,  19.5,   1555,  40,  300,  25,  8), // A100 40GB data sheet
     ROW("A800",            312,  19.5,   2039,  80,  200,   0,  8), // A800 data sheet
     ROW("A40",           149.7,  37.4,    696,  48, 56.2,   0,  2), // A40 data sheet

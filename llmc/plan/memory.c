@@ -20,9 +20,9 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code. State: bytes as
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 3, count them per parameter in mixed precision, less what each
-// stage of ZeRO divides among the ranks. With sharded weights a GPU also keeps its share rounded.
+// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code. State: bytes per
+// parameter in mixed precision (Rajbhandari et al. 2020, arXiv 1910.02054, section 3), divided among the ranks as the
+// stage of ZeRO does. With sharded weights a GPU also keeps a 16-bit copy of its share.
 static void estimate_engine(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
     const ModelConfig *m = &shape->model->config;
     const double N = (double)shape->micro_batch * shape->seq_len, C = m->channels, value = device->value;
@@ -42,7 +42,7 @@ static void estimate_engine(const EngineConfig *shape, const PlanDevice *device,
     // recomputing. But here attention keeps only its row sums, and dropout keeps nothing.
     double L = shape->inference ? 1 : m->layers; // blocks whose input is kept
     double kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
-    double statistics = 4.0 + m->heads; // two means and deviations; attention's row sums
+    double statistics = 4.0 + m->heads; // mean and deviation of two LayerNorms; attention's row sums
     // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
     double blocks = value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
     add_item(memory, "activations, estimated", N * (blocks + value * C));
@@ -80,10 +80,10 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     shape.owned = NULL, shape.owned_count = 0, shape.shard_grads = shape.shard_weights = false;
     if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
-    // else: out of memory here; the plan is of whole arrays
+    // If that failed for lack of memory here, plan for whole arrays.
     if (plan->estimate_memory) estimate_engine(&shape, &plan->device, memory);
     else plan->engine->plan_memory(&shape, memory);
-    // The copy holds weights and moments: what a rank owns, or with --zero 0 all, on rank 0.
+    // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all.
     double copy = plan->copies ? 3.0 * sizeof(float) * (double)shard_elements(&shape) : 0;
     if (plan->device.measured) { // a CPU
         if (copy > 0) add_item(memory, "copy for checkpoints", copy);

@@ -43,7 +43,7 @@ typedef struct {
 } PlanDevice;
 
 // Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's bf16_flops,
-// bandwidth, memory_bytes and network, which replace the table's unless 0. ERR_USAGE if neither the table nor `own` has
+// bandwidth, memory_bytes and network; those above 0 replace the table's. ERR_USAGE if neither the table nor `own` has
 // the figures of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens of training that read the most repeated source of --train once
+    double epoch_tokens;                      // tokens of training that read --train's most repeated source once
     bool mixture;                             // several sources
     bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown

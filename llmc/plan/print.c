@@ -168,7 +168,7 @@ static bool is_computing(const Plan *plan, int ranks) {
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// Names what fills more than half of a step's time. Latency is the rings'.
+// Names what fills more than half of a step's time. Latency: that of the rings' rounds.
 static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
@@ -211,7 +211,7 @@ static void print_ranks(FILE *f, const Plan *p) {
             "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const Plan one = plan_with(p, p->sharing.zero, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
-    for (int n = 1; n <= 4 * p->ranks; n++) { // the powers of two, a machine, and the plan's number
+    for (int n = 1; n <= 4 * p->ranks; n++) { // show powers of two, one machine, and the plan's own number
         bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine || n == p->ranks;
         if (shown && is_linked(p, n)) print_rank_row(f, p, n, rate);
     }

@@ -19,7 +19,7 @@ enum {
     GELU_BACKWARD_FLOPS = 14,
     LOSS_FLOPS = 5, // maximum, exp, sum, and the gradient p - 1[target]
     ADAMW_FLOPS = 14,
-    DROPOUT_FLOPS = 13, // per element: 7 rounds of 10 operations / 8; shift, mask, comparison, choice, product
+    DROPOUT_FLOPS = 13, // per element: 1/8 of 7 rounds of 10 operations; shift, mask, comparison, choice, product
     MUON_FLOPS = 9,     // without its products: momentum and the step
 };
 

@@ -1,4 +1,4 @@
-// hellaswag: scores a model on questions: it chooses the ending of a context that it finds likeliest (HellaSwag:
+// hellaswag: scores a model on questions. The model chooses the ending of a context that it finds likeliest (HellaSwag:
 // Zellers et al. 2019, arXiv 1905.07830).
 //
 // A row is a context and one of its endings. l(e) is the sum of the losses of the ending's tokens, n(e) their number:
@@ -6,8 +6,8 @@
 //     acc       fraction of questions whose right ending has the smallest l(e)
 //     acc_norm  fraction of questions whose right ending has the smallest l(e) / n(e)
 //
-// Both are those of llm.c (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness words the context
-// differently, and its acc_norm divides by the ending's characters.
+// Both are computed as llm.c does (dev/data/hellaswag.py; its trainer prints acc_norm). lm-evaluation-harness words the
+// context differently, and its acc_norm divides by the ending's characters.
 //
 // The first bytes of a file tell its kind:
 //

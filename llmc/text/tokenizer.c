@@ -137,8 +137,8 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. found
-// (bytes) is scratch. If no two merges give the same token, a word takes a pass for each merge that it uses: 6 s for a
-// megabyte of random letters without a space, 0.1 s for one of DNA.
+// (bytes) is scratch. A word costs one pass per distinct merge that it uses (more only if two merges give one token): 6
+// s for a megabyte of random letters without a space, 0.1 s for one of DNA.
 static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes, uint32_t *found, uint16_t *out) {
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];

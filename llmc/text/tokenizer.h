@@ -3,9 +3,8 @@
 //   bytes     256 tokens: token b is byte b. There is no end-of-text token.
 //   GPT-2 BPE byte-level byte pair encoding (Radford et al. 2019; Sennrich et al. 2016, arXiv 1508.07909), from
 //             encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
-//   characters each token is a character; there are no merges (scripts/from_nanogpt.py). Stored as a BPE: its
-//   vocabulary
-//             has the ASCII characters, and other characters are added tokens
+//   chars     each token is a character; no merges (scripts/from_nanogpt.py). Stored as a BPE whose vocabulary has the
+//             ASCII characters; other characters are added tokens
 //
 // The first two encode any bytes, valid UTF-8 or not; the third refuses characters without a token. Decoding gives
 // exactly the encoded bytes. Added tokens ("<|user|>") are found before the text is split into words, as in Hugging

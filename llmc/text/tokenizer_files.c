@@ -153,7 +153,7 @@ static bool splits_as_gpt2(const cJSON *words) {
            !member_on(bytes, " type trim_offsets use_regex ");
 }
 
-// Refuses a tokenizer.json whose tokens would differ from GPT-2's kind.
+// Refuses a tokenizer.json that would give other tokens than GPT-2's algorithm.
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
     const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
@@ -191,7 +191,8 @@ static int read_vocab(VocabReader *r, Error *e) {
     return 0;
 }
 
-// Adds a file's added tokens, new ones or of the vocabulary. The first file that lists one decides its flags.
+// Adds the tokens that a file lists as added, new ones or the vocabulary's. The first file that lists one decides its
+// flags.
 // tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}}; added_tokens.json has
 // {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
@@ -241,7 +242,7 @@ static int find_eot(const VocabReader *r) {
     return -1;
 }
 
-// Fills text, start and flags from the entries. The end token is not found in the text.
+// Fills text, start and flags from the entries. Leaves the end token without ADDED: encoding never finds it in a text.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
     size_t count = (size_t)t->vocab_size, at = 0;

@@ -42,7 +42,7 @@ struct Tokenizer {
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
     bool lacks_some;
     int added_count;
-    bool added_spaced; // one has a space after another character
+    bool added_spaced; // an added token has a space after another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
     uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1, or 0
     Merge *merges;                                     // (merge_count) by rank
