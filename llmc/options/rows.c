@@ -138,7 +138,8 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
             row_flag(second, &t->rows[other < id ? id : other]);
             return FAIL(e, ERR_USAGE, "give one of them", "%s and %s exclude each other", flag, second);
         }
-        row_reset(t, t->given[other] & OPTION_GIVEN_COMMAND_LINE ? id : other); // command line, else later file
+        // The command line wins; of two files, the later one.
+        row_reset(t, t->given[other] & OPTION_GIVEN_COMMAND_LINE ? id : other);
     }
     return 0;
 }
