@@ -1,14 +1,14 @@
 # shellcheck shell=bash disable=SC2006
 # Sourced by the launchers, which set NAME. The recipe is scripts/recipes/NAME.conf, a --config file. The trainer's
 # options after a launcher's name, or in a --config file there, replace the recipe's.
-# From the environment:
+# From the environment (default after the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
 #   TOKENIZER    of the shards, for the checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
-#   RANKS        processes, one per GPU; default: this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
-#   RUN          starts RANKS processes instead of mpirun on this machine: scripts/slurm/ sets it
-#   PROGRAM      ./train_gpt2cu; with ./train_gpt2 and RANKS the CPU trains, for a trial
+#   RANKS        processes, one per GPU; this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
+#   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it
+#   PROGRAM      the trainer; ./train_gpt2cu. With ./train_gpt2 and RANKS the CPU trains, for a trial
 #
 # Paths are relative to the caller's directory; the defaults are below the root of this repository.
 #

@@ -58,7 +58,7 @@ return_mpirun_signal() {
 }
 
 # Kills mpirun if it has not ended $timeout s after its ranks. Writes a line with the job's name when the ranks have
-# started. (No signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
+# started. (Not a signal: bash 5.2 may lose a request to stop that arrives together with another trapped signal.)
 kill_hung_mpirun() {
     local alone=0 looks=0 seconds=0 messages
     exec {messages}>&2 2> /dev/null # commands that outlive this function complain about its closed pipes

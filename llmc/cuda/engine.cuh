@@ -17,7 +17,7 @@
 //     backward      layernorm_backward
 //       per block   weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2,
 //                   layernorm_backward, weight gradient proj, product dattention, attention_backward,
-//                   weight gradient qkv, product dln1, layernorm_backward, column_finish (gradients of biases, gammas and betas)
+//                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
 //     embeddings    embedding_sort, embedding_backward
 //
 //     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.

@@ -5,8 +5,8 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. A store of gradients, and any store while weights may be in transfer, first records state_ready after all queued
-//    work. It awaits the transfers whatever it stores: the program may end after the last store.
+// 3. While weights may be in transfer, every store awaits the transfers: the program may end after the last store. Such
+//    a store, and any store of gradients, records state_ready anew, after all queued work.
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"

@@ -1,7 +1,7 @@
 // transport_nccl: transfers between GPUs by NCCL, set up over MPI.
 //
 // Two streams: the engine's runs kernels, `stream` runs transfers.
-//     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for ended[n] | kernels that use transfer n
+//     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for ended[n] | its readers
 //     stream              wait for engine_done | transfer n | ended[n]
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
 // 2. Transfers run one after another, so they can share `rounded`.

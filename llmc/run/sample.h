@@ -16,9 +16,9 @@ typedef struct {
     Parallel *parallel; // of the engine; may be NULL
 } SampleConfig;
 
-// The token at quantile u in [0, 1) of softmax(logits / temperature), cut to the top_k likeliest, and these to their
-// nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). In logits (V) the others become -INFINITY;
-// scratch (V) is overwritten. Equal logits rank by token number, so the draw is a function of its arguments.
+// Returns the token at quantile u in [0, 1) of softmax(logits / temperature), restricted to the top_k likeliest and
+// then to their nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets all other logits (V) to
+// -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
 int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
 
 // Draws a text. Writes the prompt and the text to `out`, and to `copy` unless that is NULL. stream: the number of the

@@ -178,7 +178,7 @@ int setup_sampling(Setup *setup, Error *e) {
 
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
-// Fails on a value that is not finite, and names its tensor, which training or a sample could not.
+// Loads values. Fails on one that is not finite, and names its tensor: training or a sample could not name it.
 static int load(Run *r, StateKind kind, Range range, const float *values, Error *e) {
     Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
@@ -339,8 +339,8 @@ int setup_tuning(Run *r, Error *e) {
 
 // ---- Data and schedule ----------------------------------------------------------------------------------------------
 
-// Shards of bytes, or of the characters of a small alphabet, for a model of words: refused for the default model, whose
-// vocabulary no option named, else a warning.
+// Checks that a model of words does not train on bytes or on the characters of a small alphabet. Refuses the default
+// model, whose vocabulary no option named; else warns.
 static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     const uint8_t *given = setup->options.given;
     const uint64_t enough = 1 << 20; // tokens, in which words occur

@@ -157,7 +157,7 @@ static void io_tracker(StateIO *io, const char *path, GnsTracker *t) {
 #undef FIELD
 }
 
-// Without the half-lives: they are options, and may change.
+// Leaves out the half-lives: they are options, and may change.
 static void io_noise(StateIO *io, Noise *noise) {
     GnsCalibration *c = &noise->calibration;
     io_tracker(io, "noise.ln", &noise->ln);
@@ -277,8 +277,8 @@ static int options_object(const Options *o, cJSON **out, Error *e) {
     return *out ? 0 : out_of_memory(e);
 }
 
-// Lists the options that differ from the file's. One that the file lacks is newer than the file, and had its default.
-// ERR_USAGE for an option that makes the run (OptionRow.of_run).
+// Lists the options that differ from the file's. An option that the file lacks is newer than the file: its old value is
+// the default. ERR_USAGE if an option differs that makes the run (OptionRow.of_run).
 static int compare_options(const StateIO *io, const Options *o, bool *changed, FILE *f, Error *e) {
     Options *by_default;
     cJSON *now = NULL, *defaults = NULL;
