@@ -36,14 +36,14 @@
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
-//   1  Every rank updates what it owns and keeps moments of that alone. The next forward pass gathers the weights as it
-//      begins.
-//   2  Gradients too: a micro-step's are kept for two blocks and the embeddings. After the reduction the owned part is
-//      collected.
-//   3  Weights too: a rank keeps the embeddings' and the masters of what it owns (on a GPU also rounded, ready to be
-//      gathered). Every forward pass gathers the blocks from the first to the last, every backward pass from the last
-//      to the first, each into a slot while the block before it computes. A block that its slot still holds is not
-//      gathered again.
+//   1  Every rank updates what it owns and keeps only the moments of that. The next forward pass begins with gathering
+//      the weights.
+//   2  Shards gradients, too: memory holds a micro-step's gradients of two blocks and of the embeddings. After a
+//      bucket's reduction the owned part is collected.
+//   3  Shards weights, too: a rank keeps the embeddings' weights and the masters of what it owns (on a GPU also
+//      rounded, ready to be gathered). Every forward pass gathers the blocks from the first to the last, every backward
+//      pass from the last to the first, each into a slot while the block before it computes. A block that its slot
+//      still holds is not gathered again.
 // A rank's sum of gradients over several micro-steps is as large as the model. So where a step may have several, stages
 // 2 and 3 shard gradients only with --reduce micro-step, another order of summation: each micro-step's gradients are
 // summed over ranks, then over micro-steps. M micro-steps then transfer M times as much, during M backward passes;
@@ -54,7 +54,7 @@
 #include "model/shard.h"
 #include "ranks/transport.h"
 
-// Rows [first, first + count) of a step: those of one rank (1).
+// Rows [first, first + count) of a step, which one rank computes (1).
 typedef struct {
     int64_t first, count;
 } RankRows;
@@ -79,18 +79,18 @@ typedef struct {
     Engine *engine; // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank
-    bool rank_norms;      // parallel_begin_step's
+    bool rank_norms;      // argument of parallel_begin_step
     bool first;           // the present or last micro-step is the first of its step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
-    int64_t *work;        // (buckets) number of the transfer of each
+    int64_t *work;        // (buckets) number of each bucket's transfer
     int kept;             // buckets [0, kept): whole weights stay in memory between passes
     int sent;             // buckets [0, sent), sent <= kept: the transfer of new weights has started
     int arrived;          // buckets [0, arrived), arrived <= sent: the engine has awaited them
     struct {
         int bucket;   // 0: none
-        int64_t work; // number of its gathering
+        int64_t work; // number of the transfer that gathers it
     } slot[SHARD_WEIGHT_SLOTS];
 } Parallel;
 

@@ -85,7 +85,7 @@ static View read_board(const Watchdog *w, double now) {
     return v;
 }
 
-// What the report says of a rank; NULL: it is not to blame. Which rank is missing is known only on a single machine.
+// Returns what the report says of a rank; NULL: nothing. Which rank is missing is known only on a single machine.
 static const char *verdict_on(const Watchdog *w, const View *v, const WatchdogEntry *entry, double now) {
     if (!atomic_load(&entry->process)) return w->config.here == w->config.ranks ? " has not started" : NULL;
     if (is_stalled(w, entry, now)) return " is stopped or gone";

@@ -3,14 +3,14 @@
 //     metrics.jsonl    one JSON object for every optimizer step, validation and test. Numbers read back as the same
 //                      bits; an unknown one is null, an infinite lower bound (G2 below 0 by more than its error) 1e308
 //     samples.jsonl    one JSON object for every sample: step, tokens, prompt, text. The text begins with the prompt,
-//                      except that of --prompt @FILE
+//                      unless --prompt @FILE gave it
 //
 // Fields of a step's line:
 //     loss         the loss that is optimised. With label smoothing loss_nll follows, the loss without it
 //     clipped      the step's gradient was scaled down to --grad-clip
-//     loss_scale   fp16: of this step
+//     loss_scale   fp16: the loss scale of this step
 //     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
-//     gns_ln       repeated by a skipped step
+//     gns_ln       a skipped step repeats the last one
 //     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
 //     gns_ratio    with --gns-ratio in every line, else beside gns_total
 //
@@ -31,7 +31,7 @@ typedef struct {
     int64_t step, tokens, examples; // done, this step included
     int64_t batch;                  // rows of this step
     double loss;                    // nats a token, mean over the batch, before the update
-    double nll;                     // the same without label smoothing
+    double nll;                     // loss without label smoothing
     double lr;
     double grad_norm; // of the mean gradient, before clipping
     double tok_per_s; // until the step's numbers are known: a GPU's update is timed with the next step
@@ -53,11 +53,10 @@ typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
 // Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
-// ERR_USAGE where another process has it open, *holder (lock.h).
+// ERR_USAGE if another process holds its lock; then sets *holder (lock.h).
 int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e);
 
-// Truncates both logs to `step` steps, the first `bytes` of metrics.jsonl (a shorter file is kept). Called before
-// anything is written to them.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call before any line is written.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines that wait
@@ -66,7 +65,7 @@ int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines tha
 int metrics_sync(const Metrics *m, Error *e);
 
 size_t metrics_waiting(const Metrics *m); // bytes of lines that wait; 0 for NULL
-int metrics_flush(Metrics *m, Error *e);  // writes them. ERR_WRITE if that still fails
+int metrics_flush(Metrics *m, Error *e);  // writes the waiting lines; ERR_WRITE if that still fails
 
 // The following fail with ERR_MEMORY only: lines that cannot be written wait. Estimates are null while B was below 2 in
 // all steps so far, or while EMA(G2) <= 0.

@@ -162,7 +162,7 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e); // that mode: exact if f
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
-int run_destroy(Run *r, Error *e);  // the threads first. Fails where the last lines of the log cannot be written
+int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines cannot be written
 
 int print_setup(const Run *r, Error *e); // for the user (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
@@ -187,8 +187,8 @@ typedef struct {
     double bytes; // of the tokens' text; 0 without a tokenizer
 } Evaluation;
 
-// The loss on at most `most_tokens` of the validation set, rounded up to whole rows: always the same rows, spread over
-// the whole set, because its beginning may be a single document.
+// Computes the loss on at most `most_tokens` of the validation set, rounded up to whole rows. The rows are always the
+// same, spread over the whole set: its beginning may be a single document.
 int evaluate_loss(Run *r, int64_t most_tokens, Evaluation *out, Error *e);
 int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 
@@ -207,5 +207,5 @@ int train_run(Run *r, Error *e);
 // Makes the next optimizer step and writes its line of metrics.jsonl (step.c).
 int train_step(Run *r, StepMetrics *metrics, Error *e);
 
-// Before the first step, with --ramp gns: sets --ramp-step-rows, if it is 0, to what a step costs (step.c).
+// Call before the first step with --ramp gns. If --ramp-step-rows is 0, sets it to what a step costs (step.c).
 int measure_step_rows(Run *r, Error *e);

@@ -1,4 +1,4 @@
-// The numbers in comments are those of save.h's list.
+// Numbers in comments refer to the list in save.h.
 #include "run/save.h"
 
 #include "base/signals.h"
@@ -38,13 +38,13 @@ struct Saver {
     // of the running save:
     Phase phase;
     bool waits;              // the run waits for it
-    int64_t step, protected; // protected: the best checkpoint's step then; 0: none
+    int64_t step, protected; // protected: the best checkpoint's step at the save's start; 0: none
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
     LayoutPiece *of_all; // all ranks' pieces
     int of_all_count;
-    Manifest manifest; // rank 0's
+    Manifest manifest; // on rank 0
     Text notes;        // lines for stderr
     Error error;       // this rank's; code 0: none
     double started, paused, seconds;
