@@ -219,7 +219,8 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), batch->N, t->rows, t->columns);
 }
 
-// Gradients of y = LN(x) from dy. Adds to dx, to gamma's (w) and beta's (b), and to their per-example norms.
+// Backpropagates dy through y = LN(x): adds to dx, to the gradients of gamma (w) and beta (b), and to their per-example
+// norms.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;

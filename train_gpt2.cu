@@ -391,8 +391,9 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 // its masked copy in dy, until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
-// Adds to dx the gradient of dy through y = LN(x); `first` overwrites dx. Also sums branch_gradient's columns: the
-// gradient of `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: none, x is the embedding.
+// Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
+// columns: the gradient of `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: none, x is
+// the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
@@ -414,8 +415,8 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const 
                          columns, &engine->columns, engine->stream, e);
 }
 
-// dwide (N, 4C) = (branch_gradient fcproj^T) * gelu'(fc), and fc's bias gradient unless weight_gradient computes it.
-// Multiplying by gelu' in the product saves two passes over dwide.
+// dwide (N, 4C) = (branch_gradient fcproj^T) * gelu'(fc). Also computes fc's bias gradient, unless weight_gradient
+// does. Multiplying by gelu' in the product saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);

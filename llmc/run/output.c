@@ -68,7 +68,7 @@ static int setup_directory(Run *r, Error *e) {
                      out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
-    TRY(write_run_json(r, e)); // reads the old run.json, so it precedes all changes
+    TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
     TRY(archive_set_aside_after(archive, r->position.at.step, stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }

@@ -3,7 +3,7 @@
 
 #include "math/adamw.h"
 
-// Exact: the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
+// Returns GNS_EXACT in the first step and every gns_exact_interval-th after it. A calibrating ramp picks its own steps.
 static GnsMode step_mode(const Setup *setup, const Position *position) {
     const int64_t every = setup->options.run.gns_exact_interval;
     if (setup->options.gns == GNS_OFF) return GNS_OFF;
@@ -106,7 +106,7 @@ static int observe_ranks(const Setup *setup, Position *position, int64_t B, doub
     bool by_rank = setup->parallel.config.reduce == REDUCE_STEP;
     double batch_sq = 0;
     if (ranks == 1) {
-        position->noise.tokens_since_ranks = 0; // nothing to observe later either
+        position->noise.tokens_since_ranks = 0; // one rank never observes
         return 0;
     }
     TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + ranks), "rows by rank", e));
@@ -178,7 +178,7 @@ static bool is_outlier(Run *r, int64_t B) {
 static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    // The horizon, or a replayed file, cut this step: its mean gradient is noisier than that of a whole step.
+    // The horizon, or a replayed file, cut this step short: its mean gradient is noisier than a whole step's.
     const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
     StepSums sums;
     *skipped = false;
@@ -220,7 +220,7 @@ static bool out_of_time(Run *r) {
     Saving *s = &r->saving;
     if (s->step_began > 0) s->longest_step = fmax(s->longest_step, now - s->step_began);
     s->step_began = now;
-    // another save may be under way
+    // two saves: one may be under way
     s->out_of_time = is_rank0(&r->setup) && now + 2 * s->longest_step + 2 * save_seconds(r) + ending >= s->limit;
     return s->out_of_time;
 }

@@ -23,7 +23,7 @@ static int train_loop(Run *r, Error *e) {
     StepMetrics m;
     for (bool last = false; !last;) {
         if (r->setup.comm->ranks == 1 && comm_asked_to_stop(r->setup.comm))
-            r->position.stop = true; // more ranks agree in train_step
+            r->position.stop = true; // several ranks agree in train_step
         if (r->position.stop) return stop_and_save(r, e);
         TRY(train_step(r, &m, e));
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
@@ -117,7 +117,7 @@ static int test_hellaswag(Run *r, const StepMetrics *m, Error *e) {
 static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "the sample", 0);
-    progress_break(&r->output.progress); // it prints by itself
+    progress_break(&r->output.progress); // print_samples prints by itself
     int code = on_rank_0(r, print_samples, e);
     progress_end(&r->output.progress);
     return code;
