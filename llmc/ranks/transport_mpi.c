@@ -38,7 +38,7 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
 
 static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                       Error *e) {
-    (void)stream; // host memory needs none
+    (void)stream; // only device memory needs a stream
     if (largest > INT_MAX) {
         comm_settle(comm);
         return FAIL(e, ERR_USAGE, "use fewer --channels, or one process",
@@ -47,7 +47,7 @@ static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
     *t = (Transport){.comm = comm, .wire = wire, .whole = whole, .mpi = MPI_COMM_NULL, .add_bf16 = MPI_OP_NULL};
-    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // with its error handler
+    MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
     return 0;
 }
@@ -97,7 +97,7 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, Error *
 }
 
 static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
-    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copied, so only the size counts
+    MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copies: only the size counts
     Pending *p;
     TRY(pending_add(t, bucket, &p, e));
     int rank = t->comm->rank, count = p->counts[rank];

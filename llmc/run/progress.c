@@ -7,7 +7,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-static const char redraw[] = "\r\033[K"; // back to the beginning of the terminal's line, and clear it
+static const char redraw[] = "\r\033[K"; // returns to the start of the terminal's line and clears it
 
 // Locks; false on a rank that shows nothing.
 static bool enter(Progress *p) {
@@ -40,13 +40,13 @@ static double fraction_done(Progress *p) {
 
 // Returns the seconds until the work ends, at its speed so far; NaN: unknown.
 static double work_left(Progress *p, double now) {
-    const double enough = 0.02; // of the work, to tell its speed
+    const double enough = 0.02; // fraction of the work that tells its speed
     double share = fraction_done(p);
     return share >= enough ? (now - p->now.begun) * (1 - share) / share : NAN;
 }
 
 double progress_left(Progress *p, double now) {
-    const double enough = 0.002; // of the first step
+    const double enough = 0.002; // fraction of the first step
     if (p->ends > 0) return p->ends - now;
     double begun = p->now.runs && !p->now.what ? fraction_done(p) * (double)p->batch_tokens : 0; // tokens
     double done = (double)(p->tokens - p->first_tokens) + begun, left = (double)(p->horizon - p->tokens) - begun;
@@ -56,7 +56,7 @@ double progress_left(Progress *p, double now) {
 
 // ---- The line -------------------------------------------------------------------------------------------------------
 
-enum { ETA_PART = 2 }; // of a step's line
+enum { ETA_PART = 2 }; // its number among the parts of a step's line
 
 // Writes "  ETA 1:19", or "" while it is unknown.
 static const char *write_eta(Progress *p, double now, char out[64]) {

@@ -70,7 +70,7 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
     }
 }
 
-// On rank 0: this run's own newest checkpoint. Searches once.
+// On rank 0: finds this run's own newest checkpoint. Searches once.
 static int find_own(Run *r, Newest *newest, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;

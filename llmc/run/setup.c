@@ -92,7 +92,7 @@ static GnsMode most_measured(const Options *o) {
 
 // Sets the type of the weights, and checks it and --loss-scale against the engine.
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
-    bool plan_gpu = o->dry_run && *o->device; // its type is the device table's
+    bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
     if (!plan_gpu) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
@@ -230,7 +230,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
         .batch_max = position->ramp.replay ? ramp_largest(&position->ramp) : o->run.batch_max_rows,
         .transport = setup->transport_api,
     };
-    if (setup->shape.inference) config.zero = ZERO_0; // which computes with all weights
+    if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
@@ -310,8 +310,8 @@ int setup_engine(Run *r, Error *e) {
     return 0;
 }
 
-// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones. Gives all
-// ranks those of rank 0. If they do not fit a rank, no rank uses any.
+// On rank 0: sets the algorithms of the run's checkpoint, for the same bits; --tune times the missing ones. All ranks
+// then use rank 0's algorithms. If these do not fit some rank, no rank uses any.
 int setup_tuning(Run *r, Error *e) {
     Setup *s = &r->setup;
     char *tuning = r->position.at.tuning;
