@@ -160,11 +160,11 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
 #define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
-#define GNS_CALIBRATION_SES        5.0  // least errors of both G2 above 0: the ratio is then known to 30% or better
+#define GNS_CALIBRATION_SES        5.0  // both G2 lie so many errors above 0: the ratio is known to 30% or better
 
 typedef struct {
     GnsTracker total, ln;
-    double half_life;   // tokens: the full length
+    double half_life;   // tokens: the half-life late in a run
     double cross[2][2]; // weighted sums of products of differences: (G2, S) of total by (G2, S) of ln
     double ratio;       // the latest with a small enough error; 1 before the first
     double var, sum_w2; // the ratio's GnsFactor
@@ -207,7 +207,7 @@ static inline void gns_calibration_update(GnsCalibration *c, double B, double n_
     c->ratio = total.scale / ln.scale;
     c->sum_w2 = gns_sum_w2(&c->total);
 
-    // Relative variance of the ratio: those of the two scales, less twice their relative covariance.
+    // Relative variance of the ratio: the sum of the two scales', less twice their relative covariance.
     const double da[2] = {-1 / total.g2, 1 / total.s}, db[2] = {-1 / ln.g2, 1 / ln.s};
     double common = 0, per_diff = 0.5 * gns_sum_w2(&c->total) / c->total.diff_weight;
     double of_total = total.scale_se / total.scale, of_ln = ln.scale_se / ln.scale;

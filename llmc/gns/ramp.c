@@ -168,7 +168,7 @@ int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e) {
         r->argument, replayed, (long long)known, (long long)tokens, (long long)step);
 }
 
-// The best batch for a critical batch of `critical` rows. It rises with `critical`, so a bound of one bounds the other.
+// Returns the best batch for a critical batch of `critical` rows. It rises with `critical`: a bound stays a bound.
 static double ramp_best(const Ramp *r, double critical) {
     return fmin(sqrt(r->config.step_rows * critical), r->config.waste * critical);
 }

@@ -101,7 +101,7 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const Setup *setup = &r->setup;
     const Parallel *p = &setup->parallel;
     const bool alone = parallel_stores_alone(p), is_first = is_rank0(setup); // with --zero 0 rank 0 writes alone
-    const size_t page = 64 << 10;                                            // bytes, the largest
+    const size_t page = 64 << 10;                                            // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     int eot = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
@@ -150,7 +150,7 @@ static void forget_removed(Run *r) {
     if (!archive_has(&r->saving.archive, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
 }
 
-// Writes the text of state.json, makes room, and creates the files.
+// Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
     RunPoint *at = &r->position.at;
@@ -253,7 +253,7 @@ static int write_small_files(Saver *s, Error *e) {
     return metrics_sync(s->run->output.metrics, e);
 }
 
-// Small files, manifest, name, read-back (6). Frees the room that a failed checkpoint took.
+// Writes the small files and the manifest, names the checkpoint and reads it back (6). Removes a failed one.
 static void *finish(void *saver) {
     Saver *s = saver;
     const Archive *archive = &s->run->saving.archive;
@@ -331,7 +331,8 @@ static int advance(Saver *s, const SaverCounts *sums, Error *e) {
 static int await_written(Saver *s, Error *e) {
     for (double done = -1; s->phase == WRITING;) {
         SaverCounts sums = saver_counts(s);
-        if (sums.writing && sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog tells
+        if (sums.writing &&
+            sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog reports it
             nanosleep(&moment, NULL);
             continue;
         }

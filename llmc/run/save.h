@@ -57,7 +57,7 @@ int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
-// writing: 1 if this rank writes, else 0. done: pieces that it has written in all saves. Zeros for NULL.
+// writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress. Zeros for NULL.
 typedef struct {
     double writing, done;
 } SaverCounts;

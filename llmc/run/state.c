@@ -46,9 +46,9 @@ void shard_list_destroy(ShardList *list) {
 typedef struct {
     bool writing;
     const char *file;
-    const char *build; // that wrote it
+    const char *build; // wrote the file
     cJSON *root;
-    JsonText json; // that is read
+    JsonText json; // text of the file, when reading
     int code;
     Error *e;
 } StateIO;
@@ -93,7 +93,7 @@ static const char *text_at(const StateIO *io, const char *path) { // "": none
 
 static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memory", "no memory for " STATE_NAME); }
 
-// Owns the item.
+// Adds an item at a path; owns it, also on failure.
 static void put(StateIO *io, const char *path, cJSON *item) {
     if (!io->code && item && find(io, path, item, &(int){0})) return;
     cJSON_Delete(item);
@@ -126,12 +126,12 @@ static void count(StateIO *io, const char *path, int64_t *x) {
     else *x = (int64_t)item->valuedouble;
 }
 
-// A count that is left out where it is 0.
+// Writes a count unless it is 0, and reads it if it is there.
 static void rare(StateIO *io, const char *path, int64_t *x) {
     if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
 }
 
-// A value that may not change: written as it is now, compared when read. Owns `now`.
+// Writes the present value, or compares it with the file's: it may not change. Owns `now`.
 static void fixed(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
     if (io->writing) {
@@ -198,7 +198,7 @@ static void io_point(StateIO *io, RunPoint *at) {
     rare(io, "best_stale", &at->best.stale);
     io_window(io, "loss_window", &at->loss_window);
     io_window(io, "grad_window", &at->grad_window);
-    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // of fp16 only
+    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // fp16 only
         real(io, "loss_scale", &s->scale);
         count(io, "loss_scale_steps", &s->clean);
         count(io, "loss_scale_overflows", &s->overflows);
@@ -219,7 +219,7 @@ static void io_position(StateIO *io, Position *p) {
 
 // ---- What may not change --------------------------------------------------------------------------------------------
 
-// A list whose length may not change.
+// Fails unless the file's list has length `now`: it may not change.
 static void fixed_list(StateIO *io, const char *name, int now, const char *what) {
     const int was = cJSON_GetArraySize(get(io, name));
     if (!io->writing && !io->code && was != now)
@@ -266,7 +266,7 @@ static void io_fixed(StateIO *io, const Setup *s, const RunData *data) {
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-// The options as JSON; *out is to be deleted.
+// Returns the options as JSON in *out, which the caller deletes.
 static int options_object(const Options *o, cJSON **out, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
@@ -330,7 +330,7 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
     return code ? code : ended;
 }
 
-// Keeps the run's mode without --gns, on any machine: another mode would change its batches.
+// Without --gns keeps the run's mode, on any machine: another mode would change its batches.
 static int keep_gns(StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(get(io, "options.gns"));
     if (o->given[OPTION_gns] || !was) return 0;
@@ -338,7 +338,8 @@ static int keep_gns(StateIO *io, Options *o, Error *e) {
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
-// Keeps the measured step cost without --ramp-step-rows. Fails if none was measured: the run began with another --ramp.
+// Without --ramp-step-rows keeps the measured cost of a step. Fails if the run began with another --ramp and measured
+// none.
 static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
     Options *o = &r->setup.options;
     const double was = number(io, "options.ramp_step_rows");
