@@ -22,13 +22,13 @@ static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double
     return s;
 }
 
-// The factor that clips a gradient of this global norm to max_norm (Pascanu et al. 2013); max_norm 0: no clipping.
+// Returns the factor that clips a gradient of this global norm to max_norm (Pascanu et al. 2013); max_norm 0: no clipping.
 GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
 
-// The factor that turns a gradient summed over the batch into its clipped mean; NaN if the norm is not finite. sq: the
-// sum's squared norm.
+// Returns the factor that turns a gradient summed over the batch into its clipped mean; NaN if the norm is not finite.
+// sq: the sum's squared norm.
 GNS_HD static inline double adamw_grad_scale(double sq, double batch, double max_norm) {
     double norm = sqrt(sq) / batch;
     return isfinite(norm) ? adamw_clip(norm, max_norm) / batch : (double)NAN;

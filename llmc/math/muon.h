@@ -1,8 +1,7 @@
 // muon: Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks",
 // kellerjordan.github.io/posts/muon) for the matrices of the blocks. AdamW updates everything else.
 //
-//     m = mu m + (1 - mu) g      x = (1 - mu) g + mu m (Nesterov)      O = NewtonSchulz(x)      p -= lr (scale O +
-//     decay p)
+//     m = mu m + (1 - mu) g    x = (1 - mu) g + mu m (Nesterov)    O = NewtonSchulz(x)    p -= lr (scale O + decay p)
 //
 // With x = U S V^T, O approximates U V^T. Its elements have a root mean square of 1 / sqrt(longer side). scale = 0.2
 // sqrt(longer side) makes that 0.2, as in AdamW's steps, so AdamW's lr and weight decay fit (Liu et al. 2025, "Muon is

@@ -3,15 +3,13 @@
 // Every kind warms up linearly from 0 to lr over warmup_tokens (Goyal et al. 2017, arXiv 1706.02677), then:
 //   constant      lr
 //   linear        straight to final_frac x lr at train_tokens
-//   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov and Hutter 2017, arXiv 1608.03983, eq.
-//                 5)
+//   cosine        half a cosine to final_frac x lr at train_tokens (Loshchilov, Hutter 2017, arXiv 1608.03983, eq. 5)
 //   wsd           by 1 - sqrt(share of the decay done) to final_frac x lr at train_tokens (Haegele et al. 2024, arXiv
 //                 2405.18392, "1-sqrt"; as in llm.c)
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: warmup in
 //                 the root is 1% of the horizon, and the rate is lr until then
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
-// 2404.06395, section 4), and stay at final_frac x lr beyond train_tokens. constant and inverse-sqrt ignore both
-// fractions.
+// 2404.06395, section 4), then stay at final_frac x lr. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"

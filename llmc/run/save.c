@@ -331,8 +331,7 @@ static int advance(Saver *s, const SaverCounts *sums, Error *e) {
 static int await_written(Saver *s, Error *e) {
     for (double done = -1; s->phase == WRITING;) {
         SaverCounts sums = saver_counts(s);
-        if (sums.writing &&
-            sums.done == done) { // a rank whose disk hangs keeps the others waiting: the watchdog reports it
+        if (sums.writing && sums.done == done) { // no progress: the watchdog reports a rank whose disk hangs
             nanosleep(&moment, NULL);
             continue;
         }
