@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# FineWeb-Edu: the educational part of FineWeb, a sample of 10 billion tokens. As data/fineweb.sh; see --help.
+# Makes shards of FineWeb-Edu, FineWeb's educational part: a sample of 10 billion tokens. Runs data/fineweb.sh.
 NAME=fineweb_edu DATASET=HuggingFaceFW/fineweb-edu exec "$(dirname "$0")/fineweb.sh" "$@"

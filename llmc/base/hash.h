@@ -21,9 +21,9 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
     return hash;
 }
 
-// Hashes one element of an array. An array's hash is the sum of its elements' hashes mod 2^64, in any order. It
-// compares arrays that should be equal to the bit, on host and device. One different element always shows; several
-// cancel out once in 2^64. The golden-ratio increment spreads places.
+// Hashes one element of an array. An array's hash is the sum of its elements' hashes mod 2^64, in any order, on host or
+// device. Arrays with equal bits have equal hashes. One different element always changes the hash; several cancel out
+// once in 2^64. HASH_GOLDEN spreads neighbouring places.
 GNS_HD static inline uint64_t hash_element(uint64_t place, uint32_t bits) {
     return hash_finish((place + 1) * HASH_GOLDEN + bits);
 }

@@ -2,7 +2,7 @@
 // only checkpoints with its own id (archive.c).
 //
 // `notes` gets a line for everything kept, renamed or skipped. `protect` is the step of a checkpoint that is never
-// removed; 0: none. The pulse, which may be NULL, beats for every 4 MiB read and every checkpoint removed.
+// removed; 0: none. The pulse beats per 4 MiB read and per checkpoint removed; it may be NULL.
 #pragma once
 
 #include "base/manifest.h"

@@ -35,7 +35,7 @@ int layout_create(Layout *layout, const Model *model, Error *e) {
         Text text;
         TRY(text_begin(&text, e));
         fwrite(&length, sizeof length, 1, text.f);                                        // set below
-        fputs(f == LAYOUT_MODEL ? "{\"__metadata__\":{\"format\":\"pt\"}" : "{", text.f); // transformers wants it
+        fputs(f == LAYOUT_MODEL ? "{\"__metadata__\":{\"format\":\"pt\"}" : "{", text.f); // transformers requires it
         for (int i = 0; i < model->tensor_count && f == LAYOUT_MODEL; i++) {
             const Tensor *t = &model->tensors[i];
             snprintf(name, sizeof name, "transformer.%s", t->name);
@@ -86,8 +86,8 @@ int layout_pieces(const Layout *layout, const Range *owned, int count, bool head
                   Error *e) {
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
-    // Spans and owned ranges ascend in each of the three arrays, so at most spans + 3 count overlaps. Each adds at most
-    // 2 pieces to those of the multiples of MANIFEST_PIECE.
+    // Spans and owned ranges ascend in each of the three arrays, so at most spans + 3 count overlaps. Each makes at
+    // most one piece more than it has multiples of MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));

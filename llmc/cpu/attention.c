@@ -270,7 +270,7 @@ static void backward_scores(const Head *head, size_t i, size_t rows, size_t r, s
     }
 }
 
-// For queries [i, i_end) and keys [j, j + keys): dv += P^T dout, dk += dS^T q, dq = dS k; add: dq += dS k.
+// Computes dv += P^T dout, dk += dS^T q and dq = dS k (add: dq += dS k) for queries [i, i_end) and keys [j, j + keys).
 static void backward_block(const Head *head, size_t i, size_t i_end, size_t j, size_t keys, bool add) {
     size_t Dp = head->Dp;
     for (size_t row = i; row < i_end; row += TILE_ROWS)

@@ -53,8 +53,8 @@ struct Engine {
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
-    double *grad_sq, *rank_sq, *example_sq;  // one a tensor
-    double *trust_sq;                        // two a tensor (LAMB): |weights|^2, |direction|^2
+    double *grad_sq, *rank_sq, *example_sq;  // one per tensor
+    double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
     double loss_sum, nll_sum;

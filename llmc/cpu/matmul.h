@@ -34,6 +34,6 @@ void matmul_nn(Matmul mm, void *c, const void *a, const void *b, const void *bia
 // c = a b^T: a (M,K), b (N,K)
 void matmul_nt(Matmul mm, void *c, const void *a, const void *b, size_t M, size_t N, size_t K);
 
-// c = a^T b: a (K,M), b (K,N). column_sums (N): those of b; or NULL. accumulate: adds to c and column_sums.
+// c = a^T b: a (K,M), b (K,N). column_sums (N): sums of b's columns; or NULL. accumulate: adds to c and column_sums.
 void matmul_tn(Matmul mm, float *c, float *column_sums, const void *a, const void *b, size_t M, size_t N, size_t K,
                bool accumulate);

@@ -15,7 +15,7 @@ typedef struct {
     size_t b_row, b_column;
     void *c;
     const void *bias;   // (N), added to every row; or NULL
-    float *column_sums; // (N), sums of B over k, which need b_column 1; or NULL
+    float *column_sums; // (N), sums of B over k (b_column must be 1); or NULL
     bool accumulate;    // for column_sums too
     bool c_float;       // C is fp32, whatever the type of the values
     bool stream;        // C is written past the caches

@@ -1,7 +1,7 @@
 // vector_math: the widest float vector of the machine, with exp and GELU.
 //
 // It uses the vector extensions of GCC and Clang, so one source serves AVX-512, AVX2, NEON and everything else. The
-// kernels need -ffp-contract=fast (the default of GCC alone), which compiles a * b + c to one instruction.
+// kernels need -ffp-contract=fast, so that a * b + c is one instruction: it is GCC's default, but not Clang's.
 #pragma once
 
 #include "math/gelu.h"

@@ -39,8 +39,8 @@ typedef struct {
     float label_smoothing; // in training's loss only (math/loss.h), not in eval
     const Range *owned;    // the ranges that this rank updates, ascending. Moments and other arrays of the update cover
     int owned_count;       // only these. 0: the whole model
-    bool shard_grads;      // gradients too, see `collect`; an owned range then lies within one of the model's buckets
-    bool shard_weights;    // weights too, see `own_weights`; needs owned ranges, each within one of the model's buckets
+    bool shard_grads;      // shard gradients, see `collect`; each owned range then lies within one of the model's buckets
+    bool shard_weights;    // shard weights, see `own_weights`; needs owned ranges, each within one of the model's buckets
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
 } EngineConfig;
@@ -79,8 +79,8 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
     BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
                    // shard_weights see shard_weight_place
-    BUFFER_NORMS,  // double, one a tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
-    BUFFER_TRUST   // double, two a tensor: `trust` writes it, `update` reads it
+    BUFFER_NORMS,  // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
+    BUFFER_TRUST   // double, two per tensor: `trust` writes it, `update` reads it
 } EngineBuffer;
 
 // With several ranks the engine reports the progress of a micro-step's gradients, bucket by bucket, from the model's
@@ -118,7 +118,7 @@ typedef struct {
 
 // The numbers of a step. Arrays have one entry per tensor of the model's table.
 typedef struct StepResult {
-    double loss_sum;    // sum over the step's examples of L_b, nats a token
+    double loss_sum;    // sum over the step's examples of L_b, nats per token
     double *grad_sq;    // |sum_b g_b|^2
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
@@ -227,7 +227,7 @@ struct EngineApi {
     // ---- Without training -------------------------------------------------------------------------------------------
 
     // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss (n, T), in nats: loss[b][t] is
-    // that of tokens[b][t + 1].
+    // the loss of tokens[b][t + 1].
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
     // Logits of the token that follows n <= seq_len tokens. logits: (V).

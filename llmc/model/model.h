@@ -53,7 +53,7 @@ typedef enum { MODEL_TENSORS(X) TENSOR_KINDS } TensorKind;
 #undef X
 
 // One tensor of a model. The model's parameters are one flat array in which every tensor begins at a multiple of
-// 64 elements; gradients and moments have the same layout. A Range of that array names a part of the model.
+// 64 elements; gradients and moments have the same layout. A Range of the flat array names a part of the model.
 typedef struct {
     char name[40]; // Hugging Face's, without the "transformer." in front
     TensorKind kind;

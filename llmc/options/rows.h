@@ -40,7 +40,7 @@ typedef struct {
     int prefers;       // print a note unless this condition holds
     bool off_at_0;     // 0, "" and false turn the option off: ignore `needs` then
     int used_by;       // the kinds of run without training that use the option
-    int group;   // options of one group exclude each other; precedence is that of row_set. 0: none
+    int group;   // options of one group exclude each other; row_set says which wins. 0: none
     bool of_run; // may not change on resume; an old checkpoint that lacks it had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
@@ -98,7 +98,7 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
 // Prints the option's lines of --help, at most 100 columns wide.
 void row_print_help(FILE *f, const OptionRow *row);
 
-void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: those of a choice
+void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: a choice's
 
 // Writes "name = value", a line of a --config file. ERR_USAGE for a text that no line can hold.
 int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e);

@@ -38,7 +38,7 @@ static void estimate_engine(const EngineConfig *shape, const PlanDevice *device,
         add_item(memory, "gradients, fp32, estimated", fp32 * ((double)shard_grad_elements(shape) + summed));
         add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
     }
-    // Activations of the blocks, bytes a token, as in Korthikanti et al. 2022 (arXiv 2205.05198), section 4, without
+    // Activations of the blocks, bytes per token: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, without
     // recomputing. But here attention keeps only its row sums, and dropout keeps nothing.
     double L = shape->inference ? 1 : m->layers; // blocks whose input is kept
     double kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
@@ -65,8 +65,8 @@ static void estimate_engine(const EngineConfig *shape, const PlanDevice *device,
 //     6 MiB  cuBLASLt and its kernels. d12 and d24, at any --recompute, used 531.5 MiB more than the engine's own plan
 //   860 MiB  NCCL without NVLink multicast (NCCL_NVLS_ENABLE=0), the same on 2 and 4 ranks of a machine:
 //            382 MiB at set-up; 376 of them, its kernels, stay after ncclCommAbort
-//            474 MiB with the first reduce-scatter, for the rings' buffers, which other collectives share: per
-//            connection and channel NCCL_BUFFSIZE, 4 MiB, and less for its short protocols
+//            474 MiB with the first reduce-scatter: the rings' buffers, NCCL_BUFFSIZE = 4 MiB per connection and
+//            channel, and less for its short protocols. Other collectives share them
 //            4 MiB with the first broadcast
 // Assumes that other cards, drivers and networks need as much.
 double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {

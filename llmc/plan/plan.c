@@ -14,12 +14,12 @@ static const PlanEfficiency gpu_efficiency = {
     .of_peak[WORK_MATMUL] = 750.0 / 989, // cuBLASLt, bf16, 8192 x 8192 x 8192
     // Products of N = 65536 rows over 768 channels reach 529 to 702 TFLOP/s. Writing much (fc 638, the head's forward
     // 613) is slower than reading as much (fcproj 682, the head's dinput 691): a tile's operands are loaded during
-    // arithmetic, its results are written after it. If all writing and a third of the reading count, the plan is within
-    // 10% of each of the ten products of a step.
+    // arithmetic, its results are written after it. Counting all writes and a third of the reads, the plan is within
+    // 10% of each of a step's ten products.
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3%, of which 2.4% in the branches
+    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -116,8 +116,8 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact
 
 // ---- Between ranks --------------------------------------------------------------------------------------------------
 
-// A ring uses all network cards of a machine at once (one NCCL channel per card), so their bandwidths add up. The
-// slower of this sum and the link inside limits the ring.
+// A ring uses all network cards of a machine at once (one NCCL channel per card), so their bandwidths add up. The ring
+// is as fast as the slower of that sum and the link inside a machine.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
     if (ranks <= d->spec.devices_a_machine) return d->spec.link;
     double machine = d->spec.network * d->spec.devices_a_machine;
@@ -135,15 +135,15 @@ double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }
 
-// ZeRO-3: the fraction of the blocks that a pass gathers. The others are still in their slots from the pass before.
+// Returns the fraction of the blocks that a pass of ZeRO-3 gathers. The others lie in their slots since the last pass.
 static double gathered_again(const Model *model) {
     double L = model->config.layers;
     return fmax(0, L - SHARD_WEIGHT_SLOTS) / L;
 }
 
-// Rajbhandari et al. 2020 (arXiv 1910.02054), section 7. Plain data parallelism, ZeRO-1 and ZeRO-2 pass on two values
-// per parameter and step: they scatter gradients, and gather gradients or weights. ZeRO-3 passes on three per
-// micro-step: it gathers weights twice, except for the blocks still in their slots.
+// Counts values as Rajbhandari et al. 2020 (arXiv 1910.02054), section 7. ZeRO-0 to ZeRO-2 pass on two values per
+// parameter and step: they scatter gradients, and gather gradients or weights. ZeRO-3 gathers weights in both passes of
+// each micro-step, except for the blocks still in their slots.
 double plan_step_bytes(const Plan *p) {
     const Model *model = p->shape.model;
     double all = (double)model->flat_count, embeddings = (double)range_length(model_bucket(model, 0)), gathered = all;
@@ -168,9 +168,10 @@ static Transfer transfer(const Plan *p, double value_bytes) {
 }
 
 // Seconds of a step's transfers that no computation hides. Scattering gradients: the backward pass hides the blocks'.
-// The embeddings' gradients are final last; a forward pass of the same step hides them only with --reduce micro-step.
-// Gathering: the update hides gradients (ZeRO-0), or the next forward pass hides weights. Nothing hides the embeddings:
-// a forward pass needs them first. With ZeRO-3 each pass hides the gathering of the blocks.
+// The embeddings' are final last; with --reduce micro-step the next micro-step's forward pass hides them, otherwise
+// nothing does. Gathering: with ZeRO-0 the update hides the blocks' gradients; otherwise the next forward pass hides
+// the blocks' weights. Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers
+// blocks, and hides that.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;

@@ -51,7 +51,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
 bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model);
 
 double plan_kernel_seconds(const PlanDevice *device, const Work *work); // seconds per launch
-double plan_critical_intensity(const PlanDevice *device);               // FLOPs a byte
+double plan_critical_intensity(const PlanDevice *device);               // FLOPs per byte
 
 typedef struct {
     const Options *options;
@@ -91,7 +91,7 @@ typedef struct {
 PlanStep plan_step(const Plan *plan, int64_t rows);
 
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
-double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s a rank, each way; 0: unknown
+double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks); // the plan with another --zero and number of ranks

@@ -168,7 +168,7 @@ static bool is_computing(const Plan *plan, int ranks) {
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// Names what fills more than half of a step's time. Latency: that of the rings' rounds.
+// Names what fills more than half of a step's time. "latency": the rounds of the rings.
 static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
@@ -259,7 +259,7 @@ static void print_run_line(FILE *f, const Plan *p, const char *what, double targ
     fprintf(f, "\n");
 }
 
-// The noise scale of a future run is unknown; the ramp's bounds are not.
+// Prints one line; with --ramp gns the ramp's bounds, since the noise scale of a future run is unknown.
 static void print_run(FILE *f, const Plan *p) {
     if (!p->ramp) return;
     if (p->ramp->config.mode != RAMP_GNS) return print_run_line(f, p, "\nrun         ", 0);

@@ -71,7 +71,7 @@ static void add_layernorms(Workload *w, WorkPass pass, double count) {
     add_stream(w, FAMILY_LAYERNORM, pass, w->N * w->C, LAYERNORM_FLOPS, 2, 2, count);
 }
 
-// From ln1's output to fc's output, in `blocks` blocks. Leaves out GELU, which can be recomputed alone, and fcproj.
+// Counts ln1's output to fc's output, in `blocks` blocks. Leaves out fcproj, and GELU: that may be recomputed alone.
 static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
     double N = w->N, C = w->C;
     add_matmul(w, FAMILY_BLOCK_MATMUL, pass, N, C, 3 * C, blocks); // qkv

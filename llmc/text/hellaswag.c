@@ -17,7 +17,7 @@ enum {
     ENDINGS_MAX = 64,         // more than any test of this kind has
     FILE_MAX_BYTES = 1 << 30, // of any file; the public one has 12 MB
     ROW_MIN_BYTES = 3,        // the shortest ending in a file: "" and a comma, or a count and a token
-    WIDTH_STEP = 64           // the GPU's kernels want info.width a multiple of this
+    WIDTH_STEP = 64           // info.width is a multiple of this, for the GPU's kernels
 };
 
 #define HINT_FILE "get it with data/hellaswag.sh, or make llm.c's hellaswag_val.bin"

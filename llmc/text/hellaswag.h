@@ -11,7 +11,7 @@
 //
 // The first bytes of a file tell its kind:
 //
-//   jsonl  the public file, one question a line: "ctx", a text; "endings", texts; "label", the number of the right one.
+//   jsonl  the public file, a question per line: "ctx", a text; "endings", texts; "label", the number of the right one.
 //          A row is the tokens of ctx, then the tokens of " " + ending.
 //   .bin   llm.c's file of tokens (its dev/data/data_common.py, write_evalfile), little-endian: int32 header[256], [0]
 //          magic 20240522, [1] version 1, [2] questions, [3] bytes of the longest; then each question in uint16: 65535,
@@ -43,7 +43,7 @@ HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 // padding.
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 
-// Sets sum (n) to the l(e) of these rows. loss (n, width): of predicting each token from the tokens before it.
+// Sets sum (n) to the l(e) of these rows. loss (n, width): each token's, predicted from the tokens before it.
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum);
 
 typedef struct HellaSwagScore {

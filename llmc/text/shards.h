@@ -35,7 +35,7 @@ typedef struct {
     int skipped;      // shards too short to hold a window of this T
     int sources;      // 1 if no source has a weight
     bool weighted;
-    double epoch; // mean number of examples per epoch of the source that repeats most
+    double epoch; // mean number of examples in an epoch of the source that repeats most
 } DatasetInfo;
 
 // A source of a mixture. Without weights all files are one source.

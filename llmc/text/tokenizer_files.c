@@ -192,9 +192,8 @@ static int read_vocab(VocabReader *r, Error *e) {
 }
 
 // Adds the tokens that a file lists as added, new ones or the vocabulary's. The first file that lists one decides its
-// flags.
-// tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}}; added_tokens.json has
-// {name: number}.
+// flags. tokenizer.json has an array of {id, content}; tokenizer_config.json has {number: {content}}; added_tokens.json
+// has {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
