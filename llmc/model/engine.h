@@ -39,8 +39,8 @@ typedef struct {
     float label_smoothing; // in training's loss only (math/loss.h), not in eval
     const Range *owned;    // the ranges that this rank updates, ascending. Moments and other arrays of the update cover
     int owned_count;       // only these. 0: the whole model
-    bool shard_grads;      // shard gradients, see `collect`; each owned range then lies within one of the model's buckets
-    bool shard_weights;    // shard weights, see `own_weights`; needs owned ranges, each within one of the model's buckets
+    bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
+    bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
 } EngineConfig;
