@@ -36,7 +36,7 @@ typedef struct {
     float *lse, *delta;       // (Tp)
 } Head;
 
-// The first key that query t sees: the first token of its document. Padding belongs to the last document.
+// Returns the first key that query t sees: its document's first token. Padding belongs to the last document.
 static size_t first_key(const Head *head, size_t t) {
     size_t last = head->T - 1;
     return head->position ? size_min(t, last) - head->position[size_min(t, last)] : 0;
@@ -210,9 +210,8 @@ VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, siz
     return vec_sum(sum);
 }
 
-// Turns row t of scores and dP, keys [j, j + n), n a multiple of VEC, into P = exp(score - lse) and dS = P (dP -
-// delta); both 0 outside keys [first, t]. factor: dropout's, or NULL; with it dP (in) and P (out) are those after
-// dropout.
+// Turns row t of scores and dP into P = exp(score - lse) and dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.
+// Both are 0 outside keys [first, t]. factor: dropout's, or NULL; with it dP (in) and P (out) are those after dropout.
 VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first, size_t t, size_t j, size_t n,
                                     float lse, float delta, const float *factor) {
     VecBits key = {0}; // key minus `first`, unsigned: as in `hide`
@@ -227,7 +226,7 @@ VECTOR_INLINE void backward_softmax(float *scores, float *dscores, size_t first,
     }
 }
 
-// backward_softmax of keys [j, end) with dropout. noinline: inlined, it slows down runs without dropout.
+// Runs backward_softmax with dropout on keys [j, end). noinline: inlined, it slows down runs without dropout.
 __attribute__((noinline)) static void backward_dropped_row(const Head *head, float *scores, float *dscores, size_t t,
                                                            size_t j, size_t end) {
     float factor[DROPOUT_SPAN];

@@ -33,7 +33,7 @@ __attribute__((target("amx-tile"))) static void configure(void) {
 __attribute__((target("amx-tile,amx-bf16"))) void bf16_tile_amx(float *c, const uint16_t *a, const uint16_t *b,
                                                                 size_t pairs, size_t count, Ahead *ahead,
                                                                 void (*between)(void *, size_t, size_t), void *work) {
-    enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // bytes between rows; pairs of k in a tile
+    enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // *_ROW: bytes between rows; PAIRS: pairs of k in a tile
     float *c1 = c + 16 * BF16_COLUMNS;
     size_t lines = (ahead->lines + pairs / PAIRS - 1) / (pairs / PAIRS); // to prefetch per step
     configure();

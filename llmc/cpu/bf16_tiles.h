@@ -7,14 +7,14 @@
 #include <stdint.h>
 
 #if defined(__x86_64__) && !defined(GNS_AVX2) &&                                                                       \
-    (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers do not know AMX
+    (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers lack AMX
 #    define BF16_X86
 #endif
 
 enum { CACHE_LINE = 64 };
 
-// Memory to prefetch while a tile is computed. A few cache lines at a time: all at once they delay the tile's own loads
-// (an Emerald Rapids has at most 16 lines in flight, and memory takes 100 ns).
+// Memory to prefetch while a tile is computed, a few cache lines at a time: all at once would delay the tile's own
+// loads (an Emerald Rapids has at most 16 lines in flight, each for 100 ns).
 typedef struct {
     const char *run;             // the present run of `length` bytes; runs lie `stride` bytes apart
     size_t byte, length, stride; // byte: the next line's offset in the run
@@ -31,12 +31,12 @@ static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, s
 
 enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
-// c (rows, 32) fp32 = A B of packed panels: the sum over pairs of k, ascending. A has `count` rows; later rows of c are
-// arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
+// Computes c = A B, fp32 (rows, 32), from packed panels: sums over pairs of k, ascending. A has `count` rows; later
+// rows of c are arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
 //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
-// A Bf16Tile may prefetch some of the lines ahead; its caller prefetches the rest. Before it writes c it calls
-// between(work, at, of) for at = 0 to of - 1: AMX after each step of k, on units that it leaves idle; others at the start.
-// NULL: nothing to call.
+// A Bf16Tile may prefetch some of the lines ahead; its caller prefetches the rest. It calls between(work, at, of), for
+// at = 0 to of - 1, before it writes c; between NULL: nothing. AMX calls it after each step of k, since it leaves the
+// vector units idle; the others call it at the start.
 typedef void Bf16Tile(float *c, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count, Ahead *ahead,
                       void (*between)(void *work, size_t at, size_t of), void *work);
 Bf16Tile bf16_tile_amx, bf16_tile_avx512, bf16_tile_neon;

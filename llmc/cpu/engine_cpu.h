@@ -34,7 +34,7 @@ struct Engine {
     void *weight;             // the kernels read it: the flat layout, or a few of its buckets (shard_weight_place)
     float *param;             // fp32 masters of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;              // the flat layout, or a few of its buckets (shard_grad_place)
-    float *grad_sum;          // the step's sums; with shard_grads: of the owned ranges; else it aliases grad
+    float *grad_sum;          // the step's sums: with shard_grads the owned ranges'; else aliases grad
     float *moment1, *moment2; // cover the owned ranges
     Block *block;             // (L)
     void *x_final;            // (B, T, C)  output of the last block
@@ -45,7 +45,7 @@ struct Engine {
     float *loss;              // (B, T)     with label smoothing; NULL: the loss is nll
     uint16_t *targets;        // (B, T)
     uint16_t *position;       // (B, T)  a token's place in its document; NULL without document_mask
-    uint16_t *seen;           // (T)     the last tokens; keys and values of the first seen_count are in memory
+    uint16_t *seen;           // (T)     cpu_logits' last tokens; keys and values of the first seen_count are in memory
     int seen_count;
     void *dx, *dy;                           // (B, T, C)  gradients: dx of the residual stream, dy of a branch
     void *dwide;                             // (B, T, 4C) gradient of qkv or fc

@@ -165,7 +165,7 @@ static const float *newton_schulz(Matmul mm, float *x, float *y, float *gram, fl
     return x;
 }
 
-// Muon's update of matrix k of a tensor; `count` matrices lie side by side in it.
+// Updates matrix k of a tensor by Muon; the tensor holds `count` matrices side by side.
 static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfig *u, float grad_scale, size_t count,
                           size_t k) {
     const size_t rows = t->tensor->rows, stride = t->tensor->columns, columns = stride / count;
@@ -190,7 +190,7 @@ static void update_matrix(Engine *engine, const TensorPart *t, const UpdateConfi
         }
 }
 
-// The step's numbers. grad_scale turns the summed gradient into the clipped mean. NaN: the step must change nothing.
+// Returns the step's numbers. grad_scale turns the summed gradient into the clipped mean; NaN: change nothing.
 static AdamWStep step_of_update(const Engine *engine, const UpdateConfig *u) {
     double sq = 0;
     for (int i = 0; i < engine->config.model->tensor_count; i++) sq += engine->grad_sq[i];
@@ -217,7 +217,7 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     return 0;
 }
 
-// |direction|^2 of the coming step. The order of the sum depends on n alone.
+// Returns |direction|^2 of the coming step. The order of the sum depends on n alone.
 static double direction_squares(const TensorPart *t, const AdamWStep *step) {
     enum { BLOCK = 1 << 12, PARTS = 256 };
     double partial[PARTS] = {0}, sum = 0;

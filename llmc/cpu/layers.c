@@ -193,7 +193,7 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
                         layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C, TYPE));
             }
         }
-        // 2: add an example's blocks to its first, in order; that is the example's gradient. Then its norm
+        // 2: add an example's blocks to its first, in order: the example's gradient. Compute its norm
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;

@@ -11,8 +11,8 @@
 
 enum { PARALLEL_FLOATS = 1 << 13 }; // shorter loops run on one thread: a parallel region costs a few microseconds
 
-// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride); reads its first T columns. position: (B, T);
-// NULL: the position is t.
+// x[b][t] = wte[token] + wpe[position]. tokens: (B, stride); reads its first T columns. position: (B, T); NULL: the
+// position is t.
 void embedding_forward(void *x /* (B, T, C) */, const uint16_t *tokens, size_t stride, const uint16_t *position,
                        const void *wte /* (V, C) */, const void *wpe /* (P, C) */, int B, int T, int C, Dtype type);
 

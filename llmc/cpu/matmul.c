@@ -12,7 +12,7 @@
 enum { A_BLOCK_MAX = 1 << 20 };        // bytes
 enum { PARTIAL_COLUMNS = 768 };        // columns at a time if C is bf16 and cannot hold partial sums
 enum { ROW_COLUMNS = 384 };            // columns at a time in a product of one row
-enum { TASKS_PER_THREAD = 8 };         // wanted in a block: threads then end at about the same time
+enum { TASKS_PER_THREAD = 8 };         // wanted per block: threads then end at about the same time
 enum { STREAM_FLOATS = 1 << 18 };      // smallest C that is written past the caches
 enum { SERIAL_FLOPS = 2 * 64 * 1024 }; // products of fewer run on one thread
 
@@ -126,7 +126,7 @@ static void multiply_blocks(const MatmulProduct *p, MatmulBlock block, size_t de
             for (block.i = 0; block.i < p->M; block.i += rows, buffer ^= 1) {
                 block.rows = size_min(rows, p->M - block.i);
                 block.panels = (char *)mm.scratch + (size_t)buffer * A_BLOCK_MAX;
-                MatmulBlock after = block; // the next block: only its range of B is right
+                MatmulBlock after = block; // the next block; only its range of B is valid
                 bool same_k = block.i + rows < p->M, last = !same_k && block.k + depth >= p->K;
                 if (!same_k) after.k += depth, after.depth = size_min(depth, p->K - size_min(p->K, after.k));
                 compute_block(p, &block, last ? NULL : &after, threads);

@@ -42,7 +42,7 @@ static void copy_rows(float *to, size_t to_row, const float *from, size_t from_r
 enum { TILE_DEPTH = VEC == 8 ? 256 : 384 };
 enum { PREFETCH_DEPTH = 16 }; // steps of k from one prefetch to the next
 
-// tile_product of A and a panel of B, with prefetches.
+// Multiplies A and a panel of B as tile_product does, with prefetches.
 VECTOR_INLINE Tile block_product(const int rows, size_t depth, const float *a, size_t a_row, size_t a_k, const float *b,
                                  Ahead *ahead) {
     size_t lines = (ahead->lines * PREFETCH_DEPTH + depth - 1) / depth;

@@ -52,7 +52,7 @@ struct MatmulKernel {
     Dtype type;
     size_t rows, columns;           // size of a tile of C
     size_t step;                    // panels are padded with zeros to a multiple of this, in k
-    size_t block_depth, depth_unit; // a block of k: its largest length; its length is a multiple of depth_unit
+    size_t block_depth, depth_unit; // longest block of k; depth_unit divides each block's length
     void (*pack_a)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t i,
                    size_t count); // rows [i, i + count) of A
     void (*pack_b)(void *panel, const MatmulProduct *, const MatmulBlock *, size_t j,

@@ -222,7 +222,7 @@ void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, dou
 HellaSwagScore hellaswag_score(const HellaSwag *h, const double *sum) {
     HellaSwagScore score = {.questions = h->info.questions};
     const Row *row = h->rows;
-    for (int i = 0, best = 0, best_norm = 0; i < h->info.rows; i++) { // best: of this question so far
+    for (int i = 0, best = 0, best_norm = 0; i < h->info.rows; i++) { // best: this question's best row so far
         if (sum[i] < sum[best]) best = i;
         if (sum[i] / row[i].ending_count < sum[best_norm] / row[best_norm].ending_count) best_norm = i;
         if (!row[i].last) continue;

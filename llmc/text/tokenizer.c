@@ -13,7 +13,7 @@
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
 // No regular expressions: an engine takes several times as long as the rest of encoding.
-// test_words compares its words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
+// test_words compares the words with PCRE2's. An ill-formed byte is a character of its own, neither letter, number nor
 // space.
 
 // Returns the class of the character at s < end, and sets its length.
@@ -55,8 +55,8 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     return s == end || last == start ? s : last;
 }
 
-// Returns the last position after a character that is no space and before a space; 0: none. A cut there is safe: no
-// alternative of the pattern matches across it or looks back. Only (?!\S) looks ahead, and it follows a space.
+// Returns the last position between another character and a space; 0: none. A cut there is safe: no alternative of the
+// pattern matches across it or looks back. Only (?!\S) looks ahead, and it follows a space.
 static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
     for (size_t i = bytes; i-- > 1;) {
@@ -137,8 +137,8 @@ int tokenizer_index_merges(Tokenizer *t, Error *e) {
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. found
-// (bytes) is scratch. A word costs one pass per distinct merge that it uses (more only if two merges give one token): 6
-// s for a megabyte of random letters without a space, 0.1 s for one of DNA.
+// (bytes) is scratch. A word costs one pass per distinct merge that it uses (more only if two merges give one token):
+// 0.1 s for a megabyte of DNA, 6 s for one of random letters without a space.
 static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes, uint32_t *found, uint16_t *out) {
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
