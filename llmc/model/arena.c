@@ -8,7 +8,7 @@ void arena_add(Arena *arena, const char *what, void **where, size_t bytes, int f
     arena->buffer[arena->count++] = (ArenaBuffer){what, where, round_up(bytes, ARENA_ALIGNMENT), from, to, 0};
 }
 
-// The lowest offset at which `b` overlaps no placed buffer that is live at the same time: 0 or the end of one.
+// Returns the lowest offset at which `b` overlaps no placed buffer that is live at the same time: 0 or the end of one.
 static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, int count) {
     size_t offset = 0;
     for (int i = 0; i < count; i++) {
@@ -21,7 +21,7 @@ static size_t lowest_offset(const ArenaBuffer *b, ArenaBuffer *const *placed, in
     return offset;
 }
 
-// Larger first; buffers of equal size in the order of arena_add.
+// Orders larger buffers first; buffers of equal size as arena_add did.
 static int by_size(const void *a, const void *b) {
     const ArenaBuffer *x = *(ArenaBuffer *const *)a, *y = *(ArenaBuffer *const *)b;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;

@@ -204,21 +204,22 @@ struct EngineApi {
     // Sets the loss scale of the following steps; 1 until then. NULL: the engine has none.
     void (*scale_loss)(Engine *engine, double scale);
 
-    // Forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
+    // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
     // predict tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients. A step's
     // first micro-step overwrites the gradients; with shard_grads every micro-step does. tokens may be reused on
     // return.
     int (*micro_step)(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e);
 
-    // Squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm;
+    // Measures squared norms, by tensor, of the gradients in the range. A tensor without elements there keeps its norm;
     // begin_step clears them all.
     int (*norms)(Engine *engine, Range range, Error *e);
 
-    // Squared norms, by tensor, of weights and of the step's direction in the owned part of the range. For LAMB, before
-    // the first `update` of a step. A tensor without elements there keeps its norms; begin_step clears them all.
+    // Measures squared norms, by tensor, of weights and of the step's direction in the owned part of the range. For
+    // LAMB, before the first `update` of a step. A tensor without elements there keeps its norms; begin_step clears
+    // them all.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
-    // The optimizer's step over the owned part of the range. Divides the gradient by B, and clips it by the norm that
+    // Applies the optimizer's step to the owned part of the range. Divides the gradient by B, and clips it by the norm that
     // `norms` wrote. Changes nothing if that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
@@ -226,11 +227,11 @@ struct EngineApi {
 
     // ---- Without training -------------------------------------------------------------------------------------------
 
-    // Losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss (n, T), in nats: loss[b][t] is
-    // the loss of tokens[b][t + 1].
+    // Computes the losses of n <= micro_batch rows of T <= seq_len tokens. tokens: (n, T + 1). loss (n, T), in nats:
+    // loss[b][t] is the loss of tokens[b][t + 1].
     int (*eval)(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e);
 
-    // Logits of the token that follows n <= seq_len tokens. logits: (V).
+    // Computes the logits of the token that follows n <= seq_len tokens. logits: (V).
     int (*logits)(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e);
 
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------

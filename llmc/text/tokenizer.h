@@ -29,7 +29,7 @@ bool tokenizer_exists(const char *directory);
 void tokenizer_destroy(Tokenizer *t); // NULL is fine
 
 int tokenizer_vocab_size(const Tokenizer *t); // at most VOCAB_MAX
-int tokenizer_eot(const Tokenizer *t);        // <|endoftext|>, or -1 if the vocabulary has none
+int tokenizer_eot(const Tokenizer *t);        // the token that ends documents, <|endoftext|> in GPT-2's; -1: none
 bool tokenizer_is_bytes(const Tokenizer *t);
 bool tokenizer_has_merges(const Tokenizer *t); // false: every token is a byte or a character
 
