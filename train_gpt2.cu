@@ -114,8 +114,8 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    // Runs each product on the library that is faster over the three shapes. H200, us, linear_sm90 : cuBLASLt: proj d12
-    // 149:151, d24 131:128, d48 148:160; fcproj 503:502, 470:419, 547:549.
+    // Runs each product on the library that is faster over the three shapes. H200, us, linear_sm90 : cuBLASLt:
+    // proj d12 149:151, d24 131:128, d48 148:160; fcproj 503:502, 470:419, 547:549.
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
     return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
@@ -465,7 +465,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Computes the gradient of wpe with documents: positions select rows of wpe, like tokens rows of wte.
+// Computes the gradient of wpe with documents: a position selects a row of wpe, as a token selects a row of wte.
 static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -499,7 +499,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
-    TRY(weights_await(engine, L, e)); // ln_f's
+    TRY(weights_await(engine, L, e)); // with ln_f
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
@@ -549,8 +549,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step, so that every product is timed, overwriting gradients and adding to them. Drops
-// results.
+// Runs each kind of micro-step, so that every product is timed; overwrites gradients and adds to them. Drops results.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime

@@ -49,7 +49,7 @@ if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        if python3 -m venv build/venv > build/venv.log 2>&1 && # Python compiles what it imports, which is little of all this
+        if python3 -m venv build/venv > build/venv.log 2>&1 && # Python compiles what it imports, a small part
             build/venv/bin/pip install -q --no-compile --disable-pip-version-check -r dev/oracle/requirements.txt >> build/venv.log 2>&1; then
             cp dev/oracle/requirements.txt "$stamp"
         else

@@ -4,7 +4,7 @@
 # From the environment (default after the semicolon):
 #
 #   TRAIN, VAL   shards; data/fineweb/fineweb_{train,val}_*.bin
-#   TOKENIZER    of the shards, for the checkpoints; data/gpt2 if it exists
+#   TOKENIZER    the shards' tokenizer, for the checkpoints; data/gpt2 if it exists
 #   OUT          run directory; runs/NAME
 #   RANKS        processes, one per GPU; this machine's GPUs, or those of CUDA_VISIBLE_DEVICES
 #   RUN          command that starts RANKS processes; mpirun on this machine. scripts/slurm/ sets it

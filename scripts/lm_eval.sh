@@ -12,8 +12,8 @@
 # From the environment:
 #
 #   TOKENIZER   a directory with a tokenizer that transformers reads, if MODEL has none
-#   DTYPE       float32, as the checkpoint
-#   LM_EVAL     the program; the one in build/venv/bin, then in PATH
+#   DTYPE       of the weights; default: float32, as in the checkpoint
+#   LM_EVAL     the program; default: the one in build/venv/bin, else in PATH
 #
 # The first use of a task downloads its data from huggingface.co to a cache ($HF_HOME, ~/.cache/huggingface). For a machine
 # without a network, run the same command elsewhere, copy the cache and set HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1, or

@@ -22,7 +22,7 @@ static inline AdamWStep adamw_step(double lr, double beta1, double beta2, double
     return s;
 }
 
-// Returns the factor that clips a gradient of this global norm to max_norm (Pascanu et al. 2013); max_norm 0: no clipping.
+// Returns the factor that clips a gradient of this global norm to max_norm (Pascanu et al. 2013); 1 if max_norm is 0.
 GNS_HD static inline double adamw_clip(double norm, double max_norm) {
     return max_norm > 0 && norm > max_norm ? max_norm / norm : 1.0;
 }
