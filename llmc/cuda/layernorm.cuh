@@ -13,12 +13,12 @@
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
                       const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e);
 
-// dresidual (B, T, C): += dx (accumulate) or = dx. It may be dy.
+// dresidual (B, T, C): += dx if `accumulate`, else = dx. May be dy.
 // dgamma, dbeta: column sums of dy xhat and of dy, with per-example squares.
-// dbranch (B, T, C): the stored dresidual with dropout applied: gradient of the branch that was last added to the
+// dbranch (B, T, C): the stored dresidual with dropout applied, the gradient of the branch that was last added to the
 //       residual stream. May be dy. Not written without dropout.
-// dbias: column sums of dbranch, or without dropout of the stored dresidual: bias gradient of the product at the
-//       end of that branch. sum NULL: not wanted.
+// dbias: column sums of dbranch, or without dropout of the stored dresidual; the bias gradient of the product that
+//       ends this branch. sum NULL: not wanted.
 // dy, x (B, T, C); mean, rstd (B, T); gamma (C).
 // Adds the column gradients as one job to jobs, whose memory must have layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C);

@@ -28,7 +28,7 @@ struct MatmulShape {
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // number of products; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
-    // Take the algorithm for a batch of this size, so that a product has the same bits in any batch; 0: `batch`.
+    // Use the algorithm for a batch of this size: a product then has the same bits in any batch. 0: `batch`.
     int64_t like_batch = 0;
 };
 

@@ -11,7 +11,7 @@
 
 // Output of one column gradient. sum NULL: not wanted.
 typedef struct {
-    float *sum;      // (C) += sum over all rows (first: =)
+    float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
     bool first;
 } ColumnGradient;
@@ -67,7 +67,7 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sum (1) += sum of x (n), by one block. For losses.
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n) (first: =). X: float, double.
+// sum (n) += x (n); `first` overwrites it. X: float, double.
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
 // *sum += hash (base/hash.h) of n elements; `place`: the first element's place in the hash. Integer sums: the order of

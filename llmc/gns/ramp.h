@@ -80,7 +80,7 @@ typedef struct {
 // or is NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
-// Fewest and most rows of a LIST. ERR_USAGE unless it begins with 0 tokens and their numbers rise.
+// Sets the fewest and the most rows of a LIST. ERR_USAGE unless it begins with 0 tokens and their numbers rise.
 int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
 
 // argument: LIST or FILE, kept. ERR_INPUT unless the file covers the whole horizon.
@@ -91,17 +91,17 @@ void ramp_destroy(Ramp *r);
 // steps and `tokens` tokens. ERR_INPUT if a replay's file has another number of tokens by that step.
 int ramp_settle(Ramp *r, int64_t step, int64_t tokens, Error *e);
 
-// Rows of the next step, after `step` steps and `tokens` tokens.
+// Returns the rows of the next step, after `step` steps and `tokens` tokens.
 int64_t ramp_batch(const Ramp *r, int64_t step, double tokens);
 
-// ramp_batch, cut short at the horizon; 0: the run is at the horizon.
+// Returns ramp_batch, cut short at the horizon; 0 at the horizon.
 int64_t ramp_next(const Ramp *r, int64_t step, int64_t tokens);
 
-// Most and fewest rows of any step. ramp_smallest ignores a last step that the horizon cuts short.
+// Return the most and the fewest rows of any step. ramp_smallest ignores a last step that the horizon cuts short.
 int64_t ramp_largest(const Ramp *r);
 int64_t ramp_smallest(const Ramp *r);
 
-// The target for a noise scale that is c times the tracker's.
+// Returns the target for a noise scale that is c times the tracker's.
 RampTarget ramp_target(const Ramp *r, const GnsTracker *tracker, GnsFactor c);
 
 // Fits seconds = a + b rows to `count` measurements, by least squares of relative errors, and returns a / b: x. Ignores
