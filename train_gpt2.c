@@ -37,7 +37,7 @@ typedef struct {
     Dropout dropout; // for the first row; attention_of and drop set the layer
 } Batch;
 
-// A pass without training; training sets `mode`, `passes` and `dropout`.
+// Returns a pass without training; for training also set `mode`, `passes` and `dropout`.
 static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t stride, size_t B, size_t T, size_t first) {
     size_t C = (size_t)engine->config.model->config.channels, NH = (size_t)engine->config.model->config.heads;
     return (Batch){tokens, stride, B, T, C, NH, first, B * T - first, engine->config.dtype, .passes = 1};
@@ -107,8 +107,8 @@ static void embeddings_forward(Engine *engine, const Batch *batch, void *x) {
     drop(batch, x, x, DROPOUT_EMBEDDING, 0);
 }
 
-// Adds to work_done, which another thread reads, the fraction of the pass that is done when block_rows rows have passed
-// through a block and head_rows through the head. Ignores attention.
+// Counts block_rows rows through a block and head_rows rows through the head. Adds their share of the pass to
+// work_done, which another thread reads. Ignores attention.
 static void count_work(Engine *engine, const Batch *batch, size_t block_rows, size_t head_rows) {
     const Model *model = engine->config.model;
     double head = model->vocab_padded / (12.0 * model->config.channels); // cost of the head, in blocks
@@ -463,7 +463,7 @@ static void cpu_examples(Engine *engine, uint64_t first) { engine->example = fir
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
-// The engine that main (run/main_cpu.c) hands to the program. It has no check, pin, unpin and stream: it computes any
+// The engine that main (run/main_cpu.c) hands to the program. check, pin, unpin and stream are NULL: it computes any
 // model, needs no pinned memory, and its calls return when they are done.
 const EngineApi cpu_engine = {
     .dtype = cpu_dtype,

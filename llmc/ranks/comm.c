@@ -32,14 +32,13 @@ static int environment_int(const char *name, int otherwise) {
 // Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
-// Number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
+// Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
 static int cores_of(pid_t process) {
     cpu_set_t set;
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; also requests a stop. (Below a shell of its own a rank learns it from PMIx:
-// open_mpi.h.)
+// True if the launcher is gone; also requests a stop. (Started by a shell, a rank learns it from PMIx: open_mpi.h.)
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -305,7 +304,7 @@ int comm_same_build(Comm *comm, Error *e) {
 
 // ---- Cores ----------------------------------------------------------------------------------------------------------
 
-// Cores of each rank where this machine's ranks divide `cores` among themselves.
+// Returns each rank's share of `cores` on this machine, at least 1.
 static int cores_each(const Comm *comm, int cores) { return cores > comm->local_ranks ? cores / comm->local_ranks : 1; }
 
 int comm_threads(const Comm *comm) {

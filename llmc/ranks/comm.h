@@ -15,8 +15,8 @@ typedef struct {
     int rank, ranks;
     int local_rank, local_ranks; // among the ranks of this machine, which divide its GPUs and cores
     char host[COMM_HOST];        // this machine's name; "": all ranks are on it
-    int cores;                   // that this rank may run on: mpirun and srun may bind it to some
-    int cores_here;              // that the launcher of this machine's ranks may run on
+    int cores;                   // cores that this rank may run on: mpirun and srun may bind it to some
+    int cores_here;              // cores that the launcher of this machine's ranks may run on
     double beat_at;              // rank 0's last comm_beat, seconds of the clock
     Error beat_failed;           // why it failed: the next broadcast returns it. Code 0: it did not
     bool settled;                // all ranks know the error that they return, and `speaker` prints it

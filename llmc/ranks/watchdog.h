@@ -18,7 +18,7 @@ GNS_C_BEGIN
 typedef enum { PHASE_SETUP, PHASE_STEP, PHASE_CHECKPOINT, PHASE_COUNT } WatchdogPhase;
 
 typedef struct WatchdogEntry WatchdogEntry; // one rank's line on the board
-size_t watchdog_board_bytes(int count);     // of `count` lines, zeros at first
+size_t watchdog_board_bytes(int count);     // bytes of a board of `count` lines, zeros at first
 
 typedef struct Watchdog Watchdog;
 
@@ -29,13 +29,13 @@ typedef struct {
     WatchdogEntry *board;  // (ranks); each rank of this machine writes its own line; may be NULL
     double deadline;       // seconds in PHASE_STEP; three times as long for a piece of a save, six times for set-up
     void (*end)(int code); // ends the whole job; does not return
-    int launcher;          // the parent process; with another parent set-up ends soon. 0: none
+    int launcher;          // the parent process; set-up ends soon after it is gone. 0: none
 } WatchdogConfig;
 
 int watchdog_create(Watchdog **out, const WatchdogConfig *config, Error *e);
 void watchdog_destroy(Watchdog *w); // no-op for NULL, like the functions below
 
-// All ranks have joined: rank and ranks as MPI says. Ranks missing on the board are on other machines.
+// Call when all ranks have joined, with rank and ranks from MPI. Ranks missing on the board are on other machines.
 void watchdog_join(Watchdog *w, int rank, int ranks);
 
 // These four restart the clock.
