@@ -31,10 +31,10 @@ typedef struct {
     size_t stride, B, T, C, NH;
     size_t first;    // first token to compute: keys and values of earlier ones are in memory (B = 1); else 0
     size_t N;        // tokens to compute, B T - first
-    Dtype type;      // of values
+    Dtype type;      // type of values
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
-    Dropout dropout; // for the first row; attention_of and drop set the layer
+    Dropout dropout; // dropout of the first row; attention_of and drop set the layer
 } Batch;
 
 // Returns a pass without training; for training also set `mode`, `passes` and `dropout`.

@@ -34,7 +34,7 @@ typedef struct {
     int B, T, N, C; // N = B T
     AttentionShape attention;
     GnsMode mode;
-    Dropout dropout; // of the first row; layer not set
+    Dropout dropout; // dropout of the first row; the layer is not set
     bool documents;  // attention stays within a document
 } Pass;
 
@@ -286,7 +286,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
         TRY(block_forward(engine, p, k, l, l + 2, e));
         TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
-        TRY(weights_await(engine, l + 2, e)); // the next block's
+        TRY(weights_await(engine, l + 2, e)); // weights of the next block
         TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l, LN1_W, l + 1,
                         e));
     }
@@ -450,8 +450,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
     TRY(linear_dinput(engine, dattention, branch, PROJ_W, l, p->N, e));
     if (final_comes_later(engine, l + 1))
-        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // of block l + 1
-    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // of block l - 1
+        TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
+    if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
     const ColumnGradient bias =
         qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
     TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, &engine->columns,

@@ -31,7 +31,7 @@ typedef struct {
     real *logits;                        // the gradient overwrites them
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
-    float scale; // of the loss
+    float scale; // scale of the loss
 } LogitRows;
 
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
@@ -244,7 +244,7 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
     LogitRows rows = {losses, smoothed, smoothing, 0, 0, logits, tokens, R, row0, T, V, Vp, scale};
     rows.onehot = (1.0f - smoothing) * scale / T;
     rows.everywhere = loss_gradient_everywhere(scale / T, smoothing, V);
-    assert(Vp % VEC == 0); // as the model pads it
+    assert(Vp % VEC == 0); // the model pads it so
     return (smoothed ? logit_rows_launch<true> : logit_rows_launch<false>)(rows, stream, e);
 }
 

@@ -46,15 +46,15 @@ enum { MATMUL_PLANS_MAX = 512, MATMUL_ANSWERS_MAX = 16, MATMUL_CHOICES_BYTES = 1
 
 typedef struct {
     cublasLtHandle_t handle;
-    cudaStream_t stream; // of all products
+    cudaStream_t stream; // runs all products
     void *workspace;     // MATMUL_WORKSPACE_BYTES on the device, owned by the caller
-    int count;           // of plans
+    int count;           // number of plans
     MatmulPlan plan[MATMUL_PLANS_MAX];
     cudaEvent_t start, stop;            // around a timed product
     bool tuning;                        // time the answers for every new shape
     bool heated;                        // timing has heated the card
     char identity[320];                 // GPU, precision and library for which choices hold
-    char choices[MATMUL_CHOICES_BYTES]; // of a tuning: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
+    char choices[MATMUL_CHOICES_BYTES]; // text of a tuning: "" or "IDENTITY: SHAPE=ALGORITHM SHAPE=ALGORITHM ..."
 } Matmul;
 
 int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e);

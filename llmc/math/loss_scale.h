@@ -12,7 +12,7 @@ static const double LOSS_SCALE_MAX = 0x1p32;
 
 // Stored in checkpoints.
 typedef struct {
-    double scale;      // for the next step; 0: the engine needs none
+    double scale;      // scale of the next step; 0: the engine needs none
     int64_t clean;     // steps since the scale changed
     int64_t overflows; // steps skipped so far
 } LossScale;

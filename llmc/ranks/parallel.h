@@ -112,7 +112,7 @@ int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e);
 int parallel_micro_step(Parallel *p, const uint16_t *tokens, int n, GnsMode mode, bool last, Error *e);
 
-int parallel_norms(Parallel *p, Error *e); // of the sum of all ranks' gradients
+int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over all ranks
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
 // Makes the transfers of a forward pass without its computation, for a rank that has fewer passes than others.
@@ -130,7 +130,7 @@ int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's numbers over all ranks. At any time after the norms.
 typedef struct {
-    StepResult *result; // of engine_result; summed over the ranks, except grad_sq, which is already the whole batch's
+    StepResult *result; // from engine_result; summed over ranks, except grad_sq: it is already the batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
     bool stop, save;    // in: asked of this rank; out: of any

@@ -26,7 +26,7 @@ struct Transport {
     Comm *comm;
     WireType wire;
     ncclComm_t nccl;
-    cudaStream_t engine, stream; // of kernels; of transfers
+    cudaStream_t engine, stream; // the engine's, runs kernels; runs transfers
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];    // ended[n mod MARKS]: recorded after transfer n
     int64_t started;             // number of transfers so far

@@ -33,7 +33,7 @@ typedef struct {
     double loss;                    // nats a token, mean over the batch, before the update
     double nll;                     // loss without label smoothing
     double lr;
-    double grad_norm; // of the mean gradient, before clipping
+    double grad_norm; // norm of the mean gradient, before clipping
     double tok_per_s; // until the step's numbers are known: a GPU's update is timed with the next step
     double mfu;       // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;     // what this step measured
@@ -43,7 +43,7 @@ typedef struct {
     bool has_target;  // --ramp gns: `target` is set
     RampTarget target;
     char why[RAMP_WHY_BYTES]; // ramp_why
-    double loss_scale;        // of this step; 0: none
+    double loss_scale;        // loss scale of this step; 0: none
     int64_t overflows;        // so far
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
@@ -59,7 +59,7 @@ int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *hold
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call before any line is written.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-int64_t metrics_bytes(const Metrics *m); // of metrics.jsonl, with the lines that wait
+int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
 
 // Syncs metrics.jsonl to the disk. Another thread may write to it meanwhile.
 int metrics_sync(const Metrics *m, Error *e);

@@ -27,7 +27,7 @@ typedef struct {
     int64_t horizon;       // tokens of the whole run; 0: there is none
     int64_t step, tokens;  // done
     int64_t first_tokens;  // done when `started` was
-    int64_t batch_tokens;  // of the last step
+    int64_t batch_tokens;  // tokens of the last step
     int seq_len;
     double val_loss; // the latest; NaN before the first
     struct {

@@ -45,7 +45,7 @@ typedef struct {
     EngineConfig shape;
     Parallel parallel;
     Engine *engine;
-    double peak_flops;    // of one rank's device, FLOP/s; 0: unknown
+    double peak_flops;    // FLOP/s of one rank's device; 0: unknown
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     char *prompt_file;    // text of --prompt @FILE; NULL: --prompt is the prompt
 } Setup;
@@ -54,7 +54,7 @@ typedef struct {
     Dataset *train, *val; // val may be NULL
     ShardList shards, val_shards;
     HellaSwag *hellaswag; // NULL: none
-    Loader *loader;       // of `train`
+    Loader *loader;       // reads rows of `train`
     uint16_t *rows;       // (micro_batch, T + 1), for evaluation
     float *losses;        // (micro_batch, T)
 } RunData;
@@ -65,7 +65,7 @@ typedef struct {
     Schedule schedule;
     Ramp ramp;
     Noise noise;
-    StepResult result;     // of this step
+    StepResult result;     // numbers of this step
     bool stop;             // a signal asked some rank to stop (same on all ranks)
     bool save;             // rank 0 asks for a save to free disk space for its log (same on all ranks)
     double val_bytes;      // bytes of text per token in the last validation; 0: unknown
@@ -80,8 +80,8 @@ typedef struct {
     Archive archive;            // the run directory; on other ranks open if they write there
     char saved[ARCHIVE_PATH];   // the newest checkpoint; "" before the first
     int64_t saved_step;         // its step; -1 before the first
-    int64_t first_step;         // of this start of the run
-    double limit;               // of --max-hours, in seconds of the clock
+    int64_t first_step;         // first step after this start of the run
+    double limit;               // end of --max-hours, in seconds of the clock
     double longest_save;        // seconds; 0 before the first
     double longest_step;        // seconds, with what follows the step
     double step_began;          // seconds of the clock; 0 before the first
@@ -94,7 +94,7 @@ typedef struct {
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
     struct {
-        bool searched; // for a checkpoint to resume from
+        bool searched; // the search for a checkpoint to resume from was made
         Newest newest;
     } own; // on rank 0
 } Saving;
@@ -158,13 +158,13 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e);
 
 int setup_device(const Setup *setup, Error *e);         // (all) chooses this rank's device
 int setup_gns(Run *r, Error *e);                        // (all) the mode of --gns, where that was not given
-int setup_gns_mode(Setup *setup, bool fused, Error *e); // that mode: exact if fused, otherwise ln
+int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode: exact if fused, otherwise ln
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
 int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines cannot be written
 
-int print_setup(const Run *r, Error *e); // for the user (summary.c)
+int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 int write_run_json(Run *r, Error *e); // run_json.c; chooses the run's id
 
@@ -184,7 +184,7 @@ int inspect(const char *path, FILE *out, Error *e);
 typedef struct {
     int64_t rows, tokens;
     double loss;  // nats a token
-    double bytes; // of the tokens' text; 0 without a tokenizer
+    double bytes; // bytes of the tokens' text; 0 without a tokenizer
 } Evaluation;
 
 // Computes the loss on at most `most_tokens` of the validation set, rounded up to whole rows. The rows are always the

@@ -76,7 +76,7 @@ static void put_run_json(FILE *f, const Run *r, const cJSON *old) {
             c->layers, c->heads, c->channels, c->vocab, c->context, r->setup.model.parameters,
             model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
     double peak = r->setup.peak_flops;
-    if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // of one rank's device
+    if (peak > 0) fprintf(f, "  \"peak_flops\": %.17g,\n", peak); // peak of one rank's device
     else fprintf(f, "  \"peak_flops\": null,\n");
     put_data_json(f, "train_data", r->data.train);
     put_data_json(f, "val_data", r->data.val);

@@ -8,12 +8,12 @@ typedef struct {
     int tokens;         // to draw
     double temperature; // 0: always the likeliest
     int top_k;          // draw among the k likeliest; 0: among all
-    double top_p;       // of these, among the fewest whose probabilities reach top_p together; 1: among all
+    double top_p;       // draw among the fewest of these whose probabilities reach top_p together; 1: all
     uint64_t seed;
     const char *prompt; // "" or NULL: from the beginning of a document
     bool hide_prompt;   // leave it out, with "..." in `out`
     const Pulse *pulse; // beats for each token; may be NULL
-    Parallel *parallel; // of the engine; may be NULL
+    Parallel *parallel; // ranks that gather weights for the engine; may be NULL
 } SampleConfig;
 
 // Returns the token at quantile u in [0, 1) of softmax(logits / temperature), restricted to the top_k likeliest and

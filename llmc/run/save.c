@@ -23,7 +23,7 @@ struct Saver {
     const Run *run; // the thread reads only what training does not change
     Layout layout;
     TextTokens text; // for config.json
-    Range all;       // of the flat array
+    Range all;       // the whole flat array
     const Range *owned;
     int owned_count;    // ranges that this rank writes; 0: none
     LayoutPiece *piece; // (pieces) this rank writes

@@ -390,7 +390,7 @@ static uint64_t hash_shards(const ShardList *list) {
     uint64_t hash = HASH_START;
     for (int i = 0; i < list->count; i++) {
         hash = hash_bytes(hash, list->shard[i].name, strlen(list->shard[i].name) + 1);
-        hash = hash_bytes(hash, list->shard[i].digest.hash, HASH_TEXT); // which covers the size
+        hash = hash_bytes(hash, list->shard[i].digest.hash, HASH_TEXT); // the hash covers the size
     }
     return hash;
 }

@@ -90,7 +90,7 @@ static void print_notes(FILE *f, const Run *r) {
 }
 
 int print_setup(const Run *r, Error *e) {
-    enum { INDENT = 8 }; // of "model   "
+    enum { INDENT = 8 }; // width of "model   "
     const Options *o = &r->setup.options;
     const ModelConfig *c = &r->setup.model.config;
     const char *source = r->setup.source, *moments = o->with_optimizer ? " and moments" : "";
