@@ -19,27 +19,27 @@ typedef struct {
     FILE *out;
     bool terminal;         // redraw one line
     bool drawn;            // there is a line to redraw
-    bool answered;         // the signal
+    bool answered;         // a signal was acknowledged
     const Engine *engine;  // the lines show its memory and progress; NULL: none yet
-    double started;        // seconds of the clock: the run
-    double shown, stepped; // seconds of the clock: the last line, the last line of a step (0: none)
-    double ends;           // seconds of the clock, while the horizon is not decided; 0: it is
+    double started;        // when the run started, in seconds of the clock
+    double shown, stepped; // when the last line, the last step's line was shown, in the same seconds; 0: none
+    double ends;           // when the run ends, if the horizon is not decided yet; 0: it is
     int64_t horizon;       // tokens of the whole run; 0: there is none
     int64_t step, tokens;  // done
-    int64_t first_tokens;  // done when `started` was
+    int64_t first_tokens;  // tokens done at `started`
     int64_t batch_tokens;  // tokens of the last step
     int seq_len;
     double val_loss; // the latest; NaN before the first
     struct {
         bool runs;           // false: nothing to show
         const char *what;    // its name; NULL: a step
-        double begun;        // seconds of the clock
+        double begun;        // when it began
         double reached;      // fraction of it, as shown
         int64_t done, total; // rows, or other units; total 0: unknown
         int64_t flight;      // units of the current piece
         bool quiet, shown;   // quiet: by invariant 1; shown: in a line
     } now;
-    Line last; // what the line says of the last step
+    Line last; // the line of the last step
     Ticker ticker;
 } Progress;
 
