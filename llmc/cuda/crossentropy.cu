@@ -161,7 +161,7 @@ __device__ static inline RowEnd row_end(const LogitRows &k, int r, int target, P
     return {target, logsumexp + logf((float)k.T / k.scale), SMOOTH ? k.onehot : k.scale / k.T};
 }
 
-// Writes columns c.. of the gradient to `row`, from the logits at `from`.
+// Writes columns [c, c + VEC) of the gradient to `row`, from the logits at `from`.
 template <bool SMOOTH>
 __device__ static inline void gradient_write(const LogitRows &k, real *row, const RowEnd &e, const real *from, int c) {
     float x[VEC] = {};

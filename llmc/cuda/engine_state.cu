@@ -15,7 +15,7 @@
 
 #include <assert.h>
 
-// NULL: this engine has no such array.
+// Returns the array of a kind; NULL if this engine has none.
 static float *state_array(Engine *engine, StateKind kind) {
     float *const arrays[] = {engine->param, engine->grad_sum, engine->moment1, engine->moment2};
     return arrays[kind];

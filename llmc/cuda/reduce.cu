@@ -204,7 +204,7 @@ int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
 
 enum { FLAT_BLOCKS = 1056, FLAT_THREADS = 256 }; // 8 blocks on each of 132 multiprocessors
 
-// A thread's part of the sum of squares of x[begin..end).
+// Returns a thread's part of the sum of squares of x[begin..end).
 __device__ static double squares_of_range(const float *x, size_t begin, size_t end) {
     const size_t body = size_t(begin + 3) / 4 * 4 < end ? size_t(begin + 3) / 4 * 4 : end;
     const size_t tail = end / 4 * 4 > body ? end / 4 * 4 : body;
@@ -270,7 +270,7 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
 
 enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
 
-// gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): |x|^2.
+// gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): of x^2.
 template <int W>
 __global__ void __launch_bounds__(FLAT_THREADS)
     examples_kernel(float *gradient, double *partials, const float *x, int E, size_t n) {

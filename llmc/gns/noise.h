@@ -28,7 +28,7 @@ int noise_create(Noise *noise, const Model *model, double half_life, double rati
 void noise_set_half_life(Noise *noise, double half_life); // from the next step on
 void noise_destroy(Noise *noise);
 
-// True if the next step must measure every tensor, for c. done: tokens before that step.
+// True if the next step must measure every tensor, for the ratio c. done: tokens before that step.
 bool noise_sample_due(const Noise *noise, double done);
 
 // Adds a step of B examples and step_tokens tokens, measured in `mode`. done: tokens of the run, this step included.

@@ -113,8 +113,8 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // Count the wait (every rank awaits every block): a rank hung in compute has started as many transfers as those
-        // that wait for it.
+        // Count this wait; every rank awaits every block. Without it a rank that hangs in compute would have begun as
+        // many collectives as the ranks that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
     }

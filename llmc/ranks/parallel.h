@@ -121,11 +121,11 @@ int parallel_idle_pass(Parallel *p, Error *e);
 // Rank 0 calls this before a forward pass that it computes alone: the others, in parallel_serve, gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
 
-// Starts the gathering of all new weights, which otherwise waits for the next forward pass. All ranks call this before
-// other work, perhaps of one rank alone.
+// Starts to gather all new weights now, not in the next forward pass. All ranks call this before other work, even of
+// one rank alone.
 int parallel_send_weights(Parallel *p, Error *e);
 
-// Returns when no transfer is in flight on any rank: each may then end by itself. After training, or a settled error.
+// Returns when no transfer is in flight on any rank, so that each may end. Call after training or a settled error.
 int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's numbers over all ranks. At any time after the norms.

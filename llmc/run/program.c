@@ -148,7 +148,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
     Error e = {0}, closing = {0};
     struct stat st;
     // Standard output may lose its reader if it is a terminal, a pipe or a socket: a training run continues without it.
-    // Asked at the start, as a closed terminal is no longer recognised.
+    // Ask at the start: a closed terminal is no longer recognised.
     bool written_to = fstat(STDOUT_FILENO, &st) == 0 && (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) != O_RDONLY;
     bool may_close = !written_to || isatty(STDOUT_FILENO) || S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode);
     bool unread = false;

@@ -171,7 +171,7 @@ int write_run_json(Run *r, Error *e); // run_json.c; chooses the run's id
 // True if the run saves a checkpoint before its end, from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);
 
-// --dry-run (dry_run.c): prints what the run would take.
+// --dry-run (dry_run.c): plans the run and prints the plan.
 int run_dry(Run *r, Error *e);
 
 // --check (inspect.c): verifies and prints a checkpoint or one file of it, a run directory, a model's directory or file

@@ -359,7 +359,7 @@ static int hint_to_resume(const Run *r, Error *e, const char *what) {
                       r->setup.options.fresh ? " without --fresh" : "");
 }
 
-// The save before the run's end failed: adds the unsaved step, and the checkpoint to resume from, to the error.
+// Adds the unsaved step, and the checkpoint to resume from, to the error of the save before the run's end.
 static int report_unsaved(const Run *r, Error *e) {
     const bool stopped = r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens;
     const char *newest = r->saving.saved;
