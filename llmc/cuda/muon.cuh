@@ -27,6 +27,6 @@ typedef struct {
 size_t muon_scratch_bytes(int count, int rows, int columns);
 int muon_capacity(size_t bytes, int rows, int columns);
 
-// One step. grad x *grad_scale is the clipped mean gradient; NaN: no change.
+// Runs one step. *grad_scale turns grad into the clipped mean gradient; NaN: no change.
 int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,
              cudaStream_t stream, Error *e);

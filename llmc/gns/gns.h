@@ -133,8 +133,8 @@ typedef struct {
     double sum_w2; // sum w_t^2 of the averages that it was measured from
 } GnsFactor;
 
-// The lower bound of c x scale, ses + few_ses / m standard errors below: gns_lower with c S for S. The error of c S
-// includes the error of c.
+// Returns the lower bound of c x scale, ses + few_ses / m standard errors below it: gns_lower with c S in place of S.
+// The error of c S includes the error of c.
 static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double ses, double few_ses) {
     if (t->steps < 2) return NAN;
     double g2 = t->g2 / t->weight, s = t->s / t->weight;

@@ -2,7 +2,7 @@
 
 enum { MATRICES = 4 }; // in a block: qkv, proj, fc, fcproj, with 3, 1, 4 and 4 C^2 elements
 
-// Begin of piece i of a block that is cut into `pieces`; i = pieces: the block's end.
+// Returns the begin of piece i of a block that is cut into `pieces`; i = pieces: the block's end.
 static size_t piece_begin(const Model *model, int layer, int i, int pieces) {
     static const TensorKind first[][MATRICES] = {{LN1_W},
                                                  {LN1_W, LN2_W},
@@ -22,7 +22,7 @@ Range transport_whole_part(const Model *model, int bucket, int r, int ranks) {
     int i = r < wrapped ? r : r - from + (wrapped > 0 ? wrapped : 0); // pieces ascend with the ranks
     bool has = r < wrapped || (r >= from && r < from + pieces);
     if (has) return (Range){piece_begin(model, layer, i, pieces), piece_begin(model, layer, i + 1, pieces)};
-    // Otherwise an empty part, where the next rank's begins: parts ascend.
+    // Otherwise return an empty part where the next rank's part begins: parts ascend.
     int before = r < from ? (wrapped > 0 ? wrapped : 0) : pieces;
     size_t at = piece_begin(model, layer, before, pieces);
     return (Range){at, at};

@@ -1,4 +1,4 @@
-// lock: one program at a time writes to a run directory. The lock is a flock of metrics.jsonl. It ends when that file is
+// lock: one program at a time writes to a run directory. The lock is a flock of metrics.jsonl. It ends when the file is
 // closed, however the program ends. The file "written_by" names the latest holder: host and process.
 //
 // On NFS the server holds the lock. If the holder's machine crashes, it remains until its lease ends (NFSv4: 90 s).

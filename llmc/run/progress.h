@@ -69,5 +69,5 @@ void progress_break(Progress *p);
 // Returns the seconds until the run ends, at its tokens per second so far, pauses included; NaN: unknown.
 double progress_left(Progress *p, double now);
 
-// What the thread does ten times a second.
+// Called by the thread ten times a second: shows the work, and acknowledges a signal.
 void progress_tick(Progress *p, double now);
