@@ -16,7 +16,7 @@ typedef struct {
     char id[HASH_TEXT];            // of the run that writes here; "": nothing is removed
 } Archive;
 
-int archive_open(Archive *archive, const char *run_dir, Error *e); // ERR_INPUT; archive_close it
+int archive_open(Archive *archive, const char *run_dir, Error *e); // ERR_INPUT if it cannot (release: archive_close)
 void archive_close(Archive *archive);                              // one that is not open is fine
 static inline bool archive_is_open(const Archive *archive) { return *archive->path; }
 
@@ -26,7 +26,7 @@ int archive_check_name(const Archive *archive, Error *e);
 // "step_00000120"
 void archive_name(char *out, size_t bytes, int64_t step);
 
-// The step of such a name; -1 for any other.
+// Returns the step of such a name; -1 for any other name.
 int64_t archive_step_of(const char *name);
 
 // Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
@@ -53,7 +53,7 @@ bool archive_has(const Archive *archive, int64_t step);
 // no list of files.
 int archive_verify(const Archive *archive, int64_t step, Verify what, const Pulse *pulse, Manifest *manifest, Error *e);
 
-int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // if it is this run's
+int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
 // Removes this run's checkpoints older than its newest `keep` complete ones, whose files have the right sizes. keep 0:
 // removes none.

@@ -219,8 +219,8 @@ struct EngineApi {
     // them all.
     int (*trust)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
-    // Applies the optimizer's step to the owned part of the range. Divides the gradient by B, and clips it by the norm that
-    // `norms` wrote. Changes nothing if that norm is not finite.
+    // Applies the optimizer's step to the owned part of the range. Divides the gradient by B, and clips it by the norm
+    // that `norms` wrote. Changes nothing if that norm is not finite.
     int (*update)(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 
     int (*result)(Engine *engine, StepResult *result, Error *e); // waits for the device

@@ -88,7 +88,7 @@ int row_find(const OptionTable *t, const char *name);
 // True if the interval of a row, "[0, 1)", contains x. False for NaN.
 bool option_range_contains(const OptionRow *row, double x);
 
-bool row_is_zero(const OptionTable *t, int id); // its value is 0, the first choice, "" or false
+bool row_is_zero(const OptionTable *t, int id); // true if its value is 0, the first choice, "" or false
 void row_reset(const OptionTable *t, int id);   // sets its default and clears its given bits
 
 // Sets an option. place: OPTION_GIVEN_*. The command line overrules files; a file overrules those before it. An
