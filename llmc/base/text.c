@@ -50,7 +50,7 @@ int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes,
     Text text;
     *out = NULL;
     *out_bytes = 0;
-    // O_NONBLOCK: opening a FIFO does not wait for its writer. A signal interrupts poll, but neither open nor read.
+    // O_NONBLOCK: opening a FIFO must not wait for its writer. A signal interrupts poll, but neither open nor read.
     if (strcmp(path, "-")) fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0) return FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
     int code = text_begin(&text, e);

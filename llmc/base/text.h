@@ -22,7 +22,8 @@ const char *pipe_name(const char *path); // for messages
 // True if the path exists and is neither a regular file nor a directory.
 bool pipe_is(const char *path);
 
-// Reads a whole file or pipe of at most max_bytes and adds a NUL (release *out: memory_free). Waits for its end.
+// Reads a whole file or pipe of at most max_bytes and adds a NUL (release *out: memory_free). Waits for its end;
+// ERR_STOPPED if a stop is requested meanwhile (signals.h).
 int pipe_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
 
 // Returns the length of the UTF-8 character (RFC 3629) at `at`, where `bytes` bytes are readable; 0: not valid.

@@ -32,7 +32,8 @@ int ticker_start(Ticker *t, const char *what, Error *e); // as worker_start
 void ticker_destroy(Ticker *t);                          // may be called without ticker_start
 
 // Starts OpenMP's threads. Later parallel regions of at most `size` threads reuse them. If they cannot start, libgomp
-// calls exit(1); this then prints an error and ends the process with ERR_MEMORY. Call it before anything is written.
+// calls exit(1): an exit handler then prints an error and ends the process with ERR_MEMORY. Call it before anything is
+// written.
 void thread_start_team(int size);
 
 // Returns the cores that the CPU quota of this process's cgroup allows (a container's --cpus), rounded up; INT_MAX: no
