@@ -1,6 +1,6 @@
 // A checkpoint OUT/step_N is complete or does not exist. These functions keep these promises together:
-// 1. All calls work relative to OUT's descriptor: if another directory takes OUT's name, nothing is written, renamed or
-//    removed there.
+// 1. Everything in OUT is done relative to OUT's descriptor: if another directory takes OUT's name, nothing is written,
+//    renamed or removed there.
 // 2. A checkpoint is written in OUT/.step_N.partial. Nothing reads that as a checkpoint (archive_begin).
 // 3. One rename makes it visible, after its files, its manifest and their directory are on the disk; then OUT is synced
 //    (archive_commit). If the sync fails, the rename is undone. A process killed before the rename leaves a partial;

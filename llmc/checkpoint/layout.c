@@ -87,7 +87,7 @@ int layout_pieces(const Layout *layout, const Range *owned, int count, bool head
     const Range all = {0, SIZE_MAX};
     if (!count) owned = &all, count = 1;
     // Spans and owned ranges ascend in each of the three arrays, so at most spans + 3 count overlaps. Each makes at
-    // most one piece more than it has multiples of MANIFEST_PIECE.
+    // most 2 pieces besides those that begin and end at multiples of MANIFEST_PIECE.
     size_t most = 2 * (size_t)(layout->spans + 3 * count + LAYOUT_FILES);
     for (int f = 0; f < LAYOUT_FILES; f++) most += layout->bytes[f] / MANIFEST_PIECE;
     TRY(memory_alloc((void **)out, most * sizeof **out, "pieces of a checkpoint", e));

@@ -46,8 +46,8 @@ typedef struct {
     double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
     double head_bytes; // largest chunk of logits
     ExactNorms exact;
-    // True if the head stores exp(logits), which saves the loss a pass over them: 3.5% of a step. Hopper in bf16 does.
-    // With label smoothing it does not (train_gpt2.cu); the plan ignores that, and fp16.
+    // True if the head stores exp(logits), so that the loss makes no pass over them: 3.5% of a step. Hopper in bf16
+    // does. With fp16 or label smoothing it does not (train_gpt2.cu); the plan ignores both.
     bool stores_exponentials;
     // from the shape
     double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
