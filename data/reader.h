@@ -62,7 +62,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 // first: written tokens are not removed again. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
 
-// Called by a worker: looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
+// Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused. A worker calls it.
 void block_encode(TextBlock *b, Reader *r, Encoder *encoder);
 
 void block_free(TextBlock *b);

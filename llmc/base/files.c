@@ -27,7 +27,7 @@ static int too_long(const char *path, Error *e) {
     return FAIL(e, ERR_USAGE, "use a shorter path", "%.80s...: path too long", path);
 }
 
-// The name that openat, unlinkat and fstatat find in `dir`.
+// Returns the name under which openat, unlinkat and fstatat find `path` in `dir`.
 static const char *at_name(int dir, const char *path) { return dir == IN_PATH ? path : path_name(path); }
 
 // ---- Digests --------------------------------------------------------------------------------------------------------

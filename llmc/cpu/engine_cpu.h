@@ -69,16 +69,17 @@ struct Engine {
     char *memory; // holds all arrays above
 };
 
-// ---- Look-ups by tensor and layer ------------------------------------------------------------------------------------
+// ---- Look-ups by tensor and layer
+// ------------------------------------------------------------------------------------
 
 static inline const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
     return model_tensor(engine->config.model, kind, layer);
 }
-// Address of element i of an array of values.
+// Returns the address of element i of an array of values.
 static inline void *at(const Engine *engine, const void *values, size_t i) {
     return value_at(values, i, engine->config.dtype);
 }
-// Address of the kernels' weight for an element of the flat layout.
+// Returns the address of the kernels' weight for an element of the flat layout.
 static inline void *weight_at(const Engine *engine, size_t element) {
     return at(engine, engine->weight, shard_weight_place(&engine->config, element));
 }
@@ -88,7 +89,7 @@ static inline void *weight(const Engine *engine, TensorKind kind, int layer) {
 static inline float *grad(Engine *engine, TensorKind kind, int layer) {
     return engine->grad + shard_grad_place(&engine->config, tensor(engine, kind, layer)->offset);
 }
-// Address of a tensor's gradients, for kernels that add to them. Zeroes them if this micro-step overwrites gradients.
+// Returns a tensor's gradients for kernels that add to them; zeroes them if this micro-step overwrites gradients.
 static inline float *grad_begun(Engine *engine, TensorKind kind, int layer) {
     float *values = grad(engine, kind, layer);
     if (engine->first) memset(values, 0, sizeof(float) * tensor(engine, kind, layer)->count);
@@ -98,7 +99,8 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
 }
 
-// ---- engine_memory.c -------------------------------------------------------------------------------------------------
+// ---- engine_memory.c
+// -------------------------------------------------------------------------------------------------
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 

@@ -115,7 +115,7 @@ VECTOR_INLINE float row_variance_sum(const void *x, float mean, int C, const Dty
     return lanes_sum(lane);
 }
 
-// One row; residual may be NULL.
+// Computes one row of layernorm_forward; residual may be NULL.
 VECTOR_INLINE void layernorm_row(void *y, float *mean, float *rstd, void *x, const void *residual, const void *gamma,
                                  const void *beta, int C, const Dtype type) {
     if (residual)
@@ -147,7 +147,7 @@ static int row_blocks(int T) { return (T + LN_ROWS - 1) / LN_ROWS; }
 
 size_t layernorm_scratch(int B, int T, int C) { return (size_t)B * row_blocks(T) * 2 * C; }
 
-// One row: adds to dx, dgamma and dbeta.
+// Adds one row's gradients to dx, dgamma and dbeta.
 VECTOR_INLINE void layernorm_backward_row(void *dx, float *dgamma, float *dbeta, const void *dy, const void *x,
                                           float mean, float rstd, const void *gamma, int C, const Dtype type) {
     float lane_g[LANES] = {0}, lane_gx[LANES] = {0};

@@ -58,7 +58,7 @@ void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* 
                    const uint16_t *target /* (N) */, int N, int V, int stride, float smoothing, float gradient,
                    Dtype type);
 
-// AdamW's step (math/adamw.h) for n parameters. rounded: receives them in bf16; or NULL.
+// Updates n parameters by AdamW (math/adamw.h). rounded: receives them in bf16; or NULL.
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 

@@ -27,7 +27,7 @@ VECTOR_INLINE Wide multiply_low(Wide x, uint32_t by) {
 #endif
 }
 
-// rng_rounds (math/rng.h) on VEC / 2 counters at once; the upper halves of the words are arbitrary.
+// Runs rng_rounds (math/rng.h) on VEC / 2 counters at once; the upper halves of the words are arbitrary.
 VECTOR_INLINE void philox(Wide word[4], uint64_t seed) {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     for (int round = 0; round < DROPOUT_ROUNDS; round++) {

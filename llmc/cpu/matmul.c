@@ -38,7 +38,7 @@ static size_t panel_columns(const MatmulProduct *p, BPanel panel) {
     return size_min(p->kernel->columns, panel.block->n + panel.block->columns - panel.j);
 }
 
-// The memory to prefetch for a panel of B; empty without a block.
+// Returns the memory to prefetch for a panel of B; empty without a block.
 static Ahead ahead_of(const MatmulProduct *p, BPanel panel) {
     const MatmulBlock *block = panel.block;
     if (!block) return (Ahead){0};

@@ -20,10 +20,10 @@ typedef struct {
 // This machine's fastest kernel for values of a type. NULL: the machine has no instructions for bf16.
 const MatmulKernel *matmul_kernel(Dtype type);
 
-// Half of this machine's second-level cache, in bytes; a default if its size is unknown.
+// Returns half of this machine's second-level cache, in bytes; a default if its size is unknown.
 size_t matmul_a_block(void);
 
-// Bytes of scratch for products whose result has at most M rows of values.
+// Returns the bytes of scratch for products whose result has at most M rows of values.
 size_t matmul_scratch(Dtype type, size_t M);
 
 // Each product writes C (M,N), sums over K. M, N and K are above 0.

@@ -108,7 +108,7 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// The `between` of a Bf16Tile: writes a part of the last tile.
+// Writes a part of the last tile: the `between` of a Bf16Tile.
 static void write_last_tile(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;

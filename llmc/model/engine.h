@@ -147,7 +147,7 @@ struct EngineApi {
     int (*create)(Engine **out, const EngineConfig *config, Error *e);
     void (*destroy)(Engine *engine);
 
-    // One line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
+    // Writes one line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
     // Bytes of the device's memory in use, by all programs; without a device, the process's resident set. 0: unknown.
@@ -271,7 +271,7 @@ struct EngineApi {
     void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
     size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
-    // The stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
+    // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
     void *(*stream)(Engine *engine);
 };
 

@@ -70,8 +70,8 @@ typedef struct {
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
-// The number of matrices, side by side, that Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other
-// matrices. 0: AdamW updates the tensor.
+// Returns how many matrices, side by side, Muon orthogonalizes in a tensor: 3 in QKV_W, 1 in a block's other matrices.
+// 0: AdamW updates the tensor.
 static inline size_t tensor_muon_matrices(const Tensor *t) {
     if (t->dimensions < 2 || t->layer < 0) return 0;
     return t->kind == QKV_W ? 3 : 1;
@@ -81,7 +81,7 @@ static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t-
 static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 
-// The part that two ranges share; may be empty.
+// Returns the part that two ranges share; may be empty.
 static inline Range range_overlap(Range a, Range b) {
     size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
     return begin < end ? (Range){begin, end} : (Range){begin, begin};

@@ -5,7 +5,7 @@
 
 GNS_C_BEGIN
 
-// Elements of an owned array: it holds the owned ranges (EngineConfig.owned) one after the other.
+// Returns the elements of an owned array: it holds the owned ranges (EngineConfig.owned) one after the other.
 size_t shard_elements(const EngineConfig *config);
 
 // A piece of a range that this rank stores, and its offset in the stored array.
@@ -20,25 +20,26 @@ bool shard_masters_apart(const EngineConfig *config);
 // True if the array of a kind is whole; false: an owned array.
 bool shard_is_whole(const EngineConfig *config, StateKind kind);
 
-// The next piece of a range of an array, in ascending order; false after the last.
+// Finds the next piece of a range of an array, in ascending order. False after the last.
 //     Piece piece;
 //     for (int next = 0; shard_next(config, kind, range, &next, &piece);)
 bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *next, Piece *piece);
 
-// Offset of a range in an owned array. The range must lie within one owned range; without owned ranges it may be any.
+// Returns the offset of a range in an owned array. The range must lie within one owned range; without owned ranges it
+// may be any.
 size_t shard_place(const EngineConfig *config, Range range);
 
-// Elements of a micro-step's gradients in memory, and the offset of one. With shard_grads memory holds the embeddings'
-// and two slots that the blocks share; otherwise all.
+// Return the elements of a micro-step's gradients in memory, and the offset of one. With shard_grads memory holds the
+// embeddings' gradients and two slots that the blocks share; otherwise all.
 size_t shard_grad_elements(const EngineConfig *config);
 size_t shard_grad_place(const EngineConfig *config, size_t element);
 
-// Offset of a range in the step's summed gradients; with shard_grads that is an owned array.
+// Returns the offset of a range in the step's summed gradients; with shard_grads that is an owned array.
 size_t shard_grad_sum_place(const EngineConfig *config, Range range);
 
-// Elements of the weights that forward and backward read, and the offset of one. With shard_weights memory holds the
-// embeddings', and one block's in each slot: bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise all. Two slots:
-// one block is gathered while the one before computes.
+// Return the elements of the weights that forward and backward read, and the offset of one. With shard_weights memory
+// holds the embeddings' weights, and one block's in each slot: bucket i in slot i modulo SHARD_WEIGHT_SLOTS. Otherwise
+// it holds all. Two slots: one block is gathered while the one before computes.
 enum { SHARD_WEIGHT_SLOTS = 2 };
 size_t shard_weight_elements(const EngineConfig *config);
 size_t shard_weight_place(const EngineConfig *config, size_t element);

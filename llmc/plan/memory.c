@@ -118,7 +118,7 @@ static bool lacks_memory(const Plan *p, int ranks) {
     return !plan_fits(&on, p->shape.micro_batch);
 }
 
-// From two ranks on, more ranks never need more memory per rank. Tries one rank first: it has no NCCL.
+// Tries one rank first: it has no NCCL. From two ranks on, more ranks never need more memory per rank.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most) {
     Plan p = plan_with(plan, zero, plan->ranks);
     if (!lacks_memory(&p, 1)) return 1;

@@ -167,11 +167,11 @@ static Transfer transfer(const Plan *p, double value_bytes) {
                       plan_ring_seconds(&p->device, p->ranks, value_bytes * embeddings)};
 }
 
-// Seconds of a step's transfers that no computation hides. Scattering gradients: the backward pass hides the blocks'.
-// The embeddings' are final last: only the next micro-step's forward pass can hide them, with --reduce micro-step.
-// Gathering: with ZeRO-0 the update hides the blocks' gradients; otherwise the next forward pass hides the blocks'
-// weights. Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks, and
-// hides that.
+// Returns the seconds of a step's transfers that no computation hides. Scattering gradients: the backward pass hides
+// the blocks'. The embeddings' are final last: only the next micro-step's forward pass can hide them, with --reduce
+// micro-step. Gathering: with ZeRO-0 the update hides the blocks' gradients; otherwise the next forward pass hides the
+// blocks' weights. Nothing hides the embeddings: a forward pass needs them first. With ZeRO-3 each pass gathers blocks,
+// and hides that.
 static double exposed_seconds(const Plan *p, const PlanStep *s) {
     if (p->ranks == 1 || !(plan_link_bandwidth(&p->device, p->ranks) > 0)) return 0;
     bool zero = p->sharing.zero != ZERO_0, by_pass = p->sharing.zero == ZERO_3;

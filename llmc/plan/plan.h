@@ -96,7 +96,8 @@ double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
 
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks); // the plan with another --zero and number of ranks
 
-// The largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some n only.
+// Returns the largest n in [low, over) for which `holds` is true; low if there is none. `holds` must be true up to some
+// n only.
 int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *plan, int n));
 
 // Simulates the whole run with the ramp's code. target: the batch, in rows, that --ramp gns aims at in every step. 0
@@ -109,8 +110,8 @@ typedef struct {
 enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
-// Most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint is due twice
-// (--checkpoint-every, --keep-best) counts twice.
+// Returns the most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint
+// is due twice (--checkpoint-every, --keep-best) counts twice.
 int64_t plan_checkpoints(const Ramp *ramp, const Options *options);
 
 // Memory per rank, libraries included (memory.c). On a CPU it includes the copy for checkpoints. Returns that copy's
@@ -119,10 +120,10 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory);
 double plan_usable_memory(const PlanDevice *device); // bytes of the device's memory that a run can use; 0: unknown
 bool plan_fits(const Plan *plan, int micro_batch);
 
-// The largest micro-batch that fits and that the options allow; 0: none.
+// Returns the largest micro-batch that fits and that the options allow; 0: none.
 int plan_largest_micro_batch(const Plan *plan);
 
-// The fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
+// Returns the fewest ranks on which the plan fits with this --zero and its micro-batch; 0: none up to `most`.
 int plan_fewest_ranks(const Plan *plan, ZeroStage zero, int most);
 
 // ERR_MEMORY if not even one row fits into the device's memory. Unknown memory fits all.

@@ -32,7 +32,7 @@ static void count_kernel(Workload *w, Work work) {
 
 // ---- Matrix products: 2 m n k FLOPs, operands read once, the result written once ------------------------------------
 
-// Forward: y (N, out) = x (N, in) W. Backward: dx (N, in) = dy (N, out) W^T, so in and out are swapped.
+// Adds a product. Forward: y (N, out) = x (N, in) W. Backward: dx (N, in) = dy (N, out) W^T, so in and out are swapped.
 static void add_matmul(Workload *w, WorkFamily family, WorkPass pass, double rows, double in, double out,
                        double count) {
     count_kernel(w,
@@ -40,7 +40,7 @@ static void add_matmul(Workload *w, WorkFamily family, WorkPass pass, double row
                         .read = w->value * (rows * in + in * out), .written = w->value * rows * out, .count = count});
 }
 
-// dW (in, out) += x^T dy over the rows of `examples`. Reads and writes the sum. Batched exact norms write every
+// Adds dW (in, out) += x^T dy over the rows of `examples`. Reads and writes the sum. Batched exact norms write every
 // example's gradient, then read it for its norm and for the sum.
 static void add_gradient(Workload *w, WorkFamily family, double examples, double in, double out, double count) {
     double rows = examples * w->T, gradient = accumulator * in * out;
@@ -55,7 +55,8 @@ static void add_gradient(Workload *w, WorkFamily family, double examples, double
 
 // ---- The parts of the model -----------------------------------------------------------------------------------------
 
-// `count` kernels that stream over n values. flops, read, written: FLOPs, and values read and written, for each value.
+// Adds `count` kernels that stream over n values. flops, read, written: FLOPs, values read and values written per
+// value.
 static void add_stream(Workload *w, WorkFamily family, WorkPass pass, double n, double flops, double read,
                        double written, double count) {
     count_kernel(w, (Work){family, WORK_STREAM, pass, .flops = flops * n, .read = read * w->value * n,
@@ -66,7 +67,7 @@ static void add_gelu(Workload *w, WorkPass pass, double blocks) {
     add_stream(w, FAMILY_GELU, pass, w->N * 4 * w->C, GELU_FLOPS, 1, 1, blocks);
 }
 
-// Each kernel reads x and a branch's output, and writes their sum and its LayerNorm.
+// Adds `count` kernels; each reads x and a branch's output, and writes their sum and its LayerNorm.
 static void add_layernorms(Workload *w, WorkPass pass, double count) {
     add_stream(w, FAMILY_LAYERNORM, pass, w->N * w->C, LAYERNORM_FLOPS, 2, 2, count);
 }
@@ -82,7 +83,7 @@ static void add_block_forward(Workload *w, WorkPass pass, double blocks) {
                            .count = blocks, .read = w->value * N * 3 * C, .written = w->value * N * C});
 }
 
-// The masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks.
+// Adds the masks of `branches` tensors (N, C) and of the probabilities of `attentions` blocks.
 static void add_dropout(Workload *w, WorkPass pass, double branches, double attentions) {
     double n = w->N * w->C, probabilities = w->N * (w->T + 1) / 2 * w->NH;
     if (!w->drops) return;
@@ -92,7 +93,7 @@ static void add_dropout(Workload *w, WorkPass pass, double branches, double atte
                  (Work){FAMILY_DROPOUT, WORK_MASKS, pass, .flops = DROPOUT_FLOPS * probabilities, .count = attentions});
 }
 
-// Logits, loss and gradients, a chunk of examples at a time. The logits of a whole micro-batch are never kept.
+// Adds logits, loss and gradients, a chunk of examples at a time. The logits of a whole micro-batch are never kept.
 static void add_head(Workload *w) {
     double example = w->value * w->T * w->V; // bytes
     double chunks = ceil(w->B / fmax(1, fmin(w->B, floor(w->head_bytes / example))));
