@@ -69,8 +69,7 @@ struct Engine {
     char *memory; // holds all arrays above
 };
 
-// ---- Look-ups by tensor and layer
-// ------------------------------------------------------------------------------------
+// ---- Look-ups by tensor and layer ------------------------------------------------------------------------------------
 
 static inline const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
     return model_tensor(engine->config.model, kind, layer);
@@ -99,8 +98,7 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
 }
 
-// ---- engine_memory.c
-// -------------------------------------------------------------------------------------------------
+// ---- engine_memory.c ------------------------------------------------------------------------------------------------
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
 
