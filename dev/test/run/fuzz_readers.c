@@ -393,8 +393,8 @@ static const Target targets[] = {
     {"any.safetensors", "any.safetensors", "any.safetensors", read_safetensors, make_safetensors, settle_safetensors, 6, 8, 0},
     {"words/vocab.json", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"words/merges.txt", "words", "words", read_tokenizer, NULL, NULL, 1, 0, 0},
-    {"word/tokenizer.json", "word/tokenizer.json", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
-    {"added/tokenizer_config.json", "added/tokenizer_config.json", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"word/tokenizer.json", "word", "word", read_tokenizer, NULL, NULL, 1, 0, 0},
+    {"added/tokenizer_config.json", "added", "added", read_tokenizer, NULL, NULL, 1, 0, 0},
     {"model.bin", "model.bin", "model.bin", read_bin, NULL, NULL, 1, 0, 40}, // the header is what can be wrong
     {"shard.bin", "shard.bin", "shard.bin", read_shard, make_shard, settle_shard, 6, 0, 1100},
     {"questions.bin", "questions.bin", "questions.bin", read_questions, make_questions_bin, NULL, 3, 0, 0},
