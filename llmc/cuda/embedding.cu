@@ -194,7 +194,7 @@ __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile
 
 enum { RUN_SHARES = 4 }; // threads (in y) that split a run's partials
 
-// Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues; none: no-op.
+// Grid: (tile, columns). Adds up the partials of the run that starts in this tile and continues, if any.
 template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     token_run_kernel(float *dwte, const float *partials, EmbeddingOrder order, int N, int C) {

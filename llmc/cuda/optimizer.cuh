@@ -9,7 +9,7 @@
 
 enum { DECAY_GRANULE = 64 }; // elements; every tensor begins at a multiple of it (model.h)
 
-// *scale = factor from the gradient, summed over `batch` examples, to the clipped mean gradient; NaN if its norm,
+// *scale turns the gradient, summed over `batch` examples, into the clipped mean gradient; NaN if its norm,
 // sqrt(sum of grad_sq (count)), is not finite.
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e);
@@ -17,7 +17,7 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
 // out = x, rounded to nearest even. n a multiple of 64.
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// Update of a granule: of a vector (no decay), of a matrix (decay), of one of Muon's matrices.
+// What a granule is part of: a vector (no decay), a matrix (decay), or one of Muon's matrices.
 enum UpdateRule : uint8_t { RULE_PLAIN, RULE_DECAY, RULE_MUON };
 
 // Addresses of the first element to update, which begins a granule of the flat arrays.

@@ -29,8 +29,8 @@
 GNS_HD static inline double gns_g2(double B, double n, double q) { return (B * q - n) / (B - 1); }
 GNS_HD static inline double gns_s(double B, double n, double q) { return (n - q) * B / (B - 1); }
 
-// Running averages of one group. Checkpoints store it field by field, as doubles. A step enters the sums with weight 1
-// - d, d = 2^(-tokens / half_life), and each later step multiplies the sums by its d. Estimates divide by `weight`.
+// Running averages of one group. Checkpoints store it field by field, as doubles. A step enters the sums with weight
+// 1 - d, d = 2^(-tokens / half_life). Each later step multiplies the sums by its d. Estimates divide by `weight`.
 typedef struct {
     double half_life;         // tokens
     bool diff_sq;             // weight a difference by the square of its step's weight (see GnsCalibration)

@@ -6,7 +6,7 @@
 #include "base/common.h"
 #include <math.h>
 
-// Returns a tensor's trust ratio, from squared norms; 1 if one of them is 0, as in the authors' code: biases begin at 0.
+// Returns a tensor's trust ratio, from squared norms; 1 if one is 0, as in the authors' code: biases begin at 0.
 GNS_HD static inline double lamb_ratio(double weights_sq, double direction_sq) {
     return weights_sq > 0 && direction_sq > 0 ? sqrt(weights_sq / direction_sq) : 1.0;
 }

@@ -78,7 +78,7 @@ int comm_same_build(Comm *comm, Error *e);
 // True if a launcher started this process as one of several ranks. Callable before comm_create.
 bool comm_launched(void);
 
-// Default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
+// Returns the default number of this rank's CPU threads, within the CPU quota. 0: one per core, for a single process.
 int comm_threads(const Comm *comm);
 
 // True if a launcher bound this rank to fewer cores than an even division of this machine's would give it.

@@ -94,7 +94,7 @@ typedef struct {
     } slot[SHARD_WEIGHT_SLOTS];
 } Parallel;
 
-// Buckets and parts, for rank comm->rank of comm->ranks. No communication.
+// Creates buckets and parts for rank comm->rank of comm->ranks, without communication.
 int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelConfig *config, Error *e);
 void parallel_destroy(Parallel *p);
 
@@ -103,8 +103,8 @@ void parallel_shard(const Parallel *p, EngineConfig *config);
 
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
-// Micro-steps of every rank for a step of `rows` rows: rank 0 has the most. A rank without rows left calls
-// parallel_micro_step with n = 0.
+// Returns the number of micro-steps of every rank for a step of `rows` rows; rank 0 has the most rows. A rank without
+// rows left calls parallel_micro_step with n = 0.
 int64_t parallel_micro_steps(const Parallel *p, int64_t rows);
 
 // A step: begin_step; micro-steps over this rank's rows (see EngineApi); norms; update. last: the step's last

@@ -45,9 +45,8 @@ Range transport_whole_part(const Model *model, int bucket, int r, int ranks); //
 int transport_fullest_rank(const Model *model, int ranks);
 
 typedef struct {
-    // Chooses this rank's device by its number on this machine, before the engine is created. All ranks together;
-    // errors are settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to
-    // choose.
+    // Chooses this rank's device by its number on this machine, before engine_create. All ranks together; errors are
+    // settled. ERR_UNAVAILABLE: a rank has no usable GPU, or two ranks have the same. NULL: nothing to choose.
     int (*device)(Comm *comm, Error *e);
 
     // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of

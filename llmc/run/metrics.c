@@ -106,9 +106,9 @@ int metrics_close(Metrics *m, Error *e) {
 
 // ---- Resuming -------------------------------------------------------------------------------------------------------
 
-// *keep: how many bytes of a log to keep, up to `end`: the lines before the first incomplete one and before the first
-// of a step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power cut left
-// would be a very long line.
+// *keep: how many bytes of a log to keep, at most `end`. They hold the lines before the first incomplete one and before
+// the first of a step after `step`. Stops at a line that does not begin with '{': a hole that a full disk or a power
+// cut left would be a very long line.
 static int bytes_until(int fd, const char *path, int64_t step, int64_t end, off_t *keep, Error *e) {
     char *line = NULL;
     size_t room = 0;

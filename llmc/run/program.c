@@ -41,7 +41,7 @@ static int check_rows_of_ranks(const Setup *setup, const Position *position, Err
 }
 
 static int run_training(Run *r, Error *e) {
-    // All checks that need no engine.
+    // First make all checks that need no engine.
     int code = setup_sampling(&r->setup, e);
     if (!code) code = setup_data(r, e);
     if (!code) code = setup_schedule(&r->setup, &r->position, e);

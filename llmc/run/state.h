@@ -47,7 +47,7 @@ typedef struct {
 
 typedef struct Run Run; // run.h
 
-// The text of state.json; *text is freed with free().
+// Writes the text of state.json to *text; free it with free().
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
 // Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT
