@@ -1,8 +1,8 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
 //    somebody else's. file_open_output refuses these, and file_replace writes a new file.
-// 2. A written file is on the disk when file_close or file_replace returns 0. `path` never names half a file of
-//    file_replace.
+// 2. A written file is on the disk when file_close or file_replace returns 0. file_replace leaves the old file or the
+//    whole new one at `path`.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename does this sync.
 // 4. With `dir`, a directory's descriptor, a call reads and writes in that directory, wherever it was moved.
 #define _GNU_SOURCE // O_DIRECT, scandirat

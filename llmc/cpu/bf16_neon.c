@@ -1,5 +1,5 @@
 // Bf16Tile on Arm, with bfmmla: every core with bf16 has it. bfmmla adds the product of (2, 4) and (4, 2) to (2, 2).
-// Its bits are those of two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and
+// It gives the bits of two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and
 // flushes subnormals. Other machines round to nearest, so their bits differ.
 
 #include "cpu/bf16_tiles.h"

@@ -10,7 +10,7 @@
 enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS: half a millisecond; COPY_BYTES: more than the caches hold
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
-// Does one thread's multiply-adds; returns their floating-point operations.
+// Runs one thread's multiply-adds; returns their floating-point operations.
 static double multiply(const MatmulKernel *kernel, size_t steps) {
     enum { CHAINS = 12, PAIRS = 256 };  // CHAINS: vectors that hide the latency; PAIRS: pairs of k in a panel
     __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between two clock readings

@@ -69,7 +69,7 @@ struct Engine {
     char *memory; // holds all arrays above
 };
 
-// ---- Look-ups by tensor and layer ------------------------------------------------------------------------------------
+// ---- Look-ups by tensor and layer -----------------------------------------------------------------------------------
 
 static inline const Tensor *tensor(const Engine *engine, TensorKind kind, int layer) {
     return model_tensor(engine->config.model, kind, layer);

@@ -258,8 +258,8 @@ struct EngineApi {
     //     1 + l (block l)      `soon` or `await` of another block in its slot
     //
     // The master weights of the owned ranges are stored separately. own_weights returns the address from which the
-    // ranks gather the weights of a range within one owned range, in the type that forward and backward read. They lie
-    // in the bucket's memory, or elsewhere; there they stay until the next update.
+    // ranks gather the weights of a range within one owned range, in the type that forward and backward read. The
+    // address lies in the bucket's memory, or elsewhere; elsewhere the weights stay until the next update.
     const void *(*own_weights)(Engine *engine, Range range);
 
     // Sets the range's gradients in memory to 0, for a rank without rows.

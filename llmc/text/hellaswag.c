@@ -37,8 +37,8 @@ struct HellaSwag {
     size_t token_count;
 };
 
-// Adds a question. Its tokens follow h->tokens[0..token_count): count[0] of the context, then count[1 + i] of ending i.
-// A row may have T + 1 tokens: the model predicts the last one and does not read it.
+// Adds a question. Its tokens follow h->tokens[0..token_count): count[0] tokens of the context, then count[1 + i]
+// tokens of ending i. A row may have T + 1 tokens: the model predicts the last one and does not read it.
 static void question_add(HellaSwag *h, int label, int endings, const size_t count[1 + ENDINGS_MAX]) {
     const size_t context = h->token_count, T = (size_t)h->seq_len;
     size_t at = context + count[0];

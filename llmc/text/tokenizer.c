@@ -49,7 +49,7 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     CharClass class = char_class(t, first, end, &length);
     if (class != CLASS_SPACE) return scan_run(t, first + length, end, class);
 
-    // White space at the end of the text is one word. Before other text its last character is left to the next word.
+    // White space at the end of the text is one word. Before other text its last character is left for the next match.
     const uint8_t *start = s, *last = s;
     for (; s < end && char_class(t, s, end, &length) == CLASS_SPACE; s += length) last = s;
     return s == end || last == start ? s : last;
