@@ -42,7 +42,7 @@ typedef struct {
 typedef struct {
     Ahead ahead;     // the present tile's share
     MatmulTile last; // bf16: the tile before, written while the next one is computed
-    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // bf16
+    float sums[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(CACHE_LINE))); // of `last`
 } MatmulTiles;
 
 enum { MATMUL_PANEL_BYTES = 48 << 10 }; // largest panel of A or B

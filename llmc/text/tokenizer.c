@@ -142,7 +142,7 @@ enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the st
 static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes, uint32_t *found, uint16_t *out) {
     size_t n = bytes;
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
-    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]); // of tokens i and i + 1
+    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]); // merge of tokens i, i + 1
     found[n - 1] = RANK_NONE;
     for (;;) {
         size_t best = 0, kept;
