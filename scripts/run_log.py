@@ -168,7 +168,7 @@ def read_json(path, shape):
 
 def read_lines(path, shape, known):
     """Yields (where, object) of every line. Leaves out a last line that is not whole: its run is writing it, or waits for
-    space on the disk. known: the objects of lines that were read before; gets those of others."""
+    space on the disk. known: objects of lines read before; those of new lines are added."""
     for number, line in enumerate(read_bytes(path).splitlines(keepends=True), 1):
         where = f"{path} line {number}"
         try:
@@ -256,8 +256,8 @@ def numbers_of(line):
 
 
 class Sink:
-    """A viewer's copy of a run. Subclasses have add(parts, lines, samples) for what is new in self.run, went_back() before
-    all of it comes again, and finish()."""
+    """A viewer's copy of a run. Subclasses define add(parts, lines, samples), called with what is new in self.run;
+    went_back(), called before everything is added again; and finish()."""
 
     def __init__(self, path):
         self.path, self.seen, self.known = path, ([], [], []), {}

@@ -83,7 +83,7 @@ typedef struct {
     int64_t first_step;         // first step after this start of the run
     double limit;               // end of --max-hours, in seconds of the clock
     double longest_save;        // seconds; 0 before the first
-    double longest_step;        // seconds, with what follows the step
+    double longest_step;        // seconds, including the work after the step
     double step_began;          // seconds of the clock; 0 before the first
     double timed_tokens;        // tokens of the timed steps (--train-hours)
     double timed_seconds;       // seconds of the timed steps

@@ -92,7 +92,7 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
         .weight_decay = o->weight_decay,
         .momentum = o->momentum,
         .grad_clip = o->grad_clip,
-        // AdamW counts outliers, but not overflows
+        // a skipped outlier counts as a step of AdamW, an overflow does not
         .step = position->at.moment_steps + position->at.step + 1 - position->at.loss_scale.overflows,
         .batch = B,
     };
