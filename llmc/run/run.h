@@ -162,7 +162,7 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
-int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines cannot be written
+int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines are lost
 
 int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
