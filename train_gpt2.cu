@@ -114,8 +114,8 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
     Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
     l.extra = residual;
-    // Runs each product on the library that is faster over the three shapes. H200, us, linear_sm90 : cuBLASLt:
-    // proj d12 149:151, d24 131:128, d48 148:160; fcproj 503:502, 470:419, 547:549.
+    // Take linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48. H200, us, linear_sm90 /
+    // cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
     return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
@@ -166,10 +166,10 @@ static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
     return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
 }
 
-// True if weight_gradient computes the gradient of w, and of its bias if has_own_bias. Where it can run, it does so for
-// per-example norms. Without norms it runs only if that saves a pass over dy for the bias, and dW's rows are whole
-// tiles. (H200: cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose
-// 1,600 rows are 12.5 tiles, it takes 0.87 times as long.)
+// True if weight_gradient computes the gradient of w, and of its bias if has_own_bias. With per-example norms: wherever
+// it can run. Without: only where it saves a pass over dy for the bias and dW's rows are whole tiles. (H200: cuBLASLt
+// with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are 12.5 tiles,
+// it takes 0.87 times as long.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
@@ -303,7 +303,7 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
                       engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
 }
 
-// Computes the head's gradients of wte, U_i (Vp, C), of examples i in [b, b + n). Adds U_i to dwte and |U_i|^2 to
+// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte and |U_i|^2 to
 // squares. Copies U_i's rows of the example's own tokens to head_at_token.
 static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
     int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
@@ -387,13 +387,13 @@ static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
 
 // ---- Backward -------------------------------------------------------------------------------------------------------
 
-// Returns the gradient of what forward added last to the residual stream (a branch, or the embedding): dx; with dropout
-// its masked copy in dy, until dy is overwritten.
+// Returns the gradient of the branch (or embedding) that forward added last to the residual stream. Without dropout
+// that is dx. With dropout it is dx masked, in dy; valid until dy is overwritten.
 static real *branch_gradient(Engine *engine, const Pass *p) { return p->dropout.below ? engine->dy : engine->dx; }
 
 // Backpropagates dy through y = LN(x) into dx (`first` overwrites it), gamma and beta. Also sums branch_gradient's
-// columns: the gradient of `bias` of block bias_layer, whose product was added last to x. bias_layer < 0: none, x is
-// the embedding.
+// columns. The sums are the gradient of `bias` in block bias_layer, the bias of the product that forward added last to
+// x. bias_layer < 0: none, x is the embedding.
 static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x, const float *mean, const float *rstd,
                        TensorKind w, int l, TensorKind bias, int bias_layer, Error *e) {
     ColumnGradient before = {};
@@ -477,8 +477,8 @@ static int positions_backward(Engine *engine, const Pass *p, const real *dx, Err
                                      engine->scratch, stream, e);
 }
 
-// Adds the gradients of wte and wpe from branch_gradient (B, T, C). The head has already added its part of wte's, U and
-// |U|^2 (embedding.cuh); cuda_result adds the cross term twice.
+// Adds the gradients of wte and wpe from branch_gradient (B, T, C). The head has already added U to wte's gradient and
+// |U|^2 to its squares (embedding.cuh). cuda_result adds 2 <E, U>.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
@@ -499,7 +499,7 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
-    TRY(weights_await(engine, L, e)); // with ln_f
+    TRY(weights_await(engine, L, e)); // block L - 1's bucket, which also holds ln_f
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
@@ -549,7 +549,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs each kind of micro-step, so that every product is timed; overwrites gradients and adds to them. Drops results.
+// Runs a micro-step of each kind, so that every product is timed: it overwrites the gradients, it adds to them, it
+// measures exact norms. Drops the results.
 static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t stride = 7919; // a prime

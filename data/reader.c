@@ -16,7 +16,7 @@
 
 enum {
     BLOCK_BYTES = 1 << 20,
-    KEEP_BYTES = 4 << 20,     // a block's larger buffer is freed when it is not needed
+    KEEP_BYTES = 4 << 20,     // a block replaces a larger buffer as soon as its text needs less
     LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
     POLL_MS = 100
 };

@@ -18,8 +18,8 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
-// dir: IN_PATH, or an open directory's descriptor. With a descriptor the last part of `path` is the name in that
-// directory, wherever it was moved; messages show the whole `path`.
+// dir: IN_PATH, or an open directory's descriptor. With a descriptor only the last part of `path` is looked up,
+// in that directory, even if the directory has moved since. Messages show the whole `path`.
 enum { IN_PATH = AT_FDCWD };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output but a checkpoint's files
@@ -104,5 +104,6 @@ static inline int directory_list(const char *path, Names *out, Error *e) {
 }
 void names_free(Names *names);
 
-// Sets *bytes to the free space of the file system that holds the open directory `dir`, or for IN_PATH `path`.
+// Sets *bytes to the free space of the file system that holds `dir`, an open directory; with IN_PATH, that holds
+// `path`.
 int disk_free(int dir, const char *path, uint64_t *bytes, Error *e);

@@ -193,7 +193,8 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
                         layernorm_backward_row(dxi, part, part + C, dyi, xi, mean[row], rstd[row], gamma, C, TYPE));
             }
         }
-        // 2: add an example's blocks to its first, in order: the example's gradient. Compute its norm
+        // 2: add each example's other blocks to its first, in order. That block then holds the example's gradient:
+        // compute both squared norms.
 #pragma omp for schedule(static)
         for (int b = 0; b < B; b++) {
             float *sum = scratch + (size_t)b * blocks * 2 * C;

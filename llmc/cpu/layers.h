@@ -21,8 +21,8 @@ void embedding_backward(float *dwte /* (V, C) */, float *dwpe /* (P, C) */, cons
                         const uint16_t *tokens, size_t stride, const uint16_t *position, int B, int T, int C,
                         Dtype type);
 
-// Norms of one example's embedding gradients. U is the example's gradient of wte as the output layer, E as the
-// embedding: E[v] sums dx[t] over the t with token v. head_rows[t] is U's row for token t.
+// Norms of one example's embedding gradients. wte serves twice, so an example has two gradients of it: U from the
+// output layer, E from the embedding. E[v] is the sum of dx[t] over the t with token v. head_rows[t] = U[tokens[t]].
 //   embedding_sq  |E|^2
 //   position_sq   |the gradient of wpe|^2
 //   cross         <E, U> = sum over t of dx[t] . head_rows[t]

@@ -87,8 +87,8 @@ VECTOR_INLINE void write_row(float *sum, float *partial, bool add, uint16_t *c, 
         for (size_t j = 0; j < count; j++) c[j] = f32_to_bf16(sum[j]);
 }
 
-// Adds rows [first, end) of a tile to the partial sums: in C if it is fp32, else in block->partial. Writes C after the
-// last block of k.
+// Adds rows [first, end) of a tile to the partial sums. An fp32 C holds these itself. For a bf16 C block->partial does,
+// and C is written after the last block of k.
 static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t end) {
     if (first == end) return;
     const MatmulProduct *p = tile->product;
@@ -108,7 +108,7 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// Writes a part of the last tile: the `between` of a Bf16Tile.
+// Writes part `at` of `of` of the tile that was computed before this one. Passed to a Bf16Tile as `between`.
 static void write_last_tile(void *work, size_t at, size_t of) {
     MatmulTiles *tiles = work;
     size_t rows = tiles->last.rows;

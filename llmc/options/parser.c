@@ -129,7 +129,8 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
     return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
 }
 
-// Sets each option that a part of the run was given (`parts`) to its final value (`options`).
+// Sets each option that any start of the run was given (run.json has one entry of `parts` per start) to its final value
+// (in `options`).
 static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
     const cJSON *options = cJSON_GetObjectItemCaseSensitive(root, "options"), *part, *given;
     const cJSON *parts = cJSON_GetObjectItemCaseSensitive(root, "parts");
