@@ -9,7 +9,7 @@ FUZZERS := $(patsubst %.c,$(SAN_BUILD)/%,$(FUZZ_SOURCES))
 SCRIPTS := $(wildcard dev/test/*/test_*.sh)
 TESTS := $(UNIT) $(FUZZERS) $(SCRIPTS)
 # These start first, so that the last to end is a short one.
-LONGEST := $(foreach name,test_cuda_build test_faults test_ranks fuzz_readers test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
+LONGEST := $(foreach name,test_cuda_build test_ranks test_shakespeare test_faults fuzz_readers test_crash_ranks test_floors test_oracle test_launchers test_tokenize test_machines \
 	test_crash test_program test_report test_watchdog test_best test_arm_build test_avx2,$(filter %/$(name) %/$(name).sh,$(TESTS)))
 CRASH_TESTS := $(addprefix $(BUILD)/dev/test/run/,test_resume test_crash test_crash_ranks)
 CRASH_FUZZER := $(SAN_BUILD)/dev/test/run/fuzz_readers
