@@ -3,7 +3,7 @@
 //     bench_cpu [threads [rounds [name [type]]]]   default: all threads, 5 rounds; cases whose name contains `name`;
 //                                                  fp32 or bf16
 //
-// In bf16 the peak is that of products of panels in the first-level cache. Every figure is the best of its rounds. A
+// The bf16 peak is measured with products of panels in the first-level cache. Every figure is the best of its rounds. A
 // round runs everything once, so a busy moment of the machine does not slow one kernel alone. A kernel's roofline
 // (Williams et al. 2009) is the longer of two times: its operations at the peak, and its bytes at a copy's speed. Each
 // operand's bytes count once. The last table adds up a step of GPT-2 124M, B 4, T 64. With -DHAVE_OPENBLAS (and
