@@ -61,6 +61,8 @@ a_schedule_holds() { # until --lr-hold-frac of the run, by default 0.8 with wsd;
         small=${small/--warmup-tokens 4000/} run held --steps 10 --batch-tokens 128 --lr 1 --final-lr-frac 0 --threads 1 --fresh --lr-schedule "$@" &&
             grep -o '"lr": [0-9.]*' held/metrics.jsonl | awk '{ printf "%.2f ", $2 }'
     }
+    rates linear --optimizer muon > /dev/null && mv held/metrics.jsonl factor_1 && rates linear --optimizer muon --adamw-lr-factor 2 > /dev/null &&
+        ! diff -q <(grep -o '"loss": [0-9.]*' factor_1) <(grep -o '"loss": [0-9.]*' held/metrics.jsonl) > /dev/null || return 1
     [ "$(rates linear --lr-hold-frac 0.5 --optimizer muon --adamw-lr-factor 2)" = "1.00 1.00 1.00 1.00 1.00 0.80 0.60 0.40 0.20 0.00 " ] &&
         [ "$(rates wsd)" = "1.00 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.29 0.00 " ]
 }
