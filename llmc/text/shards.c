@@ -2,7 +2,6 @@
 #include "base/files.h"
 #include "math/mixture.h"
 #include "math/permutation.h"
-#include "text/sources.h"
 
 #include <assert.h>
 #include <limits.h>
@@ -29,8 +28,7 @@ typedef struct {
 } Shard;
 
 struct Dataset {
-    Sources files;
-    DatasetSource *sources;
+    Sources sources;
     double *share_end; // p_0 + ... + p_s
     uint64_t *counts;  // (sources + 1) examples of each source before example counts[sources] (math/mixture.h)
     Shard *shards;
@@ -124,57 +122,48 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     return 0;
 }
 
-// Opens the shards of source `number` into shard[0], shard[1], ...
-static int source_open(Dataset *data, int number, Shard *shard, double total_weight, Error *e) {
-    const Source *files = &data->files.source[number];
-    DatasetSource *source = &data->sources[number];
+// Opens the shards of a source into shard[0], shard[1], ...
+static int source_open(Dataset *data, DatasetSource *source, Shard *shard, Error *e) {
     uint64_t tokens = data->info.tokens;
-    *source = (DatasetSource){.files = files->text, .shards = files->count, .first_window = data->info.windows};
-    source->share = files->weight > 0 ? files->weight / total_weight : 1;
-    for (int i = 0; i < files->count; i++, shard++) {
-        shard->path = files->path[i];
+    source->first_window = data->info.windows;
+    source->share = source->weight > 0 ? source->weight / data->sources.weights : 1;
+    for (int i = 0; i < source->shards; i++, shard++) {
+        shard->path = source->path[i];
         TRY(shard_open(data, shard, e));
     }
     source->windows = data->info.windows - source->first_window;
     source->tokens = data->info.tokens - tokens;
-    if (source->windows == 0)
-        return FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
-                    "%s: %llu tokens in %d file%s are too few for one window of %d + 1", files->text,
-                    (unsigned long long)source->tokens, files->count, files->count == 1 ? "" : "s", data->seq_len);
-    data->info.epoch = fmin(number ? data->info.epoch : INFINITY, (double)source->windows / source->share);
-    return 0;
+    data->info.epoch = fmin(data->info.epoch, (double)source->windows / source->share);
+    if (source->windows > 0) return 0;
+    return FAIL(e, ERR_INPUT, "use a shorter --seq-len or more text",
+                "%s: %llu tokens in %d file%s are too few for one window of %d + 1", source->files,
+                (unsigned long long)source->tokens, source->shards, source->shards == 1 ? "" : "s", data->seq_len);
 }
 
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
     assert(seq_len > 0 && vocab_size > 0);
     Dataset *data;
-    size_t shards = 0, first = 0;
-    double total = 0, sum = 0;
+    double sum = 0;
     int code;
     *out = NULL;
-    TRY(memory_alloc_zero((void **)&data, sizeof *data, "data set", e));
-    data->seq_len = seq_len;
-    data->vocab_size = vocab_size;
-    data->seed = seed;
-    TRY_GOTO(sources_find(&data->files, files, e));
-    size_t sources = (size_t)data->files.count;
-    for (size_t s = 0; s < sources; s++) {
-        shards += (size_t)data->files.source[s].count;
-        total += data->files.source[s].weight;
-    }
+    TRY(memory_alloc((void **)&data, sizeof *data, "data set", e));
+    *data = (Dataset){.seq_len = seq_len, .vocab_size = vocab_size, .seed = seed, .info.epoch = INFINITY};
+    TRY_GOTO(sources_find(&data->sources, files, e));
+    size_t sources = (size_t)data->sources.count, shards = 0, first = 0;
+    for (size_t s = 0; s < sources; s++) shards += (size_t)data->sources.source[s].shards;
     data->info.shards = (int)shards;
-    data->info.sources = data->files.count;
-    data->info.weighted = total > 0;
+    data->info.sources = data->sources.count;
+    data->info.weighted = data->sources.weights > 0;
     TRY_GOTO(memory_alloc_zero((void **)&data->shards, shards * sizeof *data->shards, "shards", e));
     for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
-    TRY_GOTO(memory_alloc((void **)&data->sources, sources * sizeof *data->sources, "sources", e));
     TRY_GOTO(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
     TRY_GOTO(memory_alloc_zero((void **)&data->counts, (sources + 1) * sizeof(uint64_t), "sources", e));
     for (size_t s = 0; s < sources; s++) {
-        TRY_GOTO(source_open(data, (int)s, &data->shards[first], total, e));
-        first += (size_t)data->files.source[s].count;
-        sum += data->files.source[s].weight;
-        data->share_end[s] = s + 1 < sources ? sum / total : 1;
+        DatasetSource *source = &data->sources.source[s];
+        TRY_GOTO(source_open(data, source, &data->shards[first], e));
+        first += (size_t)source->shards;
+        sum += source->weight;
+        data->share_end[s] = s + 1 < sources ? sum / data->sources.weights : 1;
     }
     *out = data;
 done:
@@ -187,10 +176,9 @@ void dataset_close(Dataset *data) {
     for (int i = 0; data->shards && i < data->info.shards; i++)
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
     memory_free(data->shards);
-    memory_free(data->sources);
     memory_free(data->share_end);
     memory_free(data->counts);
-    sources_free(&data->files);
+    sources_free(&data->sources);
     memory_free(data);
 }
 
@@ -200,7 +188,7 @@ DatasetInfo dataset_describe(const Dataset *data) { return data->info; }
 
 DatasetSource dataset_source(const Dataset *data, int source) {
     assert(source >= 0 && source < data->info.sources);
-    return data->sources[source];
+    return data->sources.source[source];
 }
 
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e) {
@@ -227,46 +215,38 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
     return number;
 }
 
-typedef struct {
-    uint64_t number, shift; // index among the windows of all shards; tokens to move it up
-} Window;
-
-static Window window_of(const Dataset *data, uint64_t example) {
+uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
     int s = data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
-    uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = data->sources[s].windows;
+    const DatasetSource *source = &data->sources.source[s];
+    uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows;
     uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
-    return (Window){data->sources[s].first_window + permutation_at(N, key, n % N),
-                    data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0};
+    *shift = data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0;
+    return source->first_window + permutation_at(N, key, n % N);
 }
 
-uint64_t dataset_window_at(const Dataset *data, uint64_t example) { return window_of(data, example).number; }
-
-static int window_read(const Dataset *data, Window window, uint16_t *out /* (T+1) */, Error *e) {
-    // Find the last shard with first_window <= number. It is not empty: an empty shard has the next one's first_window.
-    int low = 0, high = data->info.shards - 1;
-    while (low < high) {
-        int middle = low + (high - low + 1) / 2;
-        if (data->shards[middle].first_window <= window.number) low = middle;
-        else high = middle - 1;
-    }
-    const Shard *shard = &data->shards[low];
+static int window_read(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e) {
+    // Find the last shard with first_window <= window. It is not empty: an empty shard has the next one's first_window.
+    const Shard *shard = &data->shards[data->info.shards - 1];
+    while (shard->first_window > window) shard--;
     size_t count = (size_t)data->seq_len + 1;
-    uint64_t at = (window.number - shard->first_window) * (uint64_t)data->seq_len + window.shift;
+    uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
     at = size_min(at, shard->tokens - count);
     TRY(shard_read(shard, at, count, out, e));
     return tokens_check(shard, at, count, out, data->vocab_size, e);
 }
 
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out, Error *e) {
-    for (int i = 0; i < count; i++, out += data->seq_len + 1)
-        TRY(window_read(data, window_of(data, first_example + (uint64_t)i), out, e));
+    for (int i = 0; i < count; i++, out += data->seq_len + 1) {
+        uint64_t shift, window = dataset_window_at(data, first_example + (uint64_t)i, &shift);
+        TRY(window_read(data, window, shift, out, e));
+    }
     return 0;
 }
 
 int dataset_rows_sequential(const Dataset *data, uint64_t first_window, int count, uint16_t *out, Error *e) {
     assert(count >= 0 && first_window + (uint64_t)count <= data->info.windows);
     for (int i = 0; i < count; i++, out += data->seq_len + 1)
-        TRY(window_read(data, (Window){first_window + (uint64_t)i, 0}, out, e));
+        TRY(window_read(data, first_window + (uint64_t)i, 0, out, e));
     return 0;
 }
 

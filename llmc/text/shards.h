@@ -17,14 +17,9 @@
 // tokens later; the last window of a shard moves only as far as it fits.
 #pragma once
 
-#include "base/common.h"
+#include "text/sources.h"
 
-enum {
-    SHARD_HEADER_INTS = 256,
-    SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS,
-    SHARD_MAGIC = 20240520,
-    SHARD_VERSION = 1
-};
+enum { SHARD_HEADER_INTS = 256, SHARD_HEADER_BYTES = 4 * SHARD_HEADER_INTS, SHARD_MAGIC = 20240520, SHARD_VERSION = 1 };
 
 typedef struct Dataset Dataset; // one thread at a time may read examples
 
@@ -38,14 +33,6 @@ typedef struct {
     double epoch; // mean number of examples in an epoch of the source that repeats most
 } DatasetInfo;
 
-// A source of a mixture. Without weights all files are one source.
-typedef struct {
-    const char *files; // as given
-    double share;      // p, its share of the examples
-    int shards;
-    uint64_t tokens, windows, first_window;
-} DatasetSource;
-
 // Opens the shards that `files` names (text/sources.h). Checks every header against its file's size, and the tokens of
 // every file below 64 MB against vocab_size.
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e);
@@ -54,11 +41,13 @@ void dataset_close(Dataset *data); // NULL is fine
 void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
 
 DatasetInfo dataset_describe(const Dataset *data);
-DatasetSource dataset_source(const Dataset *data, int source);
+DatasetSource dataset_source(const Dataset *data, int source); // without weights all files are one source
 // Finds the largest of the first `tokens` tokens of the first shard.
 int dataset_largest_token(const Dataset *data, uint64_t tokens, int *largest, Error *e);
-const char *dataset_shard_path(const Dataset *data, int shard);    // in reading order
-uint64_t dataset_window_at(const Dataset *data, uint64_t example); // the window of an example
+const char *dataset_shard_path(const Dataset *data, int shard); // in reading order
+
+// Returns the window of an example. *shift: the tokens to move it up (dataset_shift_windows).
+uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
 // Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.
 // Checks every token against the vocabulary.

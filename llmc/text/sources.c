@@ -23,7 +23,7 @@ static char *next_word(char **rest) {
 }
 
 // Adds the files that match a pattern. The name of an existing file is no pattern, even with '*' or '['.
-static int add_matches(Source *s, const char *pattern, Error *e) {
+static int add_matches(DatasetSource *s, const char *pattern, Error *e) {
     struct stat st;
     char literal[2 * PATH_MAX], *to = literal; // the name as a pattern
     bool exists = stat(pattern, &st) == 0;
@@ -57,24 +57,23 @@ static int add_word(Sources *out, char *word, Error *e) {
         return FAIL(e, ERR_USAGE, "give each a weight, as in 'a*.bin:0.7 b*.bin:0.3', or none",
                     "%s: it has %s weight, and the sources before it have %s", word, weighted ? "a" : "no",
                     weighted ? "none" : "one");
-    Source *s = weighted ? &out->source[out->count++] : out->source;
+    DatasetSource *s = weighted ? &out->source[out->count++] : out->source;
     if (!weighted) out->count = 1;
-    s->text = weighted ? word : out->value;
+    s->files = weighted ? word : out->value;
     s->weight = weighted ? weight : 0;
     return add_matches(s, word, e);
 }
 
 int sources_find(Sources *out, const char *value, Error *e) {
     int code = 0;
-    double total = 0;
     *out = (Sources){0};
     size_t bytes = strlen(value) + 1;
     TRY_GOTO(memory_alloc((void **)&out->value, 2 * bytes, "the names of shards", e));
-    TRY_GOTO(memory_alloc_zero((void **)&out->source, (bytes / 2 + 1) * sizeof(Source), "sources", e));
+    TRY_GOTO(memory_alloc_zero((void **)&out->source, (bytes / 2 + 1) * sizeof(DatasetSource), "sources", e));
     char *rest = out->value + bytes, *word;
     memcpy(out->value, value, bytes);
     memcpy(rest, value, bytes);
-    out->source->text = out->value;
+    out->source->files = out->value;
     out->count = 1;
     code = add_matches(out->source, value, e); // first try the value as one word
     if (code && (word = next_word(&rest))) {
@@ -84,18 +83,18 @@ int sources_find(Sources *out, const char *value, Error *e) {
     if (code == ERR_INPUT && strpbrk(value, BLANKS))
         error_hint(e, "check the path; a blank in a name is written '\\ '");
     for (int i = 0; i < out->count && !code; i++) { // sort the paths, and move duplicates to the end
-        Source *s = &out->source[i];
+        DatasetSource *s = &out->source[i];
         s->path = s->found.gl_pathv;
-        total += s->weight;
+        out->weights += s->weight;
         qsort(s->path, s->found.gl_pathc, sizeof *s->path, compare_paths);
         for (size_t k = 0; k < s->found.gl_pathc; k++) {
             char *path = s->path[k];
-            if (s->count && strcmp(s->path[s->count - 1], path) == 0) continue;
-            s->path[k] = s->path[s->count];
-            s->path[s->count++] = path;
+            if (s->shards && strcmp(s->path[s->shards - 1], path) == 0) continue;
+            s->path[k] = s->path[s->shards];
+            s->path[s->shards++] = path;
         }
     }
-    if (!code && !isfinite(total))
+    if (!code && !isfinite(out->weights))
         code = FAIL(e, ERR_USAGE, "use smaller ones", "%s: the sum of the weights is too large", value);
 done:
     if (code) sources_free(out);

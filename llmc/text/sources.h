@@ -13,17 +13,20 @@
 #include <glob.h>
 
 typedef struct {
-    const char *text; // as given, without the weight
-    double weight;    // as given; 0: none
-    char **path;      // (count) sorted by bytes, without duplicates; in found
-    int count;
+    const char *files; // as given, without the weight
+    double weight;     // as given; 0: none
+    char **path;       // (shards) sorted by bytes, without duplicates; in found
+    int shards;
     glob_t found;
-} Source;
+    double share; // p, its share of the examples; dataset_open sets this and the next line
+    uint64_t tokens, windows, first_window;
+} DatasetSource;
 
 typedef struct {
-    Source *source;
+    DatasetSource *source;
     int count;
-    char *value; // owns the memory of the texts
+    double weights; // their sum
+    char *value;    // owns the memory of the words
 } Sources;
 
 // ERR_INPUT if a word matches no file; ERR_USAGE if a weight is not above 0, or if only some words have one.

@@ -101,37 +101,27 @@ size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
 
 // ---- Merges ---------------------------------------------------------------------------------------------------------
 
-static inline uint32_t pair_of(uint16_t left, uint16_t right) { return (uint32_t)left << 16 | right; }
-
-static inline uint32_t pair_slot(const Tokenizer *t, uint32_t pair) {
-    return (uint32_t)((pair * HASH_GOLDEN) >> 32) & t->pair_mask; // Fibonacci hashing
+// Returns the slot of a pair, or the empty slot for it. Fibonacci hashing.
+static inline uint64_t *pair_slot(const Tokenizer *t, uint16_t left, uint16_t right) {
+    uint32_t pair = (uint32_t)left << 16 | right;
+    for (uint64_t i = (pair * HASH_GOLDEN) >> 32;; i++) {
+        const uint64_t *slot = &t->pairs[i % PAIR_SLOTS];
+        if (*slot == 0 || *slot >> 32 == pair) return (uint64_t *)(uintptr_t)slot;
+    }
 }
 
 // Returns a merge's rank in the upper half and the merged token in the lower; RANK_NONE if the pair does not merge.
 #define RANK_NONE UINT32_MAX
 static inline uint32_t pair_find(const Tokenizer *t, uint16_t left, uint16_t right) {
-    uint32_t pair = pair_of(left, right);
-    for (uint32_t i = pair_slot(t, pair);; i = (i + 1) & t->pair_mask) {
-        uint64_t slot = t->pairs[i];
-        if (slot == MERGE_EMPTY) return RANK_NONE;
-        if (slot >> 32 == pair) return (uint32_t)slot;
-    }
+    uint64_t slot = *pair_slot(t, left, right);
+    return slot ? (uint32_t)slot : RANK_NONE;
 }
 
-int tokenizer_index_merges(Tokenizer *t, Error *e) {
-    size_t slots = 16;
-    while (slots < 2 * (size_t)t->merge_count) slots *= 2;
-    TRY(memory_alloc((void **)&t->pairs, slots * sizeof *t->pairs, "merges", e));
-    memset(t->pairs, 0xFF, slots * sizeof *t->pairs);
-    t->pair_mask = (uint32_t)slots - 1;
-    for (int rank = 0; rank < t->merge_count; rank++) {
-        const Merge *m = &t->merges[rank];
-        if (pair_find(t, m->left, m->right) != RANK_NONE) continue; // the first of equal merges wins
-        uint32_t pair = pair_of(m->left, m->right), i = pair_slot(t, pair);
-        while (t->pairs[i] != MERGE_EMPTY) i = (i + 1) & t->pair_mask;
-        t->pairs[i] = (uint64_t)pair << 32 | (uint64_t)rank << 16 | m->merged;
-    }
-    return 0;
+void tokenizer_add_merge(Tokenizer *t, Merge merge) {
+    uint64_t *slot = pair_slot(t, merge.left, merge.right), rank = (uint64_t)t->merge_count;
+    t->merges[t->merge_count++] = merge;
+    if (!*slot) // else the first of equal merges wins
+        *slot = (uint64_t)merge.left << 48 | (uint64_t)merge.right << 32 | rank << 16 | merge.merged;
 }
 
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
@@ -295,8 +285,8 @@ static void classes_set(Tokenizer *t, const uint16_t *runs, size_t count, CharCl
     }
 }
 
-int tokenizer_new(Tokenizer **out, Error *e) {
-    TRY(memory_alloc_zero((void **)out, sizeof **out, "tokenizer", e));
+int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e) {
+    TRY(memory_alloc_zero((void **)out, sizeof **out + text_bytes, "tokenizer", e));
     Tokenizer *t = *out;
     t->eot = -1;
     classes_set(t, UNICODE_LETTERS, sizeof UNICODE_LETTERS / sizeof *UNICODE_LETTERS, CLASS_LETTER);
@@ -307,39 +297,20 @@ int tokenizer_new(Tokenizer **out, Error *e) {
     return 0;
 }
 
-int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e) {
-    size_t count = (size_t)vocab_size;
-    t->vocab_size = vocab_size;
-    TRY(memory_alloc((void **)&t->text, text_bytes, "vocabulary", e));
-    TRY(memory_alloc_zero((void **)&t->flags, count, "vocabulary", e));
-    return memory_alloc_zero((void **)&t->start, (count + 1) * sizeof *t->start, "vocabulary", e);
-}
-
 int tokenizer_create_bytes(Tokenizer **out, Error *e) {
-    TRY(tokenizer_new(out, e));
+    TRY(tokenizer_new(out, BYTE_VALUES, e));
     Tokenizer *t = *out;
     t->is_bytes = true;
-    int code = tokenizer_room(t, BYTE_VALUES, BYTE_VALUES, e);
-    for (uint32_t b = 0; b < BYTE_VALUES && !code; b++) {
+    t->vocab_size = BYTE_VALUES;
+    for (uint32_t b = 0; b < BYTE_VALUES; b++) {
         t->text[b] = (char)b;
         t->byte_token[b] = (uint16_t)b;
         t->start[b + 1] = b + 1;
     }
-    if (!code) return 0;
-    tokenizer_destroy(t);
-    *out = NULL;
-    return code;
+    return 0;
 }
 
-void tokenizer_destroy(Tokenizer *t) {
-    if (!t) return;
-    memory_free(t->text);
-    memory_free(t->start);
-    memory_free(t->flags);
-    memory_free(t->merges);
-    memory_free(t->pairs);
-    memory_free(t);
-}
+void tokenizer_destroy(Tokenizer *t) { memory_free(t); }
 
 int tokenizer_vocab_size(const Tokenizer *t) { return t->vocab_size; }
 int tokenizer_eot(const Tokenizer *t) { return t->eot; }

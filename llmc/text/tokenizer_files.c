@@ -49,14 +49,9 @@ static int alphabet_decode(const char *name, size_t length, char *out) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Loading: files fill the entries; the entries' names become the tokens' bytes; merges are pairs of these tokens
+// Loading: files name the tokens; names become the tokens' bytes; merges are pairs of these tokens
 
 #define HINT_GET "download or copy the tokenizer's files again"
-
-typedef struct {
-    const char *name; // NULL: none yet
-    uint8_t flags;    // TOKEN_*: 0, or LITERAL and ADDED of an added token
-} Entry;
 
 // The JSON files of a tokenizer. The first three may list added tokens, for all forms.
 enum { TOKENIZER_JSON, TOKENIZER_CONFIG, ADDED_TOKENS, VOCAB, FILES };
@@ -74,45 +69,47 @@ typedef struct {
     const JsonFile *vocab;
     char merges_path[PATH_MAX], *merges; // lines "left right"
     bool listed;                         // the merges are those of tokenizer.json
-    size_t merges_bytes, name_bytes;
-    size_t longest; // bytes of the longest name
-    char *scratch;  // (2, longest)
-    Entry entries[VOCAB_MAX];
+    size_t merges_bytes;
+    const char *name[VOCAB_MAX]; // NULL: none yet
 } VocabReader;
 
 static bool is_text(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && strcmp(item->valuestring, text) == 0;
 }
 
+// Reads the files, and creates a tokenizer with room for all names in them.
 static int read_json_files(VocabReader *r, const char *directory, const char *const form[2], Error *e) {
     const char *vocab = form[0] == form[1] ? NULL : form[0];
     const char *const names[FILES] = {"tokenizer.json", "tokenizer_config.json", "added_tokens.json", vocab};
+    size_t bytes = 0;
     for (int i = 0; i < FILES && names[i]; i++) {
         JsonFile *file = &r->files[i];
         TRY(path_join(file->path, sizeof file->path, directory, names[i], e));
         if (!file_exists(file->path)) continue;
         TRY(json_read(&file->json, file->path, FILE_BYTES_MAX, HINT_GET, e));
         if (!cJSON_IsObject(file->json.root)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: not a JSON object", file->path);
+        bytes += file->json.bytes;
     }
     r->vocab = &r->files[vocab ? VOCAB : TOKENIZER_JSON];
-    TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
     r->directory = directory;
     r->listed = !vocab;
-    return vocab ? file_read(r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e) : 0;
+    TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
+    if (vocab) TRY(file_read(r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e));
+    return tokenizer_new(&r->t, bytes, e);
 }
 
 static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item->valuedouble : -1; }
 
-// Returns the entry of token `number`; NULL on failure. Adds all entries up to a new highest number.
-static Entry *entry_of_number(VocabReader *r, const char *path, const char *name, double number, Error *e) {
+// Sets *token to a token's number from a file. The vocabulary grows to hold it.
+static int read_number(VocabReader *r, const char *path, const char *name, double number, int *token, Error *e) {
     if (!(number >= 0 && number < 1e9) || number != (int)number)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name), NULL;
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name);
     if (number >= VOCAB_MAX)
         return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
-                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number),
-               NULL;
-    if (r->t->vocab_size <= (int)number) r->t->vocab_size = (int)number + 1;
-    return &r->entries[(int)number];
+                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number);
+    *token = (int)number;
+    if (r->t->vocab_size <= *token) r->t->vocab_size = *token + 1;
+    return 0;
 }
 
 // Returns the name of the first member that is neither off (null, false, 0 or empty) nor in `known`; NULL: none.
@@ -182,11 +179,10 @@ static int read_vocab(VocabReader *r, Error *e) {
     }
     if (!cJSON_IsObject(vocab)) return FAIL(e, ERR_INPUT, HINT_GET, "%s: it has no model.vocab", path);
     cJSON_ArrayForEach(item, vocab) {
-        Entry *entry = entry_of_number(r, path, item->string, number_of(item), e);
-        if (!entry) return e->code;
-        if (entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %.0f", path, item->valuedouble);
-        entry->name = item->string;
-        r->name_bytes += strlen(item->string);
+        int token = 0;
+        TRY(read_number(r, path, item->string, number_of(item), &token, e));
+        if (r->name[token]) return FAIL(e, ERR_INPUT, HINT_GET, "%s: two tokens are number %d", path, token);
+        r->name[token] = item->string;
     }
     return 0;
 }
@@ -200,6 +196,7 @@ static int read_added(VocabReader *r, int file, Error *e) {
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
     bool array = file == TOKENIZER_JSON;
+    int token = 0;
     if (lists[file]) list = json_get(list, lists[file]);
     if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
         return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
@@ -209,23 +206,21 @@ static int read_added(VocabReader *r, int file, Error *e) {
         double number = array ? number_of(json_get(item, "id")) : number_of(item);
         const char *key = file == TOKENIZER_CONFIG ? item->string : "";
         if (*key) number = key[strspn(key, "0123456789")] ? -1 : strtod(key, NULL);
-        Entry *entry = entry_of_number(r, path, name, number, e);
-        if (!entry) return e->code;
-        if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %.0f has no text", path, number);
+        TRY(read_number(r, path, name, number, &token, e));
+        if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %d has no text", path, token);
         for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
             if (cJSON_IsTrue(json_get(item, unknown[i])))
                 return FAIL(e, ERR_INPUT,
                             "only added tokens that are matched literally, next to any text, are supported",
                             "%s: added token '%s' has %s", path, name, unknown[i]);
-        if (entry->name && strcmp(entry->name, name) != 0)
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %.0f, which is another", path, name,
-                        number);
-        if (entry->flags) continue;
-        r->name_bytes += strlen(name);
-        entry->name = name;
-        entry->flags = TOKEN_LITERAL | TOKEN_ADDED;
-        if (!cJSON_IsFalse(json_get(item, "normalized"))) entry->flags |= TOKEN_NORMALIZED;
-        if (cJSON_IsTrue(json_get(item, "special"))) entry->flags |= TOKEN_SPECIAL;
+        if (r->name[token] && strcmp(r->name[token], name) != 0)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %d, which is another", path, name,
+                        token);
+        r->name[token] = name;
+        if (r->t->flags[token]) continue;
+        r->t->flags[token] = TOKEN_LITERAL | TOKEN_ADDED;
+        if (!cJSON_IsFalse(json_get(item, "normalized"))) r->t->flags[token] |= TOKEN_NORMALIZED;
+        if (cJSON_IsTrue(json_get(item, "special"))) r->t->flags[token] |= TOKEN_SPECIAL;
     }
     return 0;
 }
@@ -237,89 +232,68 @@ static int find_eot(const VocabReader *r) {
     const char *const names[] = {declared ? declared : EOT_NAME, EOT_NAME};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < r->t->vocab_size; i++)
-            if (r->entries[i].name && strcmp(r->entries[i].name, names[k]) == 0) return i;
+            if (r->name[i] && strcmp(r->name[i], names[k]) == 0) return i;
     return -1;
 }
 
-// Fills text, start and flags from the entries. Leaves the end token without ADDED: encoding never finds it in a text.
+// Returns the slot of the token with these bytes, or the empty slot for it.
+static uint32_t *text_slot(const Tokenizer *t, const char *text, size_t bytes) {
+    return tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes);
+}
+
+// Fills text, start and by_text from the names. Clears ADDED of the end token: encoding never finds it in a text.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
-    size_t count = (size_t)t->vocab_size, at = 0;
-    TRY(tokenizer_room(t, t->vocab_size, r->name_bytes, e));
     t->eot = find_eot(r);
-    for (size_t i = 0; i < count; i++) {
-        const Entry *entry = &r->entries[i];
-        if (!entry->name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %zu is missing", r->directory, i);
-        size_t length = strlen(entry->name);
-        r->longest = size_max(r->longest, length);
-        int bytes = entry->flags ? -1 : alphabet_decode(entry->name, length, t->text + at);
-        if (bytes < 0) memcpy(t->text + at, entry->name, length);
-        at += bytes < 0 ? length : (size_t)bytes;
-        t->start[i + 1] = (uint32_t)at;
-        t->flags[i] = bytes < 0 ? TOKEN_LITERAL : 0;
-        if (!entry->flags || (int)i == t->eot) continue;
-        t->flags[i] = entry->flags;
+    for (int i = 0; i < t->vocab_size; i++) {
+        const char *name = r->name[i];
+        char *text = t->text + t->start[i];
+        if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: token number %d is missing", r->directory, i);
+        size_t length = strlen(name);
+        int bytes = t->flags[i] ? -1 : alphabet_decode(name, length, text);
+        if (bytes < 0) {
+            memcpy(text, name, length);
+            bytes = (int)length;
+            t->flags[i] |= TOKEN_LITERAL;
+        }
+        uint32_t *slot = text_slot(t, text, (size_t)bytes);
+        if (*slot)
+            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->directory, *slot - 1, i);
+        *slot = (uint32_t)i + 1;
+        t->start[i + 1] = t->start[i] + (uint32_t)bytes;
+        if (i == t->eot) t->flags[i] &= TOKEN_LITERAL;
+        if (!(t->flags[i] & TOKEN_ADDED)) continue;
         t->added_count++;
         for (size_t k = 1; k < length; k++)
-            t->added_spaced |= t->byte_class[(uint8_t)entry->name[k]] == CLASS_SPACE &&
-                               t->byte_class[(uint8_t)entry->name[k - 1]] != CLASS_SPACE;
-        uint32_t *longest = &t->added_longest[(entry->flags & TOKEN_NORMALIZED) != 0][(uint8_t)*entry->name];
+            t->added_spaced |=
+                t->byte_class[(uint8_t)name[k]] == CLASS_SPACE && t->byte_class[(uint8_t)name[k - 1]] != CLASS_SPACE;
+        uint32_t *longest = &t->added_longest[(t->flags[i] & TOKEN_NORMALIZED) != 0][(uint8_t)*name];
         *longest = (uint32_t)size_max(*longest, length);
     }
     return 0;
 }
 
-// Returns the slot of the token with these bytes, or the empty slot for it.
-static uint32_t *text_slot(const VocabReader *r, const char *bytes, size_t count) {
-    return tokenizer_slot(r->t, hash_bytes(HASH_START, bytes, count), bytes, count);
+static int token_of(const Tokenizer *t, const char *text, int bytes) { // -1: none
+    return bytes > 0 ? (int)*text_slot(t, text, (size_t)bytes) - 1 : -1;
 }
 
-static int index_names(VocabReader *r, Error *e) {
-    Tokenizer *t = r->t;
-    for (int token = 0; token < t->vocab_size; token++) {
-        size_t bytes;
-        const char *text = tokenizer_decode(t, token, &bytes);
-        uint32_t *slot = text_slot(r, text, bytes);
-        if (*slot)
-            return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->directory, *slot - 1,
-                        token);
-        *slot = (uint32_t)token + 1;
-    }
-    for (int b = 0; b < BYTE_VALUES; b++) {
-        uint32_t slot = *text_slot(r, &(char){(char)b}, 1);
-        t->lacks[b] = !slot;
-        if (slot) t->byte_token[b] = (uint16_t)(slot - 1);
-    }
-    return 0;
-}
-
-// Fails for a merge. `number` counts the lines of merges.txt, or the elements of model.merges, from 1.
-static int fail_merge(const VocabReader *r, int number, const char *what, const char *name, size_t length, Error *e) {
-    return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->listed ? "merge" : "line", number,
-                (int)size_min(length, 100), name, what);
-}
-
-// Decodes a part of a merge to `out` and returns its token; -1: none. No token has a name longer than `longest`.
-static int find_part(const VocabReader *r, const char *name, size_t length, char *out, size_t *bytes) {
-    int decoded = length <= r->longest ? alphabet_decode(name, length, out) : -1;
-    *bytes = decoded > 0 ? (size_t)decoded : 0;
-    return *bytes ? (int)*text_slot(r, out, *bytes) - 1 : -1;
-}
-
-static int add_merge(VocabReader *r, int number, const char *line, size_t length, Error *e) {
-    const char *space = memchr(line, ' ', length);
-    if (!space || memrchr(line, ' ', length) != space)
-        return fail_merge(r, number, "is not two tokens with a space between them", line, length, e);
-    size_t left_length = (size_t)(space - line), right_length = length - left_length - 1, left_bytes, right_bytes;
-    const char *right = space + 1;
-    int a = find_part(r, line, left_length, r->scratch, &left_bytes);
-    int b = find_part(r, right, right_length, r->scratch + left_bytes, &right_bytes);
-    if (a < 0) return fail_merge(r, number, "is not in the vocabulary", line, left_length, e);
-    if (b < 0) return fail_merge(r, number, "is not in the vocabulary", right, right_length, e);
-    int merged = (int)*text_slot(r, r->scratch, left_bytes + right_bytes) - 1;
-    if (merged < 0) return fail_merge(r, number, "merges to a token that the vocabulary lacks", line, left_length, e);
-    if (r->t->merge_count == MERGES_MAX) return fail_merge(r, number, "is one merge too many", line, left_length, e);
-    r->t->merges[r->t->merge_count++] = (Merge){(uint16_t)a, (uint16_t)b, (uint16_t)merged};
+// Adds the merge of a line. `number` counts the lines of merges.txt, or the elements of model.merges, from 1. text:
+// scratch with room for the line.
+static int add_merge(VocabReader *r, int number, const char *line, size_t length, char *text, Error *e) {
+    const char *space = memchr(line, ' ', length), *why = NULL;
+    bool two = space && memrchr(line, ' ', length) == space;
+    int n = two ? alphabet_decode(line, (size_t)(space - line), text) : -1;
+    int m = n > 0 ? alphabet_decode(space + 1, (size_t)(line + length - space - 1), text + n) : -1;
+    int left = m > 0 ? token_of(r->t, text, n) : -1, right = m > 0 ? token_of(r->t, text + n, m) : -1;
+    int merged = m > 0 ? token_of(r->t, text, n + m) : -1;
+    if (!two) why = "is not two tokens with a space between them";
+    else if (left < 0 || right < 0) why = "has a token that is not in the vocabulary";
+    else if (merged < 0) why = "merges to a token that the vocabulary lacks";
+    else if (r->t->merge_count == MERGES_MAX) why = "is one merge too many";
+    if (why)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->listed ? "merge" : "line", number,
+                    (int)size_min(length, 100), line, why);
+    tokenizer_add_merge(r->t, (Merge){(uint16_t)left, (uint16_t)right, (uint16_t)merged});
     return 0;
 }
 
@@ -343,21 +317,29 @@ static int list_merges(VocabReader *r, Error *e) {
 
 // Reads the merges. A vocabulary that lacks bytes must be one of characters, without merges.
 static int read_merges(VocabReader *r, Error *e) {
+    Tokenizer *t = r->t;
+    char *scratch;
     int code = 0;
     if (r->listed) TRY(list_merges(r, e));
+    TRY(memory_alloc((void **)&scratch, r->merges_bytes, "merges", e));
     const char *line = r->merges + utf8_mark(r->merges, r->merges_bytes), *next;
     for (int number = 1; line < r->merges + r->merges_bytes && !code; line = next + 1, number++) {
         next = line + strcspn(line, "\n");
         size_t length = (size_t)(next - line) - (next > line && next[-1] == '\r');
         bool version = number == 1 && !r->listed && strncmp(line, "#version", 8) == 0;
-        if (length > 0 && !version) code = add_merge(r, number, line, length, e);
+        if (length > 0 && !version) code = add_merge(r, number, line, length, scratch, e);
     }
+    memory_free(scratch);
+    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
     for (int b = 0; b < BYTE_VALUES; b++) {
-        if (!r->t->lacks[b]) continue;
-        if (code || r->t->merge_count > 0)
+        int token = token_of(t, &(char){(char)b}, 1);
+        t->is_bytes = t->is_bytes && token == b;
+        t->lacks[b] = token < 0;
+        if (token >= 0) t->byte_token[b] = (uint16_t)token;
+        else if (code || t->merge_count > 0)
             return FAIL(e, ERR_INPUT, "a byte-level vocabulary has all 256 bytes", "%s: byte 0x%02x is missing",
                         r->vocab->path, b);
-        r->t->lacks_some = true;
+        else t->lacks_some = true;
     }
     return code;
 }
@@ -387,23 +369,14 @@ int tokenizer_load(Tokenizer **out, const char *path, Error *e) {
     VocabReader *r;
     int code;
     TRY(memory_alloc_zero((void **)&r, sizeof *r, "vocabulary", e));
-    TRY_GOTO(tokenizer_new(&r->t, e));
-    Tokenizer *t = r->t;
     TRY_GOTO(read_json_files(r, path, form, e));
-    TRY_GOTO(memory_alloc((void **)&t->merges, MERGES_MAX * sizeof *t->merges, "merges", e));
     TRY_GOTO(read_vocab(r, e));
     for (int file = 0; file < ADDED_FILES; file++) TRY_GOTO(read_added(r, file, e));
     TRY_GOTO(spell_tokens(r, e));
-    TRY_GOTO(index_names(r, e));
-    TRY_GOTO(memory_alloc((void **)&r->scratch, 2 * r->longest, "vocabulary", e));
     TRY_GOTO(read_merges(r, e));
-    t->is_bytes = t->vocab_size == BYTE_VALUES && t->merge_count == 0 && t->added_count == 0;
-    for (int b = 0; b < BYTE_VALUES; b++) t->is_bytes = t->is_bytes && t->byte_token[b] == b;
-    TRY_GOTO(tokenizer_index_merges(t, e));
 done:
     for (int i = 0; i < FILES; i++) json_free(&r->files[i].json);
     memory_free(r->merges);
-    memory_free(r->scratch);
     if (code) tokenizer_destroy(r->t);
     else *out = r->t;
     memory_free(r);

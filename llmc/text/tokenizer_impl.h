@@ -4,10 +4,7 @@
 
 #include "text/tokenizer.h"
 
-// An empty slot of the hash table of merges (open addressing). A used slot is left << 48 | right << 32 | rank << 16 |
-// merged token. No merge has rank 65535, so no used slot is all ones.
-#define MERGE_EMPTY UINT64_MAX
-enum { MERGES_MAX = 65535 };
+enum { MERGES_MAX = 65535, PAIR_SLOTS = 2 * VOCAB_MAX, TEXT_SLOTS = 2 * VOCAB_MAX };
 
 typedef struct {
     uint16_t left, right, merged;
@@ -21,7 +18,7 @@ enum {
     TOKEN_NORMALIZED = 4,
     TOKEN_SPECIAL = 8 // decoders can leave it out
 };
-enum { ADDED_PASSES = 2, TEXT_SLOTS = 2 * VOCAB_MAX };
+enum { ADDED_PASSES = 2 };
 
 typedef enum {
     CLASS_OTHER,
@@ -35,31 +32,28 @@ enum { UNICODE_CLASS_END = 0x31350 }; // every code point from here on is CLASS_
 struct Tokenizer {
     int vocab_size, eot;
     bool is_bytes;
-    char *text;       // the tokens' bytes, one token after another
-    uint32_t *start;  // (vocab_size + 1) the first byte of each token
-    uint8_t *flags;   // (vocab_size) TOKEN_*
+    uint32_t start[VOCAB_MAX + 1]; // of each token in `text`
+    uint8_t flags[VOCAB_MAX];      // TOKEN_*
     uint16_t byte_token[BYTE_VALUES];
     bool lacks[BYTE_VALUES]; // true: a vocabulary of characters has no token for the byte
     bool lacks_some;
     int added_count;
-    bool added_spaced; // an added token has a space after another character
+    bool added_spaced;                                 // an added token has a space after another character
     uint32_t added_longest[ADDED_PASSES][BYTE_VALUES]; // bytes of the pass's longest token with this first byte
-    uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1, or 0
-    Merge *merges;                                     // (merge_count) by rank
+    uint32_t by_text[TEXT_SLOTS];                      // a hash table with open addressing: token + 1; 0: empty
+    uint64_t pairs[PAIR_SLOTS]; // a hash table with open addressing: left << 48 | right << 32 | rank << 16 | merged;
+                                // 0: empty (token 0 does not merge with itself to token 0)
+    Merge merges[MERGES_MAX];   // (merge_count) by rank
     int merge_count;
-    uint64_t *pairs; // (pair_mask + 1) the hash table of merges
-    uint32_t pair_mask;
     uint8_t byte_class[BYTE_VALUES];    // CharClass of every byte ...
     uint8_t classes[UNICODE_CLASS_END]; // ... and of every code point
+    char text[];                        // the tokens' bytes, one token after another
 };
 
-// Creates a tokenizer that has only its character classes.
-int tokenizer_new(Tokenizer **out, Error *e);
-// Allocates text, flags and start; clears the last two.
-int tokenizer_room(Tokenizer *t, int vocab_size, size_t text_bytes, Error *e);
+// Creates a tokenizer that has only its character classes, and room for `text_bytes` of text.
+int tokenizer_new(Tokenizer **out, size_t text_bytes, Error *e);
+void tokenizer_add_merge(Tokenizer *t, Merge merge); // of the next rank
 // Returns the end of the first word of the text from s to end, s < end, by GPT-2's pattern.
 const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_t *end);
-// Builds the hash table of merges.
-int tokenizer_index_merges(Tokenizer *t, Error *e);
 // Returns the slot of the token with these bytes, or the empty slot for it. hash: hash_bytes of the bytes.
 uint32_t *tokenizer_slot(const Tokenizer *t, uint64_t hash, const void *text, size_t bytes);

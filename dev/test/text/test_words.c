@@ -89,7 +89,7 @@ static Words words_open(void) {
     w.match = w.code ? pcre2_match_data_create_from_pattern(w.code, NULL) : NULL;
     if (w.code) pcre2_jit_compile(w.code, PCRE2_JIT_COMPLETE);
     CHECK(w.code && w.match, "the pattern does not compile: %d at %zu", error, offset);
-    CHECK_OK(tokenizer_new(&w.t, &e), &e);
+    CHECK_OK(tokenizer_new(&w.t, 0, &e), &e);
     int length = pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL);
     if (length > 0 && (size_t)length <= sizeof w.unicode) pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, w.unicode);
     w.same_unicode = strncmp(w.unicode, "14.", 3) == 0;
