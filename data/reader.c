@@ -256,7 +256,7 @@ static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     if (b->capacity < capacity || b->capacity > size_max(KEEP_BYTES, capacity)) {
         memory_free(b->tokens);
         b->capacity = 0;
-        TRY(memory_alloc((void **)&b->tokens, capacity * (sizeof *b->tokens + 1), "a block of text", e));
+        TRY(memory_alloc((void **)&b->tokens, capacity * (sizeof *b->tokens + 1) + 1, "a block of text", e));
         b->text = (char *)(b->tokens + capacity);
         b->capacity = capacity;
     }

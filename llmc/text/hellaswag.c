@@ -126,27 +126,23 @@ static int bin_questions(HellaSwag *h, const char *file, size_t bytes, Error *e)
     const uint16_t *at = (const uint16_t *)(const void *)(file + sizeof header),
                    *end = at + (bytes - sizeof header) / 2;
     for (int q = 0; q < header[2]; q++) {
-        if (end - at < HEAD || at[0] != START || at[1] / 2 < HEAD || at[1] % 2 || at[1] / 2 > end - at)
-            return FAIL(e, ERR_INPUT, HINT_FILE, "damaged or cut off at question %d of %d", q, header[2]);
-        const uint16_t *next = at + at[1] / 2; // the next question
-        int label = at[3], endings = at[4];
-        if (endings < 2 || endings > ENDINGS_MAX || label >= endings)
-            return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: %d endings, of which number %d is right", q, endings,
-                        label);
+        bool whole = end - at >= HEAD && at[0] == START && at[1] / 2 >= HEAD && at[1] % 2 == 0 && at[1] / 2 <= end - at;
+        const uint16_t *next = at + (whole ? at[1] / 2 : 0); // the next question
+        int label = whole ? at[3] : 0, endings = whole ? at[4] : 0;
         uint16_t *out = h->tokens + h->token_count;
-        at += HEAD;
-        for (int i = 0; i <= endings; i++) {
-            if (at == next || *at >= next - at)
-                return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: it ends in the middle", q);
-            count[i] = *at++;
-            if (!count[i]) return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: a text without tokens", q);
+        whole = whole && endings >= 2 && endings <= ENDINGS_MAX && label < endings;
+        if (whole) at += HEAD;
+        for (int i = 0; i <= endings && whole; i++) {
+            whole = at<next && * at> 0 && *at < next - at;
+            count[i] = whole ? *at++ : 0;
             for (size_t k = 0; k < count[i]; k++, *out++ = *at++)
                 if (*at >= h->vocab_size)
                     return FAIL(e, ERR_INPUT,
                                 "the file was made with another tokenizer than the model's: use the jsonl",
                                 "question %d: token %d is outside the vocabulary of %d", q, *at, h->vocab_size);
         }
-        if (at != next) return FAIL(e, ERR_INPUT, HINT_FILE, "question %d: it is longer than its endings", q);
+        if (!whole || at != next)
+            return FAIL(e, ERR_INPUT, HINT_FILE, "damaged or cut off at question %d of %d", q, header[2]);
         question_add(h, label, endings, count);
     }
     if (at != end || bytes % 2) return FAIL(e, ERR_INPUT, HINT_FILE, "longer than its %d questions", header[2]);

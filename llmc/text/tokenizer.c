@@ -55,11 +55,12 @@ const uint8_t *tokenizer_word(const Tokenizer *t, const uint8_t *s, const uint8_
     return s == end || last == start ? s : last;
 }
 
-// Returns the last position between another character and a space; 0: none. A cut there is safe: no alternative of the
-// pattern matches across it or looks back. Only (?!\S) looks ahead, and it follows a space.
-static size_t cut_words(const Tokenizer *t, const char *text, size_t bytes) {
+size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
     const uint8_t *s = (const uint8_t *)text;
-    for (size_t i = bytes; i-- > 1;) {
+    if (t->is_bytes) return utf8_boundary(text, bytes);
+    // Find the last space after another character. A cut there is safe: no alternative of the pattern matches across it
+    // or looks back; only (?!\S) looks ahead, and it follows a space. Added tokens cross it only if added_spaced.
+    for (size_t i = t->added_spaced ? 0 : bytes; i-- > 1;) {
         if (t->byte_class[s[i]] != CLASS_SPACE || t->byte_class[s[i - 1]] == CLASS_SPACE) continue;
         size_t first = i - 1, length; // the beginning of the character before i
         while (first > 0 && i - first < 4 && (s[first] & 0xC0) == 0x80) first--;
@@ -94,11 +95,6 @@ static int added_here(const Tokenizer *t, int pass, const uint8_t *s, const uint
     return found;
 }
 
-size_t tokenizer_cut(const Tokenizer *t, const char *text, size_t bytes) {
-    if (t->is_bytes) return utf8_boundary(text, bytes);
-    return t->added_spaced ? 0 : cut_words(t, text, bytes); // else no added token crosses a cut before a space
-}
-
 // ---- Merges ---------------------------------------------------------------------------------------------------------
 
 // Returns the slot of a pair, or the empty slot for it. Fibonacci hashing.
@@ -126,21 +122,23 @@ void tokenizer_add_merge(Tokenizer *t, Merge merge) {
 
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
-// Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. found
-// (bytes) is scratch. A word costs one pass per distinct merge that it uses (more only if two merges give one token):
-// 0.1 s for a megabyte of DNA, 6 s for one of random letters without a space.
-static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes, uint32_t *found, uint16_t *out) {
+// Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word
+// costs one pass per distinct merge that it uses (more only if two merges give one token): 0.1 s for a megabyte of DNA,
+// 6 s for one of random letters without a space.
+static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
+    uint32_t few[SHORT_WORD], *found = few; // the merges of tokens i, i + 1
     size_t n = bytes;
+    if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
     for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
-    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]); // merge of tokens i, i + 1
+    for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
     found[n - 1] = RANK_NONE;
     for (;;) {
-        size_t best = 0, kept;
+        size_t best = 0;
         for (size_t i = 1; i < n; i++)
             if (found[i] < found[best]) best = i;
         uint64_t lowest = found[best];
-        if (lowest == RANK_NONE) return n;
-        kept = best;
+        if (lowest == RANK_NONE) break;
+        size_t kept = best;
         for (size_t i = best; i < n; i++, kept++) {
             if (found[i] != lowest) {
                 out[kept] = out[i];
@@ -155,13 +153,8 @@ static size_t merge_pairs(const Tokenizer *t, const uint8_t *word, size_t bytes,
         }
         n = kept;
     }
-}
-
-static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
-    uint32_t few[SHORT_WORD], *found = few;
-    if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
-    *count = merge_pairs(t, word, bytes, found, out);
     if (found != few) memory_free(found);
+    *count = n;
     return 0;
 }
 

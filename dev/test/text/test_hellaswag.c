@@ -249,12 +249,12 @@ static void test_bad_bin(void) {
         {0, 65534, "question 0 of 3"},
         {1, 8, "question 0 of 3"},
         {1, 65535, "question 0 of 3"},
-        {3, 9, "question 0: "},
-        {3, examples[0].endings, "question 0: "},
-        {4, 1, "question 0: "},
-        {4, 65, "question 0: "},
-        {5, 0, "question 0: a text without tokens"},
-        {5, 60000, "question 0: it ends in the middle"},
+        {3, 9, "question 0 of 3"},
+        {3, examples[0].endings, "question 0 of 3"},
+        {4, 1, "question 0 of 3"},
+        {4, 65, "question 0 of 3"},
+        {5, 0, "question 0 of 3"},
+        {5, 60000, "question 0 of 3"},
         {6, 256, "token 256 is outside the vocabulary of 256"},
     };
     HellaSwag *h;
