@@ -35,22 +35,17 @@ options=(--train 'corpus_train_*.bin' --val 'corpus_val_*.bin' --out run --vocab
 echo "== training: the batch (B, in rows of 64 bytes) grows as the gradient noise scale (GNS) does"
 "$root/train_gpt2" "${options[@]}"
 
-# Draw the training loss in characters.
+# Draw the training loss in characters: the mean of each twentieth of the run.
 awk '
     /"loss":/ && match($0, /"tokens": [0-9]+/) { x[++n] = substr($0, RSTART + 10, RLENGTH - 10); match($0, /"loss": [0-9.]+/); y[n] = substr($0, RSTART + 8, RLENGTH - 8) }
     END {
-        for (i = 1; i <= n; i++) { c = int(x[i] / x[n] * 69); sum[c] += y[i]; count[c]++ }
-        for (c in sum) { sum[c] /= count[c]; if (low == "" || sum[c] < low) low = sum[c]; if (sum[c] > high) high = sum[c] }
-        if (!(high > low)) exit
         print "\ntraining loss (nats a token)"
-        for (row = 11; row >= 0; row--) {
-            printf "%7.3f |", low + (high - low) * row / 11
-            for (c = 0; c < 70; c++) printf "%s", c in sum && int((sum[c] - low) / (high - low) * 11 + 0.5) == row ? "*" : " "
-            print ""
+        for (i = 1; i <= n; i++) { k = int((x[i] - 1) / x[n] * 20); sum[k] += y[i]; count[k]++ }
+        for (k = 0; k < 20; k++) if (count[k]) {
+            bar = sprintf("%*s", 10 * sum[k] / count[k], "")
+            gsub(/ /, "*", bar)
+            printf "%5.2f million tokens %7.3f %s\n", x[n] * (k + 1) / 20e6, sum[k] / count[k], bar
         }
-        line = sprintf("%70s", "") # of dashes
-        gsub(/ /, "-", line)
-        printf "        +%s\n         0%69.3g million tokens\n", line, x[n] / 1e6
     }' run/metrics.jsonl
 
 # Compress the validation text with gzip. A shard has a header of 1024 bytes, then two bytes per token, the second 0.

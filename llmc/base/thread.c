@@ -84,10 +84,10 @@ void thread_start_team(int size) {
     } starting = 0;
 }
 
-// Reads up to two numbers from the file DIR/NAME. Returns how many it read.
-static int read_numbers(const char *dir, const char *name, double *a, double *b) {
-    char path[6000];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
+// Reads up to two numbers from a file of the cgroup. Returns how many it read.
+static int read_numbers(const char *root, const char *name, double *a, double *b) {
+    char path[200];
+    snprintf(path, sizeof path, "%s/sys/fs/cgroup/%s", root, name);
     FILE *f = fopen(path, "re");
     if (!f) return 0;
     int count = fscanf(f, "%lf %lf", a, b); // 0 if the file says "max"
@@ -96,25 +96,9 @@ static int read_numbers(const char *dir, const char *name, double *a, double *b)
 }
 
 int thread_quota(const char *root) {
-    char path[5000], line[4096];
-    double least = INFINITY, quota, period, none;
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof line, f)) { // version 2: "0::/path"; version 1: "4:cpu,cpuacct:/path"
-        char *controllers = strchr(line, ':'), *cgroup = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!cgroup) continue;
-        cgroup[strcspn(cgroup, "\n")] = 0, *cgroup++ = ',';
-        bool second = controllers[1] == ',', first = strstr(controllers, ":cpu,") || strstr(controllers, ",cpu,");
-        char *end = second || first ? cgroup + strlen(cgroup) : NULL;
-        for (; end; end = strrchr(cgroup, '/')) { // this cgroup and each one above it
-            *end = 0;
-            snprintf(path, sizeof path, "%s/sys/fs/cgroup%s%s", root, second ? "" : "/cpu", cgroup);
-            bool limited = second ? read_numbers(path, "cpu.max", &quota, &period) == 2
-                                  : read_numbers(path, "cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0 &&
-                                        read_numbers(path, "cpu.cfs_period_us", &period, &none) == 1;
-            if (limited) least = fmin(least, quota / period);
-        }
-    }
-    if (f) fclose(f);
-    return least < INT_MAX ? (int)fmax(1, ceil(least)) : INT_MAX;
+    double quota, period, none;
+    bool limited = read_numbers(root, "cpu.max", &quota, &period) == 2; // cgroups, version 2; else version 1
+    if (!limited && read_numbers(root, "cpu/cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0)
+        limited = read_numbers(root, "cpu/cpu.cfs_period_us", &period, &none) == 1;
+    return limited ? (int)fmin(INT_MAX, fmax(1, ceil(quota / period))) : INT_MAX;
 }
