@@ -40,7 +40,6 @@ typedef enum { EXACT_NONE, EXACT_BATCHED, EXACT_FUSED } ExactNorms;
 
 enum { WORK_MAX = 64 };
 
-// Kernels, and the sizes from which they are counted.
 typedef struct {
     // set by the caller, from the device
     double value;      // bytes of a weight or an activation as the kernels read it: 2 in bf16, 4 in fp32
@@ -49,10 +48,6 @@ typedef struct {
     // True if the head stores exp(logits), so that the loss makes no pass over them: 3.5% of a step. Hopper in bf16
     // does. With fp16 or label smoothing it does not (train_gpt2.cu); the plan ignores both.
     bool stores_exponentials;
-    // from the shape
-    double B, T, N, C, NH, V, L; // B: rows of the micro-step; N = B T
-    Recompute recompute;
-    bool drops;
     int count;
     Work work[WORK_MAX];
 } Workload;
