@@ -198,10 +198,10 @@ struct EngineApi {
     int (*begin_step)(Engine *engine, Error *e);
 
     // Numbers the rows of the following micro-steps: examples first, first + 1, ... of the run. Dropout depends on
-    // these numbers. NULL: the engine does not need them.
+    // these numbers.
     void (*examples)(Engine *engine, uint64_t first);
 
-    // Sets the loss scale of the following steps; 1 until then. NULL: the engine has none.
+    // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
@@ -290,48 +290,38 @@ static inline void engine_destroy(Engine *engine) {
     if (engine) engine_api(engine)->destroy(engine);
 }
 
-#define ENGINE_CALL(type, name, parameters, ...)                                                                       \
-    static inline type engine_##name parameters { return engine_api(g)->name(__VA_ARGS__); }
-ENGINE_CALL(void, describe, (const Engine *g, char *out, size_t bytes), g, out, bytes)
-ENGINE_CALL(size_t, memory_in_use, (const Engine *g), g)
-ENGINE_CALL(int, tune, (Engine * g, Error *e), g, e)
-ENGINE_CALL(const char *, tuning, (const Engine *g), g)
-ENGINE_CALL(int, set_tuning, (Engine * g, const char *tuning, Error *e), g, tuning, e)
-ENGINE_CALL(int, load, (Engine * g, StateKind kind, Range range, const float *values, Error *e), g, kind, range, values,
-            e)
-ENGINE_CALL(int, store, (Engine * g, StateKind kind, Range range, float *values, Error *e), g, kind, range, values, e)
-ENGINE_CALL(int, hash, (Engine * g, Range range, uint64_t *hash, Error *e), g, range, hash, e)
-ENGINE_CALL(int, begin_step, (Engine * g, Error *e), g, e)
-ENGINE_CALL(int, micro_step, (Engine * g, const uint16_t *tokens, int n, GnsMode mode, Error *e), g, tokens, n, mode, e)
-ENGINE_CALL(int, norms, (Engine * g, Range range, Error *e), g, range, e)
-ENGINE_CALL(int, update, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
-ENGINE_CALL(int, trust, (Engine * g, Range range, const UpdateConfig *update, Error *e), g, range, update, e)
-ENGINE_CALL(int, result, (Engine * g, StepResult *result, Error *e), g, result, e)
-ENGINE_CALL(int, eval, (Engine * g, const uint16_t *tokens, int n, int T, float *loss, Error *e), g, tokens, n, T, loss,
-            e)
-ENGINE_CALL(int, logits, (Engine * g, const uint16_t *tokens, int n, float *logits, Error *e), g, tokens, n, logits, e)
-ENGINE_CALL(void, watch, (Engine * g, const GradientWatch *watch), g, watch)
-ENGINE_CALL(void, watch_weights, (Engine * g, const WeightsWatch *watch), g, watch)
-ENGINE_CALL(int, collect, (Engine * g, Range range, bool first, Error *e), g, range, first, e)
-ENGINE_CALL(const void *, own_weights, (Engine * g, Range range), g, range)
-ENGINE_CALL(int, clear, (Engine * g, Range range, Error *e), g, range, e)
-ENGINE_CALL(int, rank_norms, (Engine * g, Range range, Error *e), g, range, e)
-ENGINE_CALL(void *, buffer, (Engine * g, EngineBuffer buffer, size_t element), g, buffer, element)
-ENGINE_CALL(size_t, weight_bytes, (const Engine *g), g)
-#undef ENGINE_CALL
+#define engine_describe(g, ...)      engine_api(g)->describe(g, __VA_ARGS__)
+#define engine_memory_in_use(g)      engine_api(g)->memory_in_use(g)
+#define engine_tune(g, ...)          engine_api(g)->tune(g, __VA_ARGS__)
+#define engine_tuning(g)             engine_api(g)->tuning(g)
+#define engine_set_tuning(g, ...)    engine_api(g)->set_tuning(g, __VA_ARGS__)
+#define engine_load(g, ...)          engine_api(g)->load(g, __VA_ARGS__)
+#define engine_store(g, ...)         engine_api(g)->store(g, __VA_ARGS__)
+#define engine_hash(g, ...)          engine_api(g)->hash(g, __VA_ARGS__)
+#define engine_begin_step(g, ...)    engine_api(g)->begin_step(g, __VA_ARGS__)
+#define engine_examples(g, ...)      engine_api(g)->examples(g, __VA_ARGS__)
+#define engine_scale_loss(g, ...)    engine_api(g)->scale_loss(g, __VA_ARGS__)
+#define engine_micro_step(g, ...)    engine_api(g)->micro_step(g, __VA_ARGS__)
+#define engine_norms(g, ...)         engine_api(g)->norms(g, __VA_ARGS__)
+#define engine_update(g, ...)        engine_api(g)->update(g, __VA_ARGS__)
+#define engine_trust(g, ...)         engine_api(g)->trust(g, __VA_ARGS__)
+#define engine_result(g, ...)        engine_api(g)->result(g, __VA_ARGS__)
+#define engine_eval(g, ...)          engine_api(g)->eval(g, __VA_ARGS__)
+#define engine_logits(g, ...)        engine_api(g)->logits(g, __VA_ARGS__)
+#define engine_watch(g, ...)         engine_api(g)->watch(g, __VA_ARGS__)
+#define engine_watch_weights(g, ...) engine_api(g)->watch_weights(g, __VA_ARGS__)
+#define engine_collect(g, ...)       engine_api(g)->collect(g, __VA_ARGS__)
+#define engine_own_weights(g, ...)   engine_api(g)->own_weights(g, __VA_ARGS__)
+#define engine_clear(g, ...)         engine_api(g)->clear(g, __VA_ARGS__)
+#define engine_rank_norms(g, ...)    engine_api(g)->rank_norms(g, __VA_ARGS__)
+#define engine_buffer(g, ...)        engine_api(g)->buffer(g, __VA_ARGS__)
+#define engine_weight_bytes(g)       engine_api(g)->weight_bytes(g)
 
 // Functions that an engine may lack.
-#define ENGINE_MAY_CALL(type, name, parameters, otherwise, ...)                                                        \
-    static inline type engine_##name parameters {                                                                      \
-        return engine_api(g)->name ? engine_api(g)->name(__VA_ARGS__) : otherwise;                                     \
-    }
-ENGINE_MAY_CALL(void, examples, (Engine * g, uint64_t first), (void)0, g, first)
-ENGINE_MAY_CALL(void, scale_loss, (Engine * g, double scale), (void)0, g, scale)
-ENGINE_MAY_CALL(double, progress, (const Engine *g), 0, g)
-ENGINE_MAY_CALL(void, pin, (Engine * g, void *memory, size_t bytes), (void)0, g, memory, bytes)
-ENGINE_MAY_CALL(void, unpin, (Engine * g, void *memory), (void)0, g, memory)
-ENGINE_MAY_CALL(void *, stream, (Engine * g), NULL, g)
-#undef ENGINE_MAY_CALL
+#define engine_progress(g)           (engine_api(g)->progress ? engine_api(g)->progress(g) : 0)
+#define engine_pin(g, memory, bytes) (engine_api(g)->pin ? engine_api(g)->pin(g, memory, bytes) : (void)0)
+#define engine_unpin(g, memory)      (engine_api(g)->unpin ? engine_api(g)->unpin(g, memory) : (void)0)
+#define engine_stream(g)             (engine_api(g)->stream ? engine_api(g)->stream(g) : NULL)
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 
