@@ -4,11 +4,11 @@
 //     bench_step [model (gpt2-124M) [micro-batch (4) [seq-len (64) [type (fp32) [steps (8)]]]]]
 //
 // Prints a line for each kernel and shape: calls per step, the shortest time of a step's calls, GFLOP/s of products,
-// and the medians of the shares of peak and roofline. The peak is the higher of two calibrate_probe's, before and after
-// each call. So shares hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is
-// that of the fastest copy so far. Probes leave the caches nearly as they are, and their time is not the step's.
+// and the medians of the shares of peak and roofline. The peak is the higher of two probes, before and after each call.
+// So shares hold on a machine whose cores are busy at times, or share a physical core. The memory's speed is that of
+// the fastest copy so far. Probes leave the caches nearly as they are, and their time is not the step's.
 #include "cpu/attention.h"
-#include "cpu/calibrate.h"
+#include "cpu/calibrate.c" // multiply
 #include "cpu/layers.h"
 #include "cpu/matmul.h"
 #include "cpu/value.h"
@@ -33,8 +33,16 @@ static int kernels;
 static Dtype dtype;
 static double peak, copy, probing; // FLOP/s; B/s; seconds of the step's probes
 
+// Returns FLOP/s of all threads at this moment, from about 50 microseconds of multiply-adds. Each thread times its own
+// work, and the rates are added.
 static double probe(void) {
-    double start = clock_seconds(), rate = calibrate_probe(omp_get_max_threads(), dtype);
+    const MatmulKernel *kernel = matmul_kernel(dtype);
+    double start = clock_seconds(), rate = 0;
+#pragma omp parallel reduction(+ : rate)
+    {
+        double begin = clock_seconds(), work = multiply(kernel, dtype == DTYPE_BF16 ? STEPS : STEPS / 10);
+        rate += work / (clock_seconds() - begin);
+    }
     probing += clock_seconds() - start;
     return rate;
 }

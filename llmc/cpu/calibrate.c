@@ -45,17 +45,6 @@ double calibrate_flops(int threads, Dtype type) {
     return best;
 }
 
-double calibrate_probe(int threads, Dtype type) {
-    const MatmulKernel *kernel = matmul_kernel(type);
-    double rate = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : rate)
-    {
-        double start = clock_seconds(), work = multiply(kernel, type == DTYPE_BF16 ? STEPS : STEPS / 10);
-        rate += work / (clock_seconds() - start);
-    }
-    return rate;
-}
-
 double calibrate_copy(int threads) {
     const size_t part = COPY_BYTES / (size_t)threads;
     double best = 0, now, end;

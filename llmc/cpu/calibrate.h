@@ -7,10 +7,6 @@
 // products of panels in the first-level cache. 0: no such kernel.
 double calibrate_flops(int threads, Dtype type);
 
-// calibrate_flops from one round of about 50 microseconds: the speed at this moment. Each thread times its own work,
-// and the rates are added.
-double calibrate_probe(int threads, Dtype type);
-
 // B/s, read and written together, of a copy larger than the caches: the fastest of the copies made in 50 ms. 0: no
 // memory for it.
 double calibrate_copy(int threads);
