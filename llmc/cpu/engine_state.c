@@ -112,7 +112,7 @@ int cpu_rank_norms(Engine *engine, Range range, Error *e) {
 
 // ---- The update -----------------------------------------------------------------------------------------------------
 
-// A tensor's part of a piece. rounded: the kernels' bf16 weights; NULL if the kernels read param (fp32), or if
+// An owned part of a tensor. rounded: the kernels' bf16 weights; NULL if the kernels read param (fp32), or if
 // cpu_own_weights rounds it (shard_weights).
 typedef struct {
     const Tensor *tensor;
@@ -122,19 +122,20 @@ typedef struct {
     const float *grad;
 } TensorPart;
 
-static TensorPart tensor_part(Engine *engine, Piece p, int i) {
+// Finds the next owned part of tensor i within the range, like shard_next.
+static bool next_part(Engine *engine, Range range, int i, int *next, TensorPart *part) {
     const Tensor *tensor = &engine->config.model->tensors[i];
-    const float *grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range);
-    Range part = range_overlap(tensor_range(tensor), p.range);
-    size_t at = part.begin - p.range.begin;
+    Piece p;
+    if (!shard_next(&engine->config, STATE_MOMENT1, range_overlap(tensor_range(tensor), range), next, &p)) return false;
     bool rounds = engine->config.dtype != DTYPE_FP32 && !engine->config.shard_weights;
-    return (TensorPart){.tensor = tensor,
-                        .n = range_length(part),
-                        .param = engine->param + (shard_masters_apart(&engine->config) ? p.place + at : part.begin),
-                        .moment1 = engine->moment1 + p.place + at,
-                        .moment2 = engine->moment2 + p.place + at,
-                        .rounded = rounds ? (uint16_t *)engine->weight + part.begin : NULL,
-                        .grad = grad + at};
+    *part = (TensorPart){.tensor = tensor,
+                         .n = range_length(p.range),
+                         .param = engine->param + (shard_masters_apart(&engine->config) ? p.place : p.range.begin),
+                         .moment1 = engine->moment1 + p.place,
+                         .moment2 = engine->moment2 + p.place,
+                         .rounded = rounds ? (uint16_t *)engine->weight + p.range.begin : NULL,
+                         .grad = engine->grad_sum + shard_grad_sum_place(&engine->config, p.range)};
+    return true;
 }
 
 static bool decays(const Tensor *tensor) { return tensor->dimensions > 1; }
@@ -203,15 +204,14 @@ int cpu_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     AdamWStep step = step_of_update(engine, u);
     engine->seen_count = 0;
     if (isnan(step.grad_scale)) return 0;
-    Piece p;
-    for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);)
-        for (int i = 0; i < engine->config.model->tensor_count; i++) {
-            TensorPart t = tensor_part(engine, p, i);
+    TensorPart t;
+    for (int i = 0; i < engine->config.model->tensor_count; i++)
+        for (int next = 0; next_part(engine, range, i, &next, &t);) {
             size_t matrices = engine->config.optimizer == OPTIMIZER_MUON ? tensor_muon_matrices(t.tensor) : 0;
             if (engine->trust_sq)
                 step.lr = (float)(u->lr * lamb_ratio(engine->trust_sq[2 * i], engine->trust_sq[2 * i + 1]));
-            assert(!matrices || t.n == 0 || t.n == t.tensor->count);
-            for (size_t k = 0; k < matrices && t.n > 0; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
+            assert(!matrices || t.n == t.tensor->count);
+            for (size_t k = 0; k < matrices; k++) update_matrix(engine, &t, u, step.grad_scale, matrices, k);
             if (!matrices) adamw(t.param, t.rounded, t.grad, t.moment1, t.moment2, t.n, &step, decays(t.tensor));
         }
     return 0;
@@ -243,11 +243,9 @@ int cpu_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
     (void)e;
     const AdamWStep step = step_of_update(engine, u);
     if (isnan(step.grad_scale)) return 0;
-    Piece p;
-    for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);)
-        for (int i = 0; i < engine->config.model->tensor_count; i++) {
-            TensorPart t = tensor_part(engine, p, i);
-            if (t.n == 0) continue;
+    TensorPart t;
+    for (int i = 0; i < engine->config.model->tensor_count; i++)
+        for (int next = 0; next_part(engine, range, i, &next, &t);) {
             engine->trust_sq[2 * i] = sum_squares(t.param, t.n);
             engine->trust_sq[2 * i + 1] = direction_squares(&t, &step);
         }

@@ -21,7 +21,7 @@ bool shard_next(const EngineConfig *config, StateKind kind, Range range, int *ne
     int count = whole ? 1 : config->owned_count;
     const Range *held = whole ? &all : config->owned;
     size_t place = 0;
-    for (int i = 0; i < count; place += range_length(held[i++])) {
+    for (int i = 0; i < count && range_length(range); place += range_length(held[i++])) {
         Range part = range_overlap(range, held[i]);
         if (i < *next || !range_length(part)) continue;
         *next = i + 1;

@@ -82,8 +82,8 @@ enum { RANKS_MOST = 8960 };
 
 static Figure fewest_ranks(const Plan *p, ZeroStage zero) {
     Figure out;
-    int fewest = p->device.spec.memory_bytes > 0 ? plan_fewest_ranks(p, zero, RANKS_MOST) : 0;
-    snprintf(out.s, sizeof out.s, fewest ? "%d" : p->device.spec.memory_bytes > 0 ? "none" : "unknown", fewest);
+    int fewest = plan_fewest_ranks(p, zero, RANKS_MOST);
+    snprintf(out.s, sizeof out.s, fewest ? "%d" : "none", fewest);
     return out;
 }
 
@@ -105,11 +105,10 @@ static void print_memory(FILE *f, const Plan *p) {
         else fprintf(f, "NOT EVEN ONE ROW FITS");
     }
     fprintf(f, "\n");
-    if (p->ranks == 1 && !p->shape.inference && known && !plan_fewest_ranks(p, ZERO_0, 1))
+    if (known && !p->shape.inference && !plan_fewest_ranks(p, ZERO_0, 1))
         fprintf(
-            f,
-            "  ranks from which it fits, at this micro-batch: %s with --zero 1, %s with --zero 2, %s with --zero 3\n",
-            fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
+            f, "  ranks from which it fits, at this micro-batch: %s with --zero 0, %s with 1, %s with 2, %s with 3\n",
+            fewest_ranks(p, ZERO_0).s, fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
     if (copy > 0 && !p->device.measured)
         fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
     if (p->estimate_memory && p->sharing.zero != ZERO_3)
@@ -159,8 +158,6 @@ static void print_step(FILE *f, const Plan *p) {
 
 static bool is_linked(const Plan *p, int ranks) { return ranks == 1 || plan_link_bandwidth(&p->device, ranks) > 0; }
 
-static int ranks_over(const Plan *p) { return (int)fmin((double)p->rows, 1 << 20) + 1; }
-
 // True if at most half of a step's time is exposed communication.
 static bool is_computing(const Plan *plan, int ranks) {
     Plan p = plan_with(plan, plan->sharing.zero, ranks);
@@ -173,69 +170,57 @@ static const char *bound_by(const Plan *p) {
     Plan instant = *p;
     instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
     PlanStep step = plan_step(p, p->rows);
+    if (!is_linked(p, p->ranks)) return "unknown";
     if (is_computing(p, p->ranks)) return "compute";
     return 2 * (step.exposed - plan_step(&instant, p->rows).exposed) > step.seconds ? "latency" : "interconnect";
 }
 
-static void print_rank_row(FILE *f, const Plan *plan, int ranks, double rate_of_one) {
-    const Plan p = plan_with(plan, plan->sharing.zero, ranks);
+static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, double rate_of_one) {
+    const Plan p = plan_with(plan, zero, ranks);
+    const bool own = ranks == plan->ranks && zero == plan->sharing.zero;
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
-    fprintf(f, "%c%6d %8.0f %9s  %-12s", ranks == plan->ranks ? '>' : ' ', ranks,
-            ceil((double)ranks / p.device.spec.devices_a_machine), grouped(tokens / ranks).s, bound_by(&p));
+    MemoryPlan memory;
+    plan_memory(&p, p.shape.micro_batch, &memory);
+    fprintf(f, "%c%6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero,
+            ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
+            grouped(tokens / ranks).s, bound_by(&p));
     if (p.rows < ranks) {
         fprintf(f, " fewer rows than ranks\n");
         return;
     }
     PlanStep step = plan_step(&p, p.rows);
     double rate = tokens / step.seconds, hours = 1e9 / rate / 3600;
-    fprintf(f, " %7.2f %8.2f %12s %6.1f%% %7.3f", 1e3 * step.exposed, 1e3 * step.seconds, grouped(rate).s,
-            100 * rate / (ranks * rate_of_one), hours);
+    fprintf(f, " %7.4g %7.2f %8.2f %12s %6.1f%% %7.3f", 1e-9 * plan_step_bytes(&p), 1e3 * step.exposed,
+            1e3 * step.seconds, grouped(rate).s, 100 * rate / (ranks * rate_of_one), hours);
     if (price > 0) fprintf(f, " %7.2f", hours * ranks * price);
     fprintf(f, "\n");
 }
 
+// Prints a row for other numbers of ranks, and for other --zero on the plan's own number.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;
     if (p->ranks == 1) return;
-    if (!(plan_link_bandwidth(d, p->ranks) > 0))
-        fprintf(f, "  transfers between the ranks are not counted: their bandwidth is unknown (--link)\n");
-    if (d->spec.devices_a_machine == 1 && !(d->spec.network > 0)) return;
-    fprintf(f, "\nranks, at this batch and --zero %d: ", p->sharing.zero);
+    fprintf(f, "\nranks, at this batch: ");
     if (d->spec.devices_a_machine > 1)
         fprintf(f, "%.4g GB/s each way among %d, ", 1e-9 * d->spec.link, d->spec.devices_a_machine);
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
-    else fprintf(f, "between machines unknown (--link)\n");
-    fprintf(f, "%26s %21s %8s %20s %7s%s\n", "tokens", "exposed", "step", "", "hours a", price ? "  cost a" : "");
-    fprintf(f, "%7s %8s %9s  %-12s %7s %8s %12s %7s %7s%s\n", "ranks", "machines", "a rank", "bound by", "ms", "ms",
-            "tok/s", "scaling", "B tok", price ? "   B tok" : "");
+    else fprintf(f, "between machines unknown (--link), and not counted\n");
+    fprintf(f, "%30s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
+            price ? "  cost a" : "");
+    fprintf(f, "%7s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "machines", "a rank",
+            "a rank", "bound by", "a rank", "ms", "ms", "tok/s", "scaling", "B tok", price ? "   B tok" : "");
     const Plan one = plan_with(p, p->sharing.zero, 1);
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
-    for (int n = 1; n <= 4 * p->ranks; n++) { // show powers of two, one machine, and the plan's own number
-        bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine || n == p->ranks;
-        if (shown && is_linked(p, n)) print_rank_row(f, p, n, rate);
+    for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
+        bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine;
+        if (n == p->ranks || (shown && is_linked(p, n))) print_row(f, p, n, p->sharing.zero, rate);
     }
-    fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
-            plan_most(p, 1, ranks_over(p), is_computing));
-}
-
-static void print_modes(FILE *f, const Plan *plan) {
-    int indent = plan->ranks < 10 ? 10 : plan->ranks < 100 ? 9 : 8;
-    if (plan->ranks == 1) return;
-    fprintf(f, "\nmodes, on %d ranks%*s %10s %9s %9s %9s  %-12s %7s\n", plan->ranks, indent, "", "GiB a rank",
-            "fits from", "GB sent", "step ms", "bound by", "up to");
-    for (int zero = ZERO_0; zero <= ZERO_3; zero++) {
-        const Plan p = plan_with(plan, (ZeroStage)zero, plan->ranks);
-        MemoryPlan memory;
-        plan_memory(&p, p.shape.micro_batch, &memory);
-        fprintf(f, "%c --zero %-19d %10.2f %9s %9.4g %9.5g", zero == (int)plan->sharing.zero ? '>' : ' ', zero,
-                ldexp((double)memory.total, -30), fewest_ranks(plan, p.sharing.zero).s, 1e-9 * plan_step_bytes(&p),
-                1e3 * plan_step(&p, p.rows).seconds);
-        if (!(plan_link_bandwidth(&p.device, p.ranks) > 0)) fprintf(f, "  unknown\n");
-        else fprintf(f, "  %-12s %7d\n", bound_by(&p), plan_most(&p, 1, ranks_over(&p), is_computing));
-    }
-    fprintf(f,
-            "  (fits from: ranks, at this micro-batch; GB sent: by a rank in a step; up to: ranks, compute-bound)\n");
+    for (int zero = ZERO_0; zero <= ZERO_3; zero++)
+        if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, rate);
+    if (is_linked(p, p->ranks))
+        fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
+                plan_most(p, 1, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing));
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------
@@ -288,7 +273,6 @@ void plan_print(FILE *f, const Plan *p) {
     if (p->device.peak > 0) {
         print_step(f, p);
         print_ranks(f, p);
-        print_modes(f, p);
     }
     print_run(f, p);
     print_checkpoints(f, p);
