@@ -241,9 +241,12 @@ int comm_sum(Comm *comm, double *values, int count, Error *e) {
 }
 
 int comm_wait_first(Comm *comm, Error *e) {
-    int word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
-    do TRY(comm_broadcast(comm, &word, sizeof word, e));
-    while (word != COMM_DONE);
+    int word;
+    do {
+        word = comm->rank == 0 ? COMM_DONE : COMM_WAIT;
+        TRY(comm_broadcast(comm, &word, sizeof word, e));
+        if (word == COMM_PASS) TRY(comm->idle_pass(comm->idle_context, e));
+    } while (word != COMM_DONE);
     return 0;
 }
 

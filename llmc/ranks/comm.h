@@ -21,7 +21,9 @@ typedef struct {
     Error beat_failed;           // why it failed: the next broadcast returns it. Code 0: it did not
     bool settled;                // all ranks know the error that they return, and `speaker` prints it
     int speaker;
-    Watchdog *watchdog;     // NULL: one process
+    Watchdog *watchdog;                        // NULL: one process
+    int (*idle_pass)(void *context, Error *e); // answers COMM_PASS in comm_wait_first; set by parallel_start
+    void *idle_context;
     int launcher;           // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
     bool outlives_launcher; // a lost launcher is a request to stop
 } Comm;
@@ -61,10 +63,10 @@ int comm_barrier(Comm *comm, Error *e);
 
 // Rank 0 may work alone for any time while the others wait in comm_wait_first. It calls comm_beat after each piece of
 // work, which restarts their deadline at most twice a second, and comm_wait_first when it is done. The next
-// comm_broadcast returns a failure of comm_beat.
+// comm_broadcast returns a failure of comm_beat. The others gather weights with rank 0 when it calls parallel_ask_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
-enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others. COMM_PASS: parallel_ask_pass
+enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others
 
 // 0 if `code` is 0 on all ranks. Otherwise the error becomes settled: the lowest rank that has one prints it.
 int comm_agree(Comm *comm, int code, Error *e);

@@ -50,6 +50,7 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 
 static int send_weights(void *context, Range range, Error *e);
 static int await_weights(void *context, Range range, Error *e);
+static int idle_pass(void *p, Error *e) { return parallel_idle_pass(p, e); }
 
 static void watch_weights(Parallel *p) {
     engine_watch_weights(p->engine, &(WeightsWatch){send_weights, await_weights, p});
@@ -58,7 +59,11 @@ static void watch_weights(Parallel *p) {
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     if (!p->buckets) return 0;
-    if (p->shard_weights) watch_weights(p);
+    if (p->shard_weights) {
+        watch_weights(p);
+        p->comm->idle_pass = idle_pass;
+        p->comm->idle_context = p;
+    }
     const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
     return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
                           e);
@@ -336,14 +341,4 @@ bool parallel_stores_alone(const Parallel *p) { return p->config.zero == ZERO_0 
 int parallel_ask_pass(Parallel *p, Error *e) {
     int word = COMM_PASS;
     return p->shard_weights ? comm_broadcast(p->comm, &word, sizeof word, e) : 0;
-}
-
-int parallel_serve(Parallel *p, Error *e) {
-    int word;
-    do {
-        word = p->comm->rank == 0 ? COMM_DONE : COMM_WAIT;
-        TRY(comm_broadcast(p->comm, &word, sizeof word, e));
-        if (word == COMM_PASS) TRY(parallel_idle_pass(p, e));
-    } while (word != COMM_DONE);
-    return 0;
 }

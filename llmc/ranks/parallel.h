@@ -9,17 +9,7 @@
 //     settled    every rank knows the same error (comm_agree, comm_settle), so each ends by itself
 //     board, beat, phase, claim      the watchdog's words: watchdog.h
 //
-//     main thread              engine: threads or a GPU        transport: MPI, or NCCL's stream     other ranks
-//     parallel_micro_step -->  forward, backward
-//                              bucket_begins
-//                              bucket_final  --------------->  reduce_scatter  <------------------>  reduce_scatter
-//     parallel_norms  ------>  engine_norms(owned)  <--------  wait_for; sum  <------------------->  sum
-//     parallel_update ------>  engine_update(owned)  ------->  all_gather  <---------------------->  all_gather
-//     next micro-step ------>  forward: await_weights  <-----  wait_for
-//     parallel_sums, comm_*  ----------------------------------------- MPI, blocking  ------------>  comm_*
-//     watchdog's thread: 10 times a second its heartbeat, the main thread's deadline, the device's errors
-//
-// dev/docs/code.md draws the states of a bucket and of a collective.
+// dev/docs/code.md draws who does what in a step, and the states of a bucket and of a collective.
 //
 //   1. Rank r computes a contiguous range of a step's B examples. Ranks differ by at most one row.
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
@@ -118,7 +108,7 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 // Makes the transfers of a forward pass without its computation, for a rank that has fewer passes than others.
 int parallel_idle_pass(Parallel *p, Error *e);
 
-// Rank 0 calls this before a forward pass that it computes alone: the others, in parallel_serve, gather with it.
+// Rank 0 calls this before a forward pass that it computes alone: the others, in comm_wait_first, gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
 
 // Starts to gather all new weights now, not in the next forward pass. All ranks call this before other work, even of
@@ -144,6 +134,3 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
-
-// comm_wait_first for ranks that gather with rank 0 when it calls parallel_ask_pass.
-int parallel_serve(Parallel *p, Error *e);

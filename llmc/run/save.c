@@ -53,10 +53,10 @@ struct Saver {
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
 int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
-    Parallel *parallel = &r->setup.parallel;
+    Comm *comm = r->setup.comm;
     Error ignored;
-    if (!is_rank0(&r->setup)) return parallel_serve(parallel, e);
-    int code = work(r, e), ended = parallel_serve(parallel, code ? &ignored : e);
+    if (!is_rank0(&r->setup)) return comm_wait_first(comm, e);
+    int code = work(r, e), ended = comm_wait_first(comm, code ? &ignored : e);
     return code ? code : ended;
 }
 
