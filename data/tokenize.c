@@ -11,7 +11,7 @@
 #include "base/signals.h"
 #include "base/terminal.h"
 #include "base/thread.h"
-#include "options/parser.h"
+#include "options/rows.h"
 
 #include <inttypes.h>
 #include <limits.h>

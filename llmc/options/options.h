@@ -1,5 +1,5 @@
 // options: what the user asks for. table.def is THE OPTION TABLE. options_parse reads the command line and the files of
-// --config (parser.h). options_resolve works out what the options mean together. llm.c's short flags are aliases with
+// --config (rows.h). options_resolve works out what the options mean together. llm.c's short flags are aliases with
 // llm.c's meaning.
 #pragma once
 
@@ -94,3 +94,28 @@ void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_
 // Parts of options_parse, for tests and the fuzzer. text: `bytes` bytes and a NUL; name: for messages.
 void options_defaults(Options *o);
 int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
+
+// ---- The table, for this folder, run/state.c and tests --------------------------------------------------------------
+
+#define CONDITION(name, met, text, remedy) NEED_##name,
+typedef enum {
+    NEED_NOTHING,
+#include "options/table.def"
+} Need;
+
+enum { BY_CHECK = 1, BY_SAMPLE = 2, BY_EVAL = 4, BY_MODEL = BY_SAMPLE | BY_EVAL, BY_ALL = BY_CHECK | BY_MODEL };
+
+typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup; // OptionRow.group
+
+extern const OptionRow option_rows[OPTION_COUNT];
+
+OptionTable options_table(Options *o);
+void *option_field(Options *o, OptionId id);
+
+// True for --print-options, --dry-run and options of --dry-run alone: they are not part of a run.
+bool option_is_of_planning(int id);
+
+int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
+
+// Adds the line "note: ..." to o->notes, once.
+void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -1,5 +1,5 @@
 // Works out what the options mean together. Some need another one; without training many are ignored.
-#include "options/table.h"
+#include "options/options.h"
 
 #include "math/schedule.h"
 #include "model/model.h"
@@ -21,7 +21,8 @@ static int check_needs(Options *o, Error *e) {
     const struct {
         bool met;
         const char *text, *remedy; // the condition; what to do if it is not met
-    } conditions[] = {[NEED_NOTHING] = {.met = true},
+    } conditions[] = {
+        [NEED_NOTHING] = {.met = true},
 #include "options/table.def"
     };
     OptionTable t = options_table(o);

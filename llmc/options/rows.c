@@ -214,3 +214,229 @@ void row_print_help(FILE *f, const OptionRow *row) {
     fold_text(f, text, WIDTH, COLUMN);
     fputc('\n', f);
 }
+
+// ---- Unknown names --------------------------------------------------------------------------------------------------
+
+// Returns the fewest insertions, deletions and substitutions that turn a into b (Levenshtein 1966).
+static int edit_distance(const char *a, const char *b) {
+    int cost[FLAG_BYTES + 1]; // cost[j]: turns a's first i characters into b's first j
+    int n = (int)strlen(b);
+    assert(n <= FLAG_BYTES);
+    for (int j = 0; j <= n; j++) cost[j] = j;
+    for (int i = 0; a[i]; i++) {
+        int diagonal = cost[0];
+        cost[0] = i + 1;
+        for (int j = 1; j <= n; j++) {
+            int substitute = diagonal + (a[i] != b[j - 1]);
+            int insert_or_delete = (cost[j] < cost[j - 1] ? cost[j] : cost[j - 1]) + 1;
+            diagonal = cost[j];
+            cost[j] = substitute < insert_or_delete ? substitute : insert_or_delete;
+        }
+    }
+    return cost[n];
+}
+
+int parser_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
+    char names[120], flag[FLAG_BYTES], nearest[FLAG_BYTES] = "", wanted[FLAG_BYTES + 2];
+    FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
+    snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
+    for (char *c = wanted; *c; c++)
+        if (*c == '_') *c = '-';
+    for (const ForeignName *f = t->foreign; f && f->names; f++) {
+        snprintf(names, sizeof names, " %s ", f->names);
+        if (!strstr(names, wanted)) continue;
+        if (!f->ours) return error_hint(e, "%s", f->note);
+        return error_hint(e, "the option here is %s%s%s%s", dashes, f->ours, f->note ? ": " : "",
+                          f->note ? f->note : "");
+    }
+    int best = 1 + (int)size_min(3, (strlen(name) + 1) / 3); // more edits make another name
+    for (int id = 0; id < t->count && strlen(name) < FLAG_BYTES; id++) {
+        row_flag(flag, &t->rows[id]);
+        int distance = edit_distance(name, flag + 2);
+        if (distance >= best || distance >= (int)strlen(flag + 2)) continue;
+        best = distance;
+        strcpy(nearest, flag + 2);
+    }
+    return *nearest ? error_hint(e, "did you mean %s%s?", dashes, nearest) : e->code;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Files of options
+//
+//     # a comment begins with # at the beginning of a line or after a blank
+//     name = value
+//     prompt = " quotes keep blanks and #; there are no escapes "
+
+static char *trim(char *s) {
+    while (isspace((unsigned char)*s)) s++;
+    for (char *end = s + strlen(s); end > s && isspace((unsigned char)end[-1]);) *--end = 0;
+    return s;
+}
+
+static void cut_comment(char *s) {
+    char *c = s;
+    while (*c && !(*c == '#' && (c == s || isspace((unsigned char)c[-1])))) c++;
+    *c = 0;
+}
+
+// Finds the value after "=", without its comment, blanks and quotes.
+static int config_value(char *s, char **value, Error *e) {
+    while (isspace((unsigned char)*s)) s++;
+    if (*s != '"') {
+        cut_comment(s);
+        *value = trim(s);
+        return 0;
+    }
+    char *close = strchr(++s, '"');
+    if (!close) return FAIL(e, ERR_USAGE, "end the value with a quote", "a quote is not closed");
+    *close = 0;
+    cut_comment(close + 1);
+    if (*trim(close + 1)) return FAIL(e, ERR_USAGE, "a value contains no quotes", "text after the closing quote");
+    *value = s;
+    return 0;
+}
+
+static int parse_config_line(const OptionTable *t, char *line, Error *e) {
+    char *first = line + strspn(line, " \t\r\v\f");
+    if (!*first || *first == '#') return 0;
+    char *equals = strchr(first, '=');
+    if (!equals) return FAIL(e, ERR_USAGE, "write name = value", "'" SAID "' has no =", trim(first));
+    *equals = 0;
+    const char *name = trim(first);
+    int id = row_find(t, name);
+    if (id == t->count) {
+        parser_unknown(t, name, name, "", e);
+        return strncmp(name, "--", 2) == 0 ? error_hint(e, "write it without the dashes") : e->code;
+    }
+    if (t->rows[id].kind == ROW_FILE || t->rows[id].kind == ROW_ENDS)
+        return FAIL(e, ERR_USAGE, "remove it from the file", "%s is for the command line only", name);
+    char *value = NULL;
+    if (config_value(equals + 1, &value, e)) return error_prefix(e, "%s", name);
+    return row_set(t, id, name, value, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
+}
+
+// Sets an option to a value of run.json. If it has no default, ignores 0, "" and false: the run did not use the option.
+static int parse_json_value(const OptionTable *t, const char *name, const cJSON *value, Error *e) {
+    const double exact = 9007199254740992; // 2^53
+    char number[40];
+    int id = row_find(t, name);
+    if (id == t->count) return parser_unknown(t, name, name, "", e);
+    const OptionRow *row = &t->rows[id];
+    if (row->of_invocation || row->kind == ROW_FILE || row->kind == ROW_ENDS || t->given[id] & OPTION_GIVEN_THIS_FILE)
+        return 0;
+    const char *text = cJSON_IsBool(value) ? cJSON_IsTrue(value) ? "true" : "false" : cJSON_GetStringValue(value);
+    if (cJSON_IsNumber(value)) {
+        if (row->type == TYPE_INT && value->valuedouble >= exact)
+            return FAIL(e, ERR_USAGE, "write the run's options to a file, as name = value",
+                        "%s: a number above 2^53, which JSON readers round", name);
+        snprintf(number, sizeof number, "%.17g", value->valuedouble);
+        text = number;
+    }
+    if (!text) return FAIL(e, ERR_USAGE, "name a run's run.json", "%s: neither a number nor a text nor a switch", name);
+    if (!row->init && (!*text || strcmp(text, "0") == 0 || strcmp(text, "false") == 0)) return 0;
+    return row_set(t, id, name, text, OPTION_GIVEN_CONFIG | OPTION_GIVEN_THIS_FILE, e);
+}
+
+// Sets each option that any start of the run was given (run.json has one entry of `parts` per start) to its final value
+// (in `options`).
+static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
+    const cJSON *options = cJSON_GetObjectItemCaseSensitive(root, "options"), *part, *given;
+    const cJSON *parts = cJSON_GetObjectItemCaseSensitive(root, "parts");
+    if (!cJSON_IsObject(options) || !cJSON_IsArray(parts))
+        return FAIL(e, ERR_USAGE, "name a run's run.json, or write name = value", "JSON, but not of a run");
+    cJSON_ArrayForEach(part, parts) cJSON_ArrayForEach(given, cJSON_GetObjectItemCaseSensitive(part, "options")) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(options, given->string);
+        TRY(parse_json_value(t, given->string, value ? value : given, e));
+    }
+    return 0;
+}
+
+int parser_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e) {
+    int code = 0;
+    char *rest = text + utf8_mark(text, bytes), *line;
+    if (strlen(text) < bytes)
+        return FAIL(e, ERR_USAGE, "write plain text, name = value",
+                    "--config %.200s: a zero byte: this is no text file", name);
+    if (rest[strspn(rest, " \t\r\n")] == '{') {
+        cJSON *root = cJSON_Parse(rest);
+        code = parse_run_json(t, root, e);
+        if (code) error_prefix(e, "--config %.200s", name);
+        cJSON_Delete(root);
+        rest = NULL;
+    }
+    for (int number = 1; !code && (line = strsep(&rest, "\n")); number++) {
+        code = parse_config_line(t, line, e);
+        if (code) error_prefix(e, "--config %.200s line %d", name, number);
+    }
+    for (int id = 0; id < t->count; id++) t->given[id] &= (uint8_t)~OPTION_GIVEN_THIS_FILE;
+    return code;
+}
+
+// ---- The command line -----------------------------------------------------------------------------------------------
+
+int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                      char joined[OPTION_TEXT + 2], const char **value, Error *e) {
+    const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
+    bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
+    if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
+        return FAIL(e, ERR_USAGE, "--help lists the values", SAID " has no value", argv[*i]);
+    *value = argv[++*i];
+    if (!row || row->kind != ROW_WORDS || *i + 1 >= argc || argv[*i + 1][0] == '-') return 0;
+    size_t used = 0; // a text over OPTION_TEXT is cut: row_set then refuses it
+    for (;; word = argv[++*i]) {
+        for (const char *c = word; *c && used < OPTION_TEXT; c++) {
+            if (*c == ' ') joined[used++] = '\\';
+            joined[used++] = *c;
+        }
+        if (*i + 1 >= argc || argv[*i + 1][0] == '-') break;
+        if (used < OPTION_TEXT) joined[used++] = ' ';
+    }
+    joined[used] = 0;
+    *value = joined;
+    return 0;
+}
+
+// Reads --name value, --name=value, or --name of a flag.
+static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
+    const char *word = argv[*i], *equals = strchr(word, '='), *value = equals ? equals + 1 : NULL;
+    char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag and no value is longer
+    snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
+    int id = row_find(t, word + 2);
+    if (id == t->count) return parser_unknown(t, said, said + 2, "--", e);
+    const OptionRow *row = &t->rows[id];
+    if (row->type == TYPE_FLAG) {
+        if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
+        value = "true";
+    } else if (!value) TRY(parser_next_value(t, row, argc, argv, i, joined, &value, e));
+    if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
+
+    // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.
+    char names[OPTION_TEXT + 1], *field = (char *)t->values + row->offset;
+    snprintf(names, sizeof names, "%s%s%s", field, *field ? " " : "", value);
+    t->given[id] = 0;
+    TRY(row_set(t, id, said, names, OPTION_GIVEN_COMMAND_LINE, e));
+    const size_t max_bytes = 1 << 20; // far more than all options need
+    char *text;
+    size_t bytes;
+    if (!t->alone && pipe_is(value))
+        return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
+                    value);
+    if (pipe_read(value, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
+    int code = parser_config(t, text, bytes, value, e);
+    memory_free(text);
+    return code;
+}
+
+int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
+        else TRY(t->read_word(t, argc, argv, &i, e));
+        for (int id = 0; id < t->count; id++) {
+            if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // an option's name may follow --help
+            if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
+            t->about = argv[i + 1];
+            return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);
+        }
+    }
+    return 0;
+}

@@ -1,5 +1,9 @@
-// rows: the options of a program as a table. An option is a row; its value is a field of the program's own struct.
-// parser.h reads a command line by the table.
+// rows: the options of a program as a table, by which it reads the command line and the files of --config. An option is
+// a row; its value is a field of the program's own struct.
+//
+// The command line gives an option at most once, as `--name value` or `--name=value`. A file of --config gives it at
+// most once, as `name = value`; a run.json gives the options that its run was given. "_" in a name is "-". Later files
+// overrule earlier ones. The command line overrules all files.
 #pragma once
 
 #include "base/common.h"
@@ -30,18 +34,18 @@ typedef struct {
     OptionKind kind;
     const char *alias; // llm.c's flag; NULL: none
     AliasUnit alias_unit;
-    const char *init;  // default, as on the command line; NULL: 0, empty or false
-    const char *range; // limits of a number: "[" and "]" inclusive, "(" and ")" exclusive
-    const char *names; // words of a choice, in the order of its enum: "first|second"
-    const char *unit;  // unit of a number; else the name of the value in --help
-    const char *empty; // remedy for an empty text; NULL: accept it
-    const char *cut;   // remedy for a text that is too long; NULL: say the limit
-    int needs[2];      // refuse the option unless all of these conditions hold
-    int prefers;       // print a note unless this condition holds
-    bool off_at_0;     // 0, "" and false turn the option off: ignore `needs` then
-    int used_by;       // the kinds of run without training that use the option
-    int group;   // options of one group exclude each other; row_set says which wins. 0: none
-    bool of_run; // may not change on resume; an old checkpoint that lacks it had the default
+    const char *init;   // default, as on the command line; NULL: 0, empty or false
+    const char *range;  // limits of a number: "[" and "]" inclusive, "(" and ")" exclusive
+    const char *names;  // words of a choice, in the order of its enum: "first|second"
+    const char *unit;   // unit of a number; else the name of the value in --help
+    const char *empty;  // remedy for an empty text; NULL: accept it
+    const char *cut;    // remedy for a text that is too long; NULL: say the limit
+    int needs[2];       // refuse the option unless all of these conditions hold
+    int prefers;        // print a note unless this condition holds
+    bool off_at_0;      // 0, "" and false turn the option off: ignore `needs` then
+    int used_by;        // the kinds of run without training that use the option
+    int group;          // options of one group exclude each other; row_set says which wins. 0: none
+    bool of_run;        // may not change on resume; an old checkpoint that lacks it had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
@@ -102,3 +106,22 @@ void row_write_json(FILE *f, OptionType type, const char *names, const void *fie
 
 // Writes "name = value", a line of a --config file. ERR_USAGE for a text that no line can hold.
 int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e);
+
+// ---- Command line and files of --config -----------------------------------------------------------------------------
+
+// Sets t->values and t->given; t->values must hold the defaults. Stops after an option of ROW_ENDS. ERR_USAGE for a
+// mistake; ERR_INPUT for a file that cannot be read.
+int parser_command_line(OptionTable *t, int argc, char **argv, Error *e);
+
+// Reads a file's text: `bytes` bytes and a NUL. name: for messages.
+int parser_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e);
+
+// Sets *value to the next word and moves *i to it. ERR_USAGE if there is none. For an option of ROW_WORDS, joins the
+// words up to the next option with blanks, in `joined`; a blank in a word becomes "\\ " (text/sources.h). row: NULL if
+// the program ignores the value. For t->read_word.
+int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                      char joined[OPTION_TEXT + 2], const char **value, Error *e);
+
+// Returns ERR_USAGE and names the nearest option, or our name of another program's option. name: without dashes;
+// dashes: "--" for a flag, "" for a line of a file.
+int parser_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e);

@@ -7,7 +7,6 @@
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
-#include "options/table.h"
 #include "plan/devices.h"
 
 #include <omp.h>

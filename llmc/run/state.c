@@ -2,7 +2,6 @@
 
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
-#include "options/table.h"
 #include "run/run.h"
 
 #include <inttypes.h>

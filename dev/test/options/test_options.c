@@ -2,7 +2,6 @@
 // what options mean together.
 #include "model/model.h"
 #include "model/modes.h"
-#include "options/table.h"
 #include "options_test.h"
 
 #include <cjson/cJSON.h>
