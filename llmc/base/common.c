@@ -88,6 +88,30 @@ int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e) {
 
 void memory_free(void *p) { free(p); }
 
+static int text_failed(Text *text, Error *e) {
+    text_free(text);
+    return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a text");
+}
+
+int text_begin(Text *text, Error *e) {
+    *text = (Text){0};
+    text->f = open_memstream(&text->text, &text->bytes);
+    return text->f ? 0 : text_failed(text, e);
+}
+
+int text_end(Text *text, Error *e) {
+    bool failed = ferror(text->f);
+    failed |= fclose(text->f) != 0;
+    text->f = NULL;
+    return failed ? text_failed(text, e) : 0;
+}
+
+void text_free(Text *text) {
+    if (text->f) fclose(text->f);
+    free(text->text);
+    *text = (Text){0};
+}
+
 double clock_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

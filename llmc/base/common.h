@@ -1,4 +1,4 @@
-// common: errors as values, checked memory, the clock, a program's begin and end. Every module uses it.
+// common: errors as values, checked memory, texts that grow, the clock, a program's begin and end. Every module uses it.
 //
 // A function that can fail returns int: 0, or the exit code. Its last argument, an Error *, receives the details.
 // Callers hand the error up to program_main (program.h). It prints the error and ends the program. Only the watchdog
@@ -88,6 +88,17 @@ const char *version_text(void);
 int memory_alloc(void **out, size_t bytes, const char *what, Error *e);
 int memory_alloc_zero(void **out, size_t bytes, const char *what, Error *e);
 void memory_free(void *p); // NULL is fine
+
+// A text that grows: text_begin, write to f, text_end, use `text`, text_free.
+typedef struct {
+    FILE *f;
+    char *text; // after text_end: `bytes` bytes and a NUL, from malloc
+    size_t bytes;
+} Text;
+
+int text_begin(Text *text, Error *e);
+int text_end(Text *text, Error *e); // ERR_MEMORY if it did not fit; frees the text then
+void text_free(Text *text);         // at any time after text_begin; all zero is fine
 
 double clock_seconds(void); // monotonic
 

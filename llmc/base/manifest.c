@@ -6,7 +6,6 @@
 // 4. A manifest of another format (`foreign`) is not reported as damaged: another build can read it.
 #include "base/manifest.h"
 
-#include "base/json.h"
 #include "base/text.h"
 
 #include <assert.h>
@@ -28,7 +27,10 @@ static const char *const damaged = "the checkpoint is damaged or incomplete: use
 // ---- Writing --------------------------------------------------------------------------------------------------------
 
 void manifest_free(Manifest *manifest) {
-    for (int i = 0; i < manifest->count; i++) memory_free(manifest->file[i].piece);
+    for (ManifestFile *file = manifest->file; file < manifest->file + manifest->count; file++) {
+        memory_free(file->piece);
+        memory_free(file->data);
+    }
     manifest->count = 0;
 }
 
@@ -65,8 +67,19 @@ static int write_file(const Manifest *manifest, const char *name, const void *da
 
 int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e) {
     FileDigest digest = digest_of(data, bytes);
-    TRY(write_file(manifest, name, data, bytes, e));
-    return manifest_add(manifest, name, &digest, 1, e);
+    if (manifest->dir != -1) TRY(write_file(manifest, name, data, bytes, e));
+    TRY(manifest_add(manifest, name, &digest, 1, e));
+    if (manifest->dir != -1) return 0;
+    ManifestFile *file = &manifest->file[manifest->count - 1];
+    TRY(memory_alloc((void **)&file->data, bytes, name, e));
+    memcpy(file->data, data, bytes);
+    return 0;
+}
+
+int manifest_save_all(Manifest *manifest, const Manifest *kept, Error *e) {
+    for (const ManifestFile *file = kept->file; file < kept->file + kept->count; file++)
+        TRY(manifest_save(manifest, file->name, file->data, file->bytes, e));
+    return 0;
 }
 
 int manifest_write(const Manifest *manifest, Error *e) {

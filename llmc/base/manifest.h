@@ -33,11 +33,12 @@ typedef struct {
     uint64_t bytes;
     FileDigest *piece; // (pieces) from the first byte to the last
     int pieces;
+    char *data; // the content; NULL: not kept
 } ManifestFile;
 
 typedef struct {
     char path[PATH_MAX]; // its directory's name, for messages
-    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`
+    int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`; -1: none
     char run[HASH_TEXT]; // "": none
     ManifestFile file[MANIFEST_FILES];
     int count;
@@ -53,8 +54,11 @@ int manifest_open(const Manifest *manifest, const char *name, bool create, uint6
 // Adds a file that is on the disk, with the digests of its pieces as its writer gave them.
 int manifest_add(Manifest *manifest, const char *name, const FileDigest *piece, int pieces, Error *e);
 
-// Writes a file and adds it.
+// Writes a file and adds it. Without a directory, keeps the content for manifest_save_all.
 int manifest_save(Manifest *manifest, const char *name, const void *data, size_t bytes, Error *e);
+
+// Writes and adds the files that another manifest keeps.
+int manifest_save_all(Manifest *manifest, const Manifest *kept, Error *e);
 
 // Writes MANIFEST.json, and syncs file and directories.
 int manifest_write(const Manifest *manifest, Error *e);

@@ -1,38 +1,14 @@
 #include "base/text.h"
 
+#include "base/files.h"
 #include "base/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static int no_memory(Text *text, Error *e) {
-    text_free(text);
-    return FAIL(e, ERR_MEMORY, "free some memory", "out of memory: a text");
-}
-
-int text_begin(Text *text, Error *e) {
-    *text = (Text){0};
-    text->f = open_memstream(&text->text, &text->bytes);
-    return text->f ? 0 : no_memory(text, e);
-}
-
-int text_end(Text *text, Error *e) {
-    bool failed = ferror(text->f);
-    failed |= fclose(text->f) != 0;
-    text->f = NULL;
-    return failed ? no_memory(text, e) : 0;
-}
-
-void text_free(Text *text) {
-    if (text->f) fclose(text->f);
-    free(text->text);
-    *text = (Text){0};
-}
 
 const char *pipe_name(const char *path) { return strcmp(path, "-") ? path : "standard input"; }
 
@@ -94,6 +70,39 @@ size_t utf8_boundary(const char *text, size_t bytes) {
     uint8_t lead = (uint8_t)text[n - 1];
     size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
     return n - 1 + length <= bytes ? bytes : n - 1;
+}
+
+int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
+                    Error *e) {
+    // Find the first NUL, raw or as \u0000. cJSON would end a string there.
+    const char *end = text;
+    while (end < text + bytes && *end && strncmp(end, "\\u0000", 6) != 0) end += *end == '\\' ? 2 : 1;
+    *json = (JsonText){text, bytes, NULL};
+    if (end >= text + bytes) json->root = cJSON_ParseWithLengthOpts(text, bytes + 1, &end, true);
+    if (json->root) return 0;
+    FAIL(e, ERR_INPUT, hint, "%s: malformed JSON at byte %zu", path, offset + (end ? (size_t)(end - text) : 0));
+    json_free(json);
+    return e->code;
+}
+
+int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e) {
+    char *text;
+    size_t bytes;
+    TRY(file_read(path, max_bytes, &text, &bytes, e));
+    return json_parse_text(json, text, bytes, 0, path, hint, e);
+}
+
+void json_free(JsonText *json) {
+    cJSON_Delete(json->root);
+    memory_free((char *)json->text);
+    *json = (JsonText){0};
+}
+
+bool json_whole(const cJSON *item, double low, double high) {
+    const double exact = 9007199254740992; // 2^53
+    if (!cJSON_IsNumber(item)) return false;
+    double x = item->valuedouble;
+    return x >= low && x <= high && x >= -exact && x <= exact && x == (double)(int64_t)x;
 }
 
 void text_write_json(FILE *f, const char *text) {

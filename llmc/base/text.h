@@ -1,20 +1,10 @@
-// text: a text that grows through a FILE *; files and pipes that the user names; UTF-8 checks; JSON strings.
+// text: files and pipes that the user names; UTF-8; JSON.
 #pragma once
 
 #include "base/common.h"
 
+#include <cjson/cJSON.h>
 #include <string.h>
-
-// A text that grows: text_begin, write to f, text_end, use `text`, text_free.
-typedef struct {
-    FILE *f;
-    char *text; // after text_end: `bytes` bytes and a NUL, from malloc
-    size_t bytes;
-} Text;
-
-int text_begin(Text *text, Error *e);
-int text_end(Text *text, Error *e); // ERR_MEMORY if it did not fit; frees the text then
-void text_free(Text *text);         // at any time after text_begin; all zero is fine
 
 // A file or a pipe that the user names; "-" is standard input.
 const char *pipe_name(const char *path); // for messages
@@ -49,6 +39,29 @@ size_t utf8_boundary(const char *text, size_t bytes);
 static inline size_t utf8_mark(const char *text, size_t bytes) {
     return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
 }
+
+typedef struct {
+    const char *text;
+    size_t bytes;
+    cJSON *root;
+} JsonText;
+
+// Reads and parses a file (release: json_free). ERR_INPUT with `hint` if the text is malformed or holds several values.
+int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e);
+
+// Parses a text: `bytes` bytes and a NUL. The text begins at byte `offset` of its file. Takes over `text` (from
+// memory_alloc): frees it on failure; otherwise json_free does.
+int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, const char *path, const char *hint,
+                    Error *e);
+void json_free(JsonText *json); // may be called again, and after a failure
+
+// Returns a field of an object; NULL if it is missing, or if `object` is not an object.
+static inline cJSON *json_get(const cJSON *object, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(object, name);
+}
+
+// True if the item is a whole number from `low` to `high`, exact as a double (up to 2^53).
+bool json_whole(const cJSON *item, double low, double high);
 
 // Writes a text as a JSON string (RFC 8259), in quotes. Every byte that is not UTF-8 becomes U+FFFD.
 void text_write_json(FILE *f, const char *text);

@@ -1,7 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include "base/hash.h"
-#include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/llmc_bin.h"
 #include "checkpoint/safetensors.h"
@@ -141,12 +141,17 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, TextTokens 
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
 
-// The one file of the weights, or several files with an index.
+// The one file of the weights, or several.
 typedef struct {
     SafetensorsReader *reader;
     int count;
-    bool indexed;
 } ModelFiles;
+
+// True if the directory's weights are in the file: in model.safetensors, or without one in all safetensors files.
+static bool holds_weights(const char *directory, const char *file) {
+    if (directory_holds(directory, MODEL_FILE)) return strcmp(file, MODEL_FILE) == 0;
+    return path_ends(file, ".safetensors") && strcmp(file, OPTIMIZER_NAME) != 0;
+}
 
 static int files_add(ModelFiles *files, const char *directory, const char *name, Error *e) {
     char path[PATH_MAX];
@@ -154,31 +159,6 @@ static int files_add(ModelFiles *files, const char *directory, const char *name,
     TRY(safetensors_open(&files->reader[files->count], path, e));
     files->count++;
     return 0;
-}
-
-// Opens the files of an index: {"weight_map": {"h.0.ln_1.weight": "model-00001-of-00002.safetensors", ...}, ...}
-static int files_open_indexed(ModelFiles *files, const char *directory, const char *path, Error *e) {
-    const size_t most_bytes = 1 << 26;
-    JsonText index;
-    int code = 0;
-    TRY(json_read(&index, path, most_bytes, fetch_again, e));
-    const cJSON *map = json_get(index.root, "weight_map"), *item;
-    if (!cJSON_IsObject(map))
-        TRY_GOTO(FAIL(e, ERR_INPUT, fetch_again, "%s: field \"weight_map\" is not an object", path));
-    size_t most = (size_t)cJSON_GetArraySize(map);
-    TRY_GOTO(memory_alloc_zero((void **)&files->reader, most * sizeof *files->reader, "the model's files", e));
-    cJSON_ArrayForEach(item, map) {
-        if (!cJSON_IsString(item) || strchr(item->valuestring, '/'))
-            TRY_GOTO(
-                FAIL(e, ERR_INPUT, fetch_again, "%s: %.80s is not in a file of this directory", path, item->string));
-        bool open = false;
-        for (int i = 0; i < files->count && !open; i++)
-            open = strcmp(path_name(files->reader[i].path), item->valuestring) == 0;
-        if (!open) TRY_GOTO(files_add(files, directory, item->valuestring, e));
-    }
-done:
-    json_free(&index);
-    return code;
 }
 
 int checkpoint_refuse_pickle(const char *path, Error *e) {
@@ -192,14 +172,16 @@ int checkpoint_refuse_pickle(const char *path, Error *e) {
 }
 
 static int files_open(ModelFiles *files, const char *directory, Error *e) {
-    char path[PATH_MAX];
+    Names names;
     *files = (ModelFiles){0};
     TRY(checkpoint_refuse_pickle(directory, e));
-    TRY(path_join(path, sizeof path, directory, MODEL_FILE INDEX, e));
-    files->indexed = file_exists(path);
-    if (files->indexed) return files_open_indexed(files, directory, path, e);
-    TRY(memory_alloc_zero((void **)&files->reader, sizeof *files->reader, "the model's file", e));
-    return files_add(files, directory, MODEL_FILE, e);
+    TRY(directory_list(directory, &names, e));
+    int code = memory_alloc_zero((void **)&files->reader, (size_t)(names.count + 1) * sizeof *files->reader,
+                                 "the model's files", e);
+    for (int i = 0; i < names.count && !code; i++)
+        if (holds_weights(directory, names.name[i])) code = files_add(files, directory, names.name[i], e);
+    names_free(&names);
+    return code || files->count ? code : files_add(files, directory, MODEL_FILE, e); // says that it is missing
 }
 
 static void files_close(ModelFiles *files) {
@@ -243,7 +225,7 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     const SafetensorsEntry *entry = find_tensor(files, t->name);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
-        return FAIL(e, ERR_INPUT, hint, "%s/" MODEL_FILE "%s: no tensor %s", directory, files->indexed ? INDEX : "",
+        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", files->count > 1 ? directory : files->reader->path,
                     t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
     if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
@@ -292,13 +274,13 @@ static int check_tensors(const ModelFiles *files, const char *directory, const M
     return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
-// Hands a range of the flat array to `load`. The tensor begins at element `base` of the array.
-static int load_range(const SafetensorsEntry *entry, size_t base, Range range, float *buffer, RangeWriter load,
-                      void *context, Error *e) {
+// Hands a range of a flat array to `load`. The tensor begins at element `base` of the array.
+static int load_range(const SafetensorsEntry *entry, StateKind kind, size_t base, Range range, float *buffer,
+                      StateWriter load, void *context, Error *e) {
     for (size_t first = range.begin; first < range.end; first += CHUNK) {
         size_t n = size_min(CHUNK, range.end - first);
         TRY(safetensors_read_f32(entry, first - base, n, buffer, e));
-        TRY(load(context, (Range){first, first + n}, buffer, e));
+        TRY(load(context, kind, (Range){first, first + n}, buffer, e));
     }
     return 0;
 }
@@ -320,7 +302,7 @@ int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
     TRY(directory_list(path, &names, e));
     int code = 0;
     for (int i = 0; i < names.count && !code; i++) {
-        if (!path_ends(names.name[i], ".safetensors") || strcmp(names.name[i], OPTIMIZER_NAME) == 0) continue;
+        if (!holds_weights(path, names.name[i])) continue;
         code = path_join(file, sizeof file, path, names.name[i], e);
         if (!code) code = hash_file(file, hash, e);
     }
@@ -358,7 +340,7 @@ int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, E
     return code;
 }
 
-int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+int checkpoint_load_model(const char *path, const Model *model, StateWriter load, void *context, Error *e) {
     ModelFiles files;
     float *buffer = NULL;
     if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
@@ -367,7 +349,8 @@ int checkpoint_load_model(const char *path, const Model *model, RangeWriter load
     if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
     for (int i = 0; !code && i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
-        code = load_range(find_tensor(&files, t->name), t->offset, tensor_range(t), buffer, load, context, e);
+        code =
+            load_range(find_tensor(&files, t->name), STATE_PARAM, t->offset, tensor_range(t), buffer, load, context, e);
     }
     memory_free(buffer);
     files_close(&files);
@@ -399,7 +382,7 @@ static int find_moment(const SafetensorsEntry **entry, const SafetensorsReader *
 }
 
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
-                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e) {
+                              StateWriter load, void *context, Error *e) {
     const Range all = {0, model->flat_count};
     char path[PATH_MAX];
     SafetensorsReader reader;
@@ -413,7 +396,7 @@ int checkpoint_load_optimizer(const char *directory, const Model *model, const R
     TRY_GOTO(memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e));
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < count; i++)
-            TRY_GOTO(load_range(moment[k], 0, wanted[i], buffer, k ? moment2 : moment1, context, e));
+            TRY_GOTO(load_range(moment[k], k ? STATE_MOMENT2 : STATE_MOMENT1, 0, wanted[i], buffer, load, context, e));
 done:
     memory_free(buffer);
     safetensors_close(&reader);

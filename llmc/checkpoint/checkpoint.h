@@ -5,14 +5,14 @@
 //
 // layout.h describes the weights' file of a run's checkpoint, and its training/optimizer.safetensors.
 //
-// This module uses files and the tensor table, not engines: the caller's functions read and write ranges of the flat
-// parameter array.
+// This module uses files and the tensor table, not engines: the caller's function receives ranges of the flat arrays.
 //
-// --model also reads weights in several files with a model.safetensors.index.json, and llm.c's .bin (llmc_bin).
+// --model also reads weights in several files: without a model.safetensors, all *.safetensors. And llm.c's .bin
+// (llmc_bin).
 #pragma once
 
 #include "base/manifest.h"
-#include "model/model.h"
+#include "model/engine.h"
 
 #define OPTIMIZER_NAME "optimizer.safetensors"
 
@@ -42,7 +42,7 @@ int checkpoint_verify_model(const char *path, bool moments, Error *e);
 int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
 
 // Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. Checks all shapes first.
-int checkpoint_load_model(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
+int checkpoint_load_model(const char *path, const Model *model, StateWriter load, void *context, Error *e);
 
 // Writes one line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
@@ -56,4 +56,4 @@ int checkpoint_training_path(char *out, size_t bytes, const char *directory, con
 
 // Reads the moments of `count` wanted ranges; count 0: of all elements. Checks the file first.
 int checkpoint_load_optimizer(const char *directory, const Model *model, const Range *wanted, int count,
-                              RangeWriter moment1, RangeWriter moment2, void *context, Error *e);
+                              StateWriter load, void *context, Error *e);

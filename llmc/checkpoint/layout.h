@@ -46,8 +46,6 @@ typedef struct {
 int layout_pieces(const Layout *layout, const Range *owned, int count, bool headers, LayoutPiece **out, int *pieces,
                   Error *e);
 
-typedef int (*StateReader)(void *context, StateKind kind, Range range, float *values, Error *e);
-
 // Writes pieces to the open files at their places, and sets their digests. The pulse beats after each.
 int layout_write(const Layout *layout, LayoutPiece *piece, int pieces, const int fd[LAYOUT_FILES], StateReader read,
                  void *context, const Pulse *pulse, Error *e);

@@ -90,7 +90,7 @@ int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e) {
 
 // Reads the next tensor and hands it to `load`. Transposes the matrices of transformer blocks. buffer: (2, half)
 // values; the largest tensor has `half`.
-static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, RangeWriter load, void *context,
+static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half, StateWriter load, void *context,
                            Error *e) {
     const size_t rows = t->rows, columns = t->columns, bytes = bin->value_bytes;
     const bool bf16 = bytes == sizeof(uint16_t), transposed = t->layer >= 0 && t->dimensions == 2;
@@ -99,10 +99,10 @@ static int bin_load_tensor(Bin *bin, const Tensor *t, float *buffer, size_t half
     if (t->kind == WTE) bin->at += (uint64_t)(bin->vocab_padded - bin->config.vocab) * columns * bytes;
     for (size_t r = 0; r < rows && transposed; r++)
         for (size_t c = 0; c < columns; c++) buffer[half + r * columns + c] = buffer[c * rows + r];
-    return load(context, tensor_range(t), transposed ? buffer + half : buffer, e);
+    return load(context, STATE_PARAM, tensor_range(t), transposed ? buffer + half : buffer, e);
 }
 
-int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e) {
+int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *context, Error *e) {
     Bin bin;
     float *buffer = NULL;
     size_t largest = 0;

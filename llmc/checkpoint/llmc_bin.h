@@ -7,7 +7,7 @@
 // The weight matrices of blocks are (out, in) in the file and (in, out) here.
 #pragma once
 
-#include "model/model.h"
+#include "model/engine.h"
 
 // True if the file begins with the magic.
 bool llmc_bin_is(const char *path);
@@ -15,4 +15,4 @@ bool llmc_bin_is(const char *path);
 int llmc_bin_read_config(const char *path, ModelConfig *config, Error *e);
 
 // Hands every tensor of the model to `load`. Checks the file's size first.
-int llmc_bin_load(const char *path, const Model *model, RangeWriter load, void *context, Error *e);
+int llmc_bin_load(const char *path, const Model *model, StateWriter load, void *context, Error *e);

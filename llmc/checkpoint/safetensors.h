@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/files.h"
-#include "base/json.h"
+#include "base/text.h"
 
 // The element types: X(type, bytes of an element). The names are the format's own.
 // clang-format off

@@ -1,7 +1,7 @@
 #include "gns/ramp.h"
 
 #include "base/files.h"
-#include "base/json.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <math.h>

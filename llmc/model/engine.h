@@ -74,6 +74,10 @@ enum { TUNING_BYTES = 1 << 14 }; // longest text of a tuning, NUL included
 // The four arrays of an engine, all in the model's flat layout; load and store convert from and to fp32.
 typedef enum { STATE_PARAM, STATE_GRAD, STATE_MOMENT1, STATE_MOMENT2 } StateKind;
 
+// Give and receive the values of a range, between files and engines.
+typedef int (*StateReader)(void *context, StateKind kind, Range range, float *values, Error *e);
+typedef int (*StateWriter)(void *context, StateKind kind, Range range, const float *values, Error *e);
+
 // The engine's own memory, on the device if there is one, for transfers between ranks.
 typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`

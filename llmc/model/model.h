@@ -87,10 +87,6 @@ static inline Range range_overlap(Range a, Range b) {
     return begin < end ? (Range){begin, end} : (Range){begin, begin};
 }
 
-// Read and write the values of a range of a flat array.
-typedef int (*RangeReader)(void *context, Range range, float *values, Error *e);
-typedef int (*RangeWriter)(void *context, Range range, const float *values, Error *e);
-
 typedef struct {
     ModelConfig config;
     int vocab_padded; // rows of wte in memory: V rounded up to 128; rows from V on stay 0 and are never saved

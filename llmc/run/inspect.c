@@ -7,8 +7,8 @@
 #include <math.h>
 #include <string.h>
 
-static int count_not_finite(void *count, Range range, const float *values, Error *e) {
-    (void)e;
+static int count_not_finite(void *count, StateKind kind, Range range, const float *values, Error *e) {
+    (void)kind, (void)e;
     for (size_t i = 0; i < range_length(range); i++)
         if (!isfinite(values[i])) ++*(size_t *)count;
     return 0;
@@ -23,7 +23,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     TRY(model_create(&model, &c, e));
     int code = checkpoint_load_model(directory, &model, count_not_finite, &bad, e);
     if (!code && (directory_holds(directory, OPTIMIZER_NAME) || directory_holds(directory, TRAINING OPTIMIZER_NAME)))
-        code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, count_not_finite, &bad, e);
+        code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, &bad, e);
     if (!code)
         fprintf(out, "%s: GPT-2, %zu parameters: %d layer%s, %d heads, %d channels, vocabulary %d, context %d\n",
                 directory, model.parameters, c.layers, c.layers > 1 ? "s" : "", c.heads, c.channels, c.vocab,

@@ -25,7 +25,6 @@
 #include "base/common.h"
 #include "gns/ramp.h"
 #include "model/modes.h"
-#include "run/lock.h"
 
 typedef struct {
     int64_t step, tokens, examples; // done, this step included
@@ -48,13 +47,25 @@ typedef struct {
     bool ranks_measured;      // noise->ranks was updated
 } StepMetrics;
 
+// One program at a time writes to a run directory: it locks metrics.jsonl (flock) until the file is closed, however the
+// program ends. The file "written_by" names the latest holder: host and process. On NFS the server holds the lock; if
+// the holder's machine crashes, the lock remains until its lease ends (NFSv4: 90 s).
+typedef enum {
+    LOCK_FREE,
+    LOCK_HERE, // held by a process of this machine; it may be ending
+    LOCK_ELSEWHERE
+} LockHolder;
+
 typedef struct Metrics Metrics;
 typedef struct Noise Noise;                   // noise.h
 typedef struct HellaSwagScore HellaSwagScore; // hellaswag.h
 
 // Opens or creates DIRECTORY/metrics.jsonl to append to; dir: the directory's descriptor, or IN_PATH (files.h).
-// ERR_USAGE if another process holds its lock; then sets *holder (lock.h).
+// Locks it without waiting: ERR_USAGE, and *holder, where another process holds the lock.
 int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *holder, Error *e);
+
+// Writes this process into written_by. Until then the holder of the lock is unknown.
+int run_lock_sign(int dir, const char *directory, Error *e);
 
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call before any line is written.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);

@@ -164,7 +164,6 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->position.begun = clock_seconds();
         r->position.at.val_loss = NAN;
         r->position.at.best.loss = INFINITY;
-        r->position.compared_step = -1;
         code = run_program(r, &e);
         if (code) progress_break(&r->output.progress);
         e.code = code;

@@ -1,7 +1,7 @@
 // Finds the checkpoint that a run starts from: its own newest one (a resume), or one of the run that --model names.
 //
 // What makes a run resumable:
-//  1. A run directory has one writer. Its lock (lock.h) is taken before anything in it is read, and held to the end.
+//  1. A run directory has one writer. Its lock (metrics.h) is taken before anything in it is read, and held to the end.
 //  2. A run resumes from its newest undamaged checkpoint. Rank 0 finds it and reads every byte; all ranks must see the
 //     same manifest.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp,

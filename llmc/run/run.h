@@ -65,13 +65,12 @@ typedef struct {
     Schedule schedule;
     Ramp ramp;
     Noise noise;
-    StepResult result;     // numbers of this step
-    bool stop;             // a signal asked some rank to stop (same on all ranks)
-    bool save;             // rank 0 asks for a save to free disk space for its log (same on all ranks)
-    double val_bytes;      // bytes of text per token in the last validation; 0: unknown
-    int64_t clipped;       // steps since the start whose gradient was clipped
-    double begun;          // seconds of the clock, the time of earlier parts subtracted
-    int64_t compared_step; // the last step after which the ranks' weights were compared; -1: none
+    StepResult result; // numbers of this step
+    bool stop;         // a signal asked some rank to stop (same on all ranks)
+    bool save;         // rank 0 asks for a save to free disk space for its log (same on all ranks)
+    double val_bytes;  // bytes of text per token in the last validation; 0: unknown
+    int64_t clipped;   // steps since the start whose gradient was clipped
+    double begun;      // seconds of the clock, the time of earlier parts subtracted
 } Position;
 
 typedef struct {
@@ -93,6 +92,7 @@ typedef struct {
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
+    char *about;                // run_state_describe
     struct {
         bool searched; // the search for a checkpoint to resume from was made
         Newest newest;
@@ -166,7 +166,9 @@ int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the lo
 
 int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
-int write_run_json(Run *r, Error *e); // run_json.c; chooses the run's id
+
+// Writes run.json and calls run_state_describe. The first call chooses the run's id (run_json.c).
+int write_run_json(Run *r, Error *e);
 
 // True if the run saves a checkpoint before its end, from the saver's copy.
 bool saves_in_background(const Setup *setup, const Position *position);

@@ -22,16 +22,17 @@ typedef enum { IDLE, WRITING, FINISHING } Phase;
 struct Saver {
     const Run *run; // the thread reads only what training does not change
     Layout layout;
-    TextTokens text; // for config.json
-    Range all;       // the whole flat array
+    Range all; // the whole flat array
     const Range *owned;
     int owned_count;    // ranges that this rank writes; 0: none
     LayoutPiece *piece; // (pieces) this rank writes
     int pieces;
     float *copy; // (ARRAYS, stride): the owned ranges one after the other; NULL: the thread reads the engine
     size_t elements, stride;
-    bool copies; // every rank has memory for its copy
-    Pulse pulse; // counts in `done`
+    bool copies;   // every rank has memory for its copy
+    Pulse pulse;   // counts in `done`
+    uint64_t size; // of a checkpoint, bytes, without state.json
+    Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
     atomic_bool ended; // set by the thread's last access to this struct
     atomic_long done;  // pieces
@@ -61,11 +62,8 @@ int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
 }
 
 int compare_ranks(Run *r, Error *e) {
-    Position *position = &r->position;
-    if (position->compared_step == position->at.step) return 0;
-    if (parallel_compare(&r->setup.parallel, e)) return error_prefix(e, "step %lld", (long long)position->at.step);
-    position->compared_step = position->at.step;
-    return 0;
+    if (!parallel_compare(&r->setup.parallel, e)) return 0;
+    return error_prefix(e, "step %lld", (long long)r->position.at.step);
 }
 
 double save_seconds(const Run *r) {
@@ -104,9 +102,14 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     const size_t page = 64 << 10;                                            // bytes: the largest page of any machine
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
-    int eot = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
+    const ModelConfig *config = &setup->model.config;
+    const int eot = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
+    const TextTokens text = checkpoint_text_tokens(setup->options.model, config->vocab, eot);
     s->run = r;
-    s->text = checkpoint_text_tokens(setup->options.model, setup->model.config.vocab, eot);
+    s->size = saver_checkpoint_bytes(&setup->model, setup->tokenizer);
+    s->same.dir = -1;
+    TRY(checkpoint_save_config(&s->same, config, text, setup->options.dropout, e));
+    if (setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};
     s->owned = alone ? &s->all : p->owned;
@@ -136,6 +139,7 @@ void saver_destroy(Saver *s) {
     memory_free(s->piece);
     memory_free(s->of_all);
     manifest_free(&s->manifest);
+    manifest_free(&s->same);
     layout_destroy(&s->layout);
     text_free(&s->notes);
     free(s->state);
@@ -165,8 +169,7 @@ static int begin_save(Run *r, Error *e) {
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
-    uint64_t bytes = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer) + s->state_bytes,
-             log = metrics_waiting(r->output.metrics);
+    const uint64_t bytes = s->size + s->state_bytes, log = metrics_waiting(r->output.metrics);
     int full = archive_make_room(archive, bytes + log, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
     if (full && log) // the checkpoint matters more than the log's lines
         full = archive_make_room(archive, bytes, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
@@ -244,12 +247,9 @@ SaverCounts saver_counts(const Saver *s) {
 // ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
 
 static int write_small_files(Saver *s, Error *e) {
-    const Setup *setup = &s->run->setup;
-    const ModelConfig *config = &setup->model.config;
     TRY(layout_list(&s->layout, s->of_all, s->of_all_count, &s->manifest, e));
     TRY(manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e));
-    TRY(checkpoint_save_config(&s->manifest, config, s->text, setup->options.dropout, e));
-    if (setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->manifest, e));
+    TRY(manifest_save_all(&s->manifest, &s->same, e));
     return metrics_sync(s->run->output.metrics, e);
 }
 
@@ -425,9 +425,6 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
     int begun = 0;
-    comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
-    TRY(compare_ranks(r, e));
-    progress_begin(&r->output.progress, "saving", 0);
     TRY(await_save(r, e));
     s->step = r->position.at.step;
     s->waits = waits;
@@ -451,21 +448,28 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
             TRY(comm_broadcast(comm, &begun, sizeof begun, e));
         }
     }
-    progress_end(&r->output.progress);
     *unsaved = begun > 0 ? begun : 0;
+    return 0;
+}
+
+static int save_shown(Run *r, bool waits, int *unsaved, Error *e) {
+    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
+    progress_begin(&r->output.progress, "saving", 0);
+    TRY(save(r, waits, unsaved, e));
+    progress_end(&r->output.progress);
     return 0;
 }
 
 int save_in_background(Run *r, Error *e) {
     int reported;
-    return save(r, false, &reported, e);
+    return save_shown(r, false, &reported, e);
 }
 
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
     r->saving.last = true;
-    TRY(save(r, true, &unsaved, e));
+    TRY(save_shown(r, true, &unsaved, e));
     if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
     else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
@@ -484,7 +488,7 @@ int save_for_log(Run *r, Error *e) {
     if (full && first_try) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
     TRY(comm_broadcast(r->setup.comm, &full, sizeof full, e));
     if (!full) return 0;
-    TRY(save(r, true, &unsaved, e));
+    TRY(save_shown(r, true, &unsaved, e));
     if (is_rank_0) {
         bool too_long = metrics_waiting(m) > LOG_WAITS_MAX;
         if (unsaved) report_failure(r, r->position.at.step, &r->saving.saver->error, too_long);
@@ -511,7 +515,8 @@ int save_at_error(Run *r, Error *e) {
     int unsaved = 1;
     comm->settled = false;
     int code = parallel_send_weights(&r->setup.parallel, &failed);
-    if (!code) code = save(r, true, &unsaved, &failed);
+    if (!code) code = compare_ranks(r, &failed);
+    if (!code) code = save_shown(r, true, &unsaved, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
     if (code || unsaved) report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
     if (code || unsaved) return 0;

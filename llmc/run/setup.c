@@ -178,7 +178,8 @@ int setup_sampling(Setup *setup, Error *e) {
 // ---- The engine -----------------------------------------------------------------------------------------------------
 
 // Loads values. Fails on one that is not finite, and names its tensor: training or a sample could not name it.
-static int load(Run *r, StateKind kind, Range range, const float *values, Error *e) {
+static int load(void *run, StateKind kind, Range range, const float *values, Error *e) {
+    Run *r = run;
     Progress *p = &r->output.progress;
     const Model *model = &r->setup.model;
     for (size_t i = 0; i < range_length(range); i++) {
@@ -192,10 +193,6 @@ static int load(Run *r, StateKind kind, Range range, const float *values, Error 
     progress_next(p, p->now.done + (int64_t)range_length(range), 0);
     return engine_load(r->setup.engine, kind, range, values, e);
 }
-
-static int load_weights(void *r, Range range, const float *x, Error *e) { return load(r, STATE_PARAM, range, x, e); }
-static int load_moment1(void *r, Range range, const float *x, Error *e) { return load(r, STATE_MOMENT1, range, x, e); }
-static int load_moment2(void *r, Range range, const float *x, Error *e) { return load(r, STATE_MOMENT2, range, x, e); }
 
 static int init_parameters(Run *r, Error *e) {
     const Setup *setup = &r->setup;
@@ -211,7 +208,7 @@ static int init_parameters(Run *r, Error *e) {
             if (!shard_keeps_weights(&setup->shape, range)) continue;
             if (setup->options.zero_projections && t->init == INIT_RESIDUAL) memset(buffer, 0, n * sizeof *buffer);
             else model_init_values(&setup->model, t, (uint64_t)setup->options.seed, first, n, buffer);
-            TRY_GOTO(load_weights(r, range, buffer, e));
+            TRY_GOTO(load(r, STATE_PARAM, range, buffer, e));
         }
     }
 done:
@@ -288,10 +285,8 @@ static int load_state(Run *r, Error *e) {
     if (verifies) TRY(checkpoint_verify_model(from, moments, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
     if (!*from) return init_parameters(r, e);
-    TRY(checkpoint_load_model(from, &s->model, load_weights, r, e));
-    if (moments)
-        TRY(checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load_moment1, load_moment2,
-                                      r, e));
+    TRY(checkpoint_load_model(from, &s->model, load, r, e));
+    if (moments) TRY(checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load, r, e));
     if (resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);
@@ -481,6 +476,7 @@ int run_destroy(Run *r, Error *e) {
     loader_destroy(r->data.loader);
     int code = metrics_close(r->output.metrics, e);
     archive_close(&r->saving.archive);
+    free(r->saving.about);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.rank_sq);

@@ -1,6 +1,6 @@
 #include "run/state.h"
 
-#include "base/json.h"
+#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "run/run.h"
 
@@ -265,13 +265,13 @@ static void io_fixed(StateIO *io, const Setup *s, const RunData *data) {
 
 // ---- What may change ------------------------------------------------------------------------------------------------
 
-// Returns the options as JSON in *out, which the caller deletes.
-static int options_object(const Options *o, cJSON **out, Error *e) {
+// Returns the options as JSON in *out, which the caller deletes. raw: one item that holds the text.
+static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
     options_write_json(text.f, o, 2);
     TRY(text_end(&text, e));
-    *out = cJSON_Parse(text.text);
+    *out = raw ? cJSON_CreateRaw(text.text) : cJSON_Parse(text.text);
     text_free(&text);
     return *out ? 0 : out_of_memory(e);
 }
@@ -283,8 +283,8 @@ static int compare_options(const StateIO *io, const Options *o, bool *changed, F
     cJSON *now = NULL, *defaults = NULL;
     TRY(memory_alloc_zero((void **)&by_default, sizeof *by_default, "options", e));
     options_defaults(by_default);
-    int code = options_object(o, &now, e);
-    if (!code) code = options_object(by_default, &defaults, e);
+    int code = options_item(o, false, &now, e);
+    if (!code) code = options_item(by_default, false, &defaults, e);
     for (int id = 0; id < OPTION_COUNT && !code; id++) {
         const OptionRow *row = &option_rows[id];
         const cJSON *before = get(io, AT("options.%s", row->field)), *item = json_get(now, row->field);
@@ -375,28 +375,43 @@ static int keep_hours(StateIO *io, Run *r, Error *e) {
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
-    StateIO io = {.root = cJSON_CreateObject(), .writing = true, .file = STATE_NAME, .e = e};
-    int64_t format = STATE_FORMAT;
-    Position position = r->position;
-    Text options = {0};
+// Returns the text of a walk in *text, and ends the walk. Free *text with free().
+static int print_walk(StateIO *io, char **text) {
+    *text = io->code ? NULL : cJSON_Print(io->root);
+    cJSON_Delete(io->root);
+    return io->code || *text ? io->code : out_of_memory(io->e);
+}
+
+int run_state_describe(Run *r, Error *e) {
+    StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     char engine[256];
+    cJSON *options;
     engine_describe(r->setup.engine, engine, sizeof engine);
-    position.at.seconds = run_seconds(r);
-    count(&io, "format", &format);
-    io_position(&io, &position);
     io_fixed(&io, &r->setup, &r->data);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
     put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
-    if (!io.code) io.code = text_begin(&options, e);
-    if (!io.code) options_write_json(options.f, &r->setup.options, 2);
-    if (!io.code) io.code = text_end(&options, e);
-    if (!io.code) put(&io, "options", cJSON_CreateRaw(options.text));
-    text_free(&options);
-    *text = io.code ? NULL : cJSON_Print(io.root);
-    cJSON_Delete(io.root);
-    *bytes = *text ? strlen(*text) : 0;
-    return io.code || *text ? io.code : out_of_memory(e);
+    if (!io.code) io.code = options_item(&r->setup.options, true, &options, e);
+    if (!io.code) put(&io, "options", options);
+    free(r->saving.about);
+    return print_walk(&io, &r->saving.about);
+}
+
+int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
+    StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
+    int64_t format = STATE_FORMAT;
+    Position position = r->position;
+    char *begin, *end = r->saving.about + 1; // the text after its first brace
+    position.at.seconds = run_seconds(r);
+    count(&io, "format", &format);
+    io_position(&io, &position);
+    TRY(print_walk(&io, &begin));
+    const size_t before = strlen(begin) - 2, after = strlen(end); // without "\n}"
+    *bytes = before + 1 + after;
+    *text = realloc(begin, *bytes + 1);
+    if (!*text) return free(begin), out_of_memory(e);
+    (*text)[before] = ',';
+    memcpy(*text + before + 1, end, after + 1);
+    return 0;
 }
 
 // Opens DIRECTORY/state.json; json_free it after success. path: PATH_MAX bytes.

@@ -29,16 +29,15 @@ static int train_loop(Run *r, Error *e) {
         if (o->train_hours && !at->horizon) TRY(decide_length(r, &m, e));
         last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
-        const bool compares = is_due(at->step, compare_every);
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
-        if (last || r->position.stop || r->position.save || validates || compares || samples || saves ||
-            is_due(at->step, o->hellaswag_every))
+        const bool compares = saves || r->position.stop || r->position.save || is_due(at->step, compare_every);
+        if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
         if (validates) TRY(validate(r, &m, e));
         last = last || ends_early(r);
         if (r->data.hellaswag && (last || is_due(at->step, o->hellaswag_every))) TRY(test_hellaswag(r, &m, e));
-        if (compares) TRY(compare_ranks(r, e));
+        if (compares || last || r->saving.is_best) TRY(compare_ranks(r, e)); // before a save
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));

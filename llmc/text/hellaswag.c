@@ -2,7 +2,7 @@
 
 #include "text/shards.h"
 #include "base/files.h"
-#include "base/json.h"
+#include "base/text.h"
 
 #include <assert.h>
 #include <limits.h>

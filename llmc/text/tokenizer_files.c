@@ -12,7 +12,7 @@
 #define _GNU_SOURCE // memrchr
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/json.h"
+#include "base/text.h"
 #include "text/tokenizer_impl.h"
 
 #include <limits.h>

@@ -32,21 +32,21 @@ typedef struct {
     Engine *engine;
     uint16_t row[T + 1]; // of an evaluation or a step
     int n;
-} Text;
+} Sequence;
 
-static void text_open(Text *x, int kind) {
-    *x = (Text){.w = world_of(shape, T, 1, seed), .config = kinds[kind].config};
+static void text_open(Sequence *x, int kind) {
+    *x = (Sequence){.w = world_of(shape, T, 1, seed), .config = kinds[kind].config};
     x->config.threads = 2;
     x->engine = engine_of(&x->w, x->config);
 }
 
-static void text_close(Text *x) {
+static void text_close(Sequence *x) {
     engine_destroy(x->engine);
     world_close(&x->w);
 }
 
 // The same bits as from a new engine.
-static void check_logits(Text *x, const char *kind, const char *after) {
+static void check_logits(Sequence *x, const char *kind, const char *after) {
     float got[V], want[V];
     Error e = {0};
     Engine *fresh = engine_of(&x->w, x->config);
@@ -56,7 +56,7 @@ static void check_logits(Text *x, const char *kind, const char *after) {
     engine_destroy(fresh);
 }
 
-static void train_a_step(Text *x) {
+static void train_a_step(Sequence *x) {
     Error e = {0};
     UpdateConfig update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .step = 1, .batch = 1};
     Range all = {0, x->w.model.flat_count};
@@ -69,7 +69,7 @@ static void train_a_step(Text *x) {
 }
 
 // One of the events that may come between two tokens.
-static const char *something(Text *x) {
+static const char *something(Sequence *x) {
     Error e = {0};
     float losses[T];
     small_tokens(V, seed + draws++, T + 1, x->row);
@@ -92,7 +92,7 @@ static const char *something(Text *x) {
 
 static void test_any_order(void) {
     for (int kind = 0; kind < kind_count; kind++) {
-        Text x;
+        Sequence x;
         text_open(&x, kind);
         for (int round = 0; round < ROUNDS; round++) {
             const char *after = x.n > 0 && draw(3) == 0 ? something(&x) : "more tokens";
@@ -106,7 +106,7 @@ static void test_any_order(void) {
 // The last LayerNorm writes a row for every token that is computed.
 static void test_computes_what_is_new(void) {
     for (int kind = 0; kind < kind_count; kind++) {
-        Text x;
+        Sequence x;
         float logits[V];
         Error e = {0};
         text_open(&x, kind);

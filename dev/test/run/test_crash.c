@@ -7,7 +7,7 @@
 #include "base/signals.h"
 #include "model/engine.h"
 #include "crash.h"
-#include "run/lock.h"
+#include "run/metrics.h"
 
 #include <sys/file.h>
 

@@ -22,8 +22,8 @@ static int wanted_batch(int tokens) {
     return batch < left ? batch : left;
 }
 
-static int copy_in(void *flat, Range range, const float *values, Error *e) {
-    (void)e;
+static int copy_in(void *flat, StateKind kind, Range range, const float *values, Error *e) {
+    (void)kind, (void)e;
     memcpy((float *)flat + range.begin, values, range_length(range) * sizeof *values);
     return 0;
 }
