@@ -47,10 +47,12 @@ static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
     return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
 }
 
-static AttentionMasks attention_masks(const Engine *engine, const Pass *p, int l) {
-    const bool documents = p->documents;
-    return {documents ? engine->document_first : NULL, documents ? engine->document_last : NULL,
-            dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
+// Returns the attention of block l, for the forward.
+static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
+    const AttentionMasks masks = {p->documents ? engine->document_first : NULL,
+                                  p->documents ? engine->document_last : NULL,
+                                  dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
+    return {p->attention, masks, engine->ticket, k->qkv, k->attention, k->lse};
 }
 
 // Returns the bias of a weight, or the beta of a gamma: the next tensor in the table.
@@ -254,8 +256,7 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
 // Computes k->gelu from k->x and k->ln1. soon: bucket whose weights to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
     TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
-    TRY(attention_forward(k->attention, k->lse, k->qkv, engine->ticket, p->attention, attention_masks(engine, p, l),
-                          engine->stream, e));
+    TRY(attention_forward(attention_of(engine, p, k, l), engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
@@ -454,8 +455,9 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
     const ColumnGradient bias =
         qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
-    TRY(attention_backward(dwide, bias, dattention, k->qkv, k->attention, k->lse, engine->scratch, &engine->columns,
-                           engine->ticket, p->attention, attention_masks(engine, p, l), engine->stream, e));
+    Attention attention = attention_of(engine, p, k, l);
+    attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
+    TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));

@@ -309,21 +309,17 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
         char name[64];
         snprintf(name, sizeof name, "attention %s%s", backward ? "backward" : "forward", what);
         if (!wanted(b, name)) continue;
-        real *qkv = randoms<real>(SETS * 3 * n), *out = randoms<real>(n), *dout = randoms<real>(n);
-        real *dqkv = zeros<real>(3 * n);
-        float *lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f);
-        unsigned *ticket = zeros<unsigned>(1);
-        void *workspace = zeros<char>(attention_workspace_bytes(s));
+        const real *qkv = randoms<real>(SETS * 3 * n);
+        Attention a = {s, masks, zeros<unsigned>(1), qkv, randoms<real>(n)};
+        a.lse = randoms<float>((size_t)s.heads() * T, 6.0f, 0.1f), a.dout = randoms<real>(n);
+        a.dqkv = zeros<real>(3 * n), a.workspace = zeros<char>(attention_workspace_bytes(s));
         ColumnJobs jobs = {zeros<char>(attention_column_bytes(s))};
         const bool sums = b->fused && s.C() % WEIGHT_GRADIENT_TILE != 0; // as the engine
         const ColumnGradient bias = {sums ? zeros<float>(3 * s.C()) : NULL, NULL, true};
         const double bytes = (backward ? 8.0 : 4.0) * n * sizeof(real);
         run_case(b, name, times, (backward ? 5 : 2) * product_flops, bytes, [&](int i) {
-            const real *from = qkv + i % SETS * 3 * n;
-            bench_check(backward ? attention_backward(dqkv, bias, dout, from, out, lse, workspace, &jobs, ticket, s,
-                                                      masks, 0, &e)
-                                 : attention_forward(out, lse, from, ticket, s, masks, 0, &e),
-                        &e);
+            a.qkv = qkv + i % SETS * 3 * n;
+            bench_check(backward ? attention_backward(a, bias, &jobs, 0, &e) : attention_forward(a, 0, &e), &e);
             bench_check(column_finish(&jobs, 0, &e), &e);
         });
     }
@@ -460,7 +456,7 @@ static void bench_model(Bench *b, const char *name) {
     const int examples = head_examples(B, model.vocab_padded), chunks = (B + examples - 1) / examples;
     const AttentionShape s = {B, T, m.heads, m.channels / m.heads};
     b->step_seconds = b->step_joules = 0;
-    bench_check(linear_sm90_usable(&b->fused, m.channels, m.channels, &e), &e);
+    b->fused = linear_sm90_runs(m.channels, m.channels);
     bench_check(weight_gradient_pairs(&b->pairs, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B);

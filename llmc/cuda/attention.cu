@@ -1,5 +1,6 @@
 // attention: checks the shape and chooses the code path.
 #include "cuda/attention_paths.cuh"
+#include "cuda/sm90.cuh"
 #include "cuda/weight_gradient.cuh"
 #include "model/cuda_sizes.h"
 
@@ -18,36 +19,17 @@ bool attention_sums(AttentionShape s) {
            s.C() % WEIGHT_GRADIENT_TILE != 0;
 }
 
-typedef struct {
-    AttentionForward *forward;
-    AttentionBackward *backward;
-} Path;
+static bool is_fast(AttentionShape s) { return (s.D == 64 || s.D == 128) && sm90_runs(); }
 
-static int path_choose(Path *path, AttentionShape s, Error *e) {
+int attention_forward(const Attention &a, cudaStream_t stream, Error *e) {
+    TRY(attention_check(a.shape.D, e));
+    return (is_fast(a.shape) ? attention_sm90_forward : attention_tiled_forward)(a, stream, e);
+}
+
+int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs, cudaStream_t stream, Error *e) {
+    const AttentionShape s = a.shape;
+    float *lse2 = (float *)a.workspace, *delta = lse2 + (size_t)s.heads() * s.padded_T();
+    float *columns = bias.sum ? column_begin(jobs, &bias, 1, attention_split(s), 3 * s.C()) : NULL;
     TRY(attention_check(s.D, e));
-    *path = {attention_tiled_forward, attention_tiled_backward};
-#ifndef GNS_FP32
-    bool hopper;
-    TRY(attention_sm90_usable(&hopper, s, e));
-    if (hopper) *path = {attention_sm90_forward, attention_sm90_backward};
-#endif
-    return 0;
-}
-
-int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                      const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    Path path;
-    TRY(path_choose(&path, s, e));
-    return path.forward(out, lse, qkv, ticket, s, masks, stream, e);
-}
-
-int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
-                       const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
-                       const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    float *lse2 = (float *)workspace,
-          *columns = bias.sum ? column_begin(jobs, &bias, 1, attention_split(s), 3 * s.C()) : NULL;
-    Path path;
-    TRY(path_choose(&path, s, e));
-    return path.backward(dqkv, dout, qkv, out, lse, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), columns}, ticket, s,
-                         masks, stream, e);
+    return (is_fast(s) ? attention_sm90_backward : attention_tiled_backward)(a, {lse2, delta, columns}, stream, e);
 }

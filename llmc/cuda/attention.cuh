@@ -21,7 +21,7 @@
 #include "cuda/dropout.cuh"
 #include "cuda/reduce.cuh"
 
-// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). D = 64 and 128 are fast.
+// Batch, tokens, heads, head size: any T >= 1, 1 <= D <= ATTENTION_HEAD_SIZE_MAX (cuda_sizes.h). 64 and 128 are fast.
 struct AttentionShape {
     int B, T, NH, D;
 
@@ -38,20 +38,28 @@ struct AttentionMasks {
     DropoutConstants constants;   // dropout_constants(dropout)
 };
 
-// All pointers on the device, 16-byte aligned. out (B, T, C), lse (B, NH, T) natural log, qkv (B, T, 3C): q, k, v, each
-// (NH, D).
-int attention_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                      const AttentionMasks &masks, cudaStream_t stream, Error *e);
+// A call. Pointers are on the device, aligned to 16 bytes.
+struct Attention {
+    AttentionShape shape;
+    AttentionMasks masks = {};
+    unsigned *ticket = NULL; // (1)
+    const real *qkv = NULL;  // (B, T, 3C): q, k, v, each (NH, D)
+    real *out = NULL;        // (B, T, C)
+    float *lse = NULL;       // (B, NH, T), natural log
+    const real *dout = NULL; // (B, T, C) this and below: backward only
+    real *dqkv = NULL;       // (B, T, 3C)
+    void *workspace = NULL;  // attention_workspace_bytes of scratch
+};
+
+// Writes out and lse.
+int attention_forward(const Attention &a, cudaStream_t stream, Error *e);
 
 // True if the backward can sum the columns of dqkv, qkv's bias gradient, and is the best place for it, on a GPU with
 // linear_sm90. The sums cost the backward 7%: more than in weight_gradient if C is whole tiles there, less if not.
 bool attention_sums(AttentionShape s);
 
-// Writes dqkv (B, T, 3C). Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.
-// workspace: attention_workspace_bytes(s) of scratch.
-int attention_backward(real *dqkv, ColumnGradient bias, const real *dout, const real *qkv, const real *out,
-                       const float *lse, void *workspace, ColumnJobs *jobs, unsigned *ticket, AttentionShape s,
-                       const AttentionMasks &masks, cudaStream_t stream, Error *e);
+// Writes dqkv. Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.
+int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
 // Bytes of the backward's workspace, and of its job in `jobs`.
 size_t attention_workspace_bytes(AttentionShape s);

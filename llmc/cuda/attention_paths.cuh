@@ -6,7 +6,6 @@
 #include <math.h>
 
 // Softmax runs in base 2: exp2(x log2 e) is one multiply-add and one instruction.
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 
 // Workspace of the backward, filled by its first kernel. Rows from T on are padding, with lse2 infinite, so that P =
@@ -20,27 +19,18 @@ struct AttentionRows {
 
 enum { ATTENTION_SUM_ROWS = 64 }; // rows of a warpgroup
 
-typedef int AttentionForward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                             const AttentionMasks &masks, cudaStream_t stream, Error *e);
-typedef int AttentionBackward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                              AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
-                              cudaStream_t stream, Error *e);
-
 // Any GPU, any D <= 128: mma.sync in 16 bits, plain fp32 (no TF32) in the FP32 build.
-AttentionForward attention_tiled_forward;
-AttentionBackward attention_tiled_backward;
+int attention_tiled_forward(const Attention &a, cudaStream_t stream, Error *e);
+int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e);
 
-#ifndef GNS_FP32
-// Hopper in 16 bits, D = 64 or 128: wgmma and the copy engine. usable: sets *yes if shape, GPU and build allow it.
-int attention_sm90_usable(bool *yes, AttentionShape s, Error *e);
-AttentionForward attention_sm90_forward;
-AttentionBackward attention_sm90_backward;
-#endif
+// Given sm90_runs, D = 64 or 128: wgmma and the copy engine.
+int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e);
+int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e);
 
 static inline float attention_scale(AttentionShape s) { return 1.0f / sqrtf((float)s.D); }
 
-// First key that a query of example b sees, and last query that sees a key, ignoring the causal mask. Rows beyond T count
-// as the last row.
+// First key that a query of example b sees, and last query that sees a key, ignoring the causal mask. Rows beyond T
+// count as the last row.
 __device__ static inline int first_key(const AttentionMasks &masks, AttentionShape s, int b, int query) {
     return masks.first ? masks.first[(size_t)b * s.T + min(query, s.T - 1)] : 0;
 }

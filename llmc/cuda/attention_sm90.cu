@@ -262,38 +262,23 @@ __global__ void __launch_bounds__(SM90_THREADS(F::THREADS), 1)
 
 } // namespace
 
-template <class F, Masks M>
-static int forward_launch(const CUtensorMap &qkv, const CUtensorMap &out, float *lse, unsigned *ticket,
-                          AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    const size_t bytes = sizeof(typename F::Shared);
-    int blocks;
-    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(forward_sm90_kernel<F, M>, bytes, e));
-    forward_sm90_kernel<F, M>
-        <<<blocks, F::THREADS, bytes, stream>>>(qkv, out, lse, ticket, s, attention_scale(s), masks);
-    return CUDA_LAUNCHED(e);
-}
-
-int attention_sm90_forward(real *out, float *lse, const real *qkv, unsigned *ticket, AttentionShape s,
-                           const AttentionMasks &masks, cudaStream_t stream, Error *e) {
+int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e) {
     typedef ForwardLayout<64> Narrow;
     typedef ForwardLayout<128> Wide;
-    static constexpr decltype(&forward_launch<Narrow, CAUSAL>) of_masks[2][3] = {
-        {forward_launch<Narrow, CAUSAL>, forward_launch<Narrow, DOCUMENTS>, forward_launch<Narrow, DROPPED>},
-        {forward_launch<Wide, CAUSAL>, forward_launch<Wide, DOCUMENTS>, forward_launch<Wide, DROPPED>}};
-    CUtensorMap qkv_map, out_map;
-    TRY(attention_sm90_map(&qkv_map, qkv, 3 * s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&out_map, out, s.C(), STORE_ROWS, s, e));
-    return of_masks[s.D == 128][masks_of(masks)](qkv_map, out_map, lse, ticket, s, masks, stream, e);
-}
-
-int attention_sm90_usable(bool *yes, AttentionShape s, Error *e) {
-    *yes = false;
-    if (s.D != 64 && s.D != 128) return 0;
-    cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, forward_sm90_kernel<ForwardLayout<64>, CAUSAL>), e);
-    *yes = attributes.maxThreadsPerBlock >= ForwardLayout<64>::THREADS;
-    return 0;
+    static constexpr decltype(&forward_sm90_kernel<Narrow, CAUSAL>) kernels[2][3] = {
+        {forward_sm90_kernel<Narrow, CAUSAL>, forward_sm90_kernel<Narrow, DOCUMENTS>,
+         forward_sm90_kernel<Narrow, DROPPED>},
+        {forward_sm90_kernel<Wide, CAUSAL>, forward_sm90_kernel<Wide, DOCUMENTS>, forward_sm90_kernel<Wide, DROPPED>}};
+    const AttentionShape s = a.shape;
+    const bool wide = s.D == 128;
+    CUtensorMap qkv, out;
+    int blocks;
+    TRY(attention_sm90_map(&qkv, a.qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&out, a.out, s.C(), STORE_ROWS, s, e));
+    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
+    const Launch l = {blocks, wide ? Wide::THREADS : Narrow::THREADS, stream,
+                      wide ? sizeof(Wide::Shared) : sizeof(Narrow::Shared)};
+    return launch(l, e, kernels[wide][masks_of(a.masks)], qkv, out, a.lse, a.ticket, s, attention_scale(s), a.masks);
 }
 
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {

@@ -3,6 +3,7 @@
 
 #include "cuda/attention_paths.cuh"
 #include "cuda/sm90.cuh"
+#include "cuda/vec.cuh"
 #ifndef GNS_FP32
 
 enum { BOX_ROWS = 64, STORE_ROWS = 16 };
@@ -99,8 +100,8 @@ template <int N> __device__ static inline void pack_rows(unsigned (&p)[N / 2], c
     UNROLL_FOR (int i = 0; i < N / 2; i++) p[i] = pack(c[2 * i], c[2 * i + 1]);
 }
 
-// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1 (8 to 15), to rows row.. of one head.
-// stage: (16, D) of shared memory of the warp. Skips rows beyond T. The copy may be in flight on return.
+// Writes a warp's 16 rows of an accumulator, times factor0 (rows 0 to 7) and factor1 (8 to 15), to rows row.. of one
+// head. stage: (16, D) of shared memory of the warp. Skips rows beyond T. The copy may be in flight on return.
 template <int D>
 __device__ static inline void warp_rows_out(const CUtensorMap *map, char *stage, const float (&c)[D / 2], float factor0,
                                             float factor1, int column, int row, int b) {

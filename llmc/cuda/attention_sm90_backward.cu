@@ -408,37 +408,29 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 
 } // namespace
 
-template <class F, Masks M>
-static int launch_one(const BackwardMaps &maps, AttentionRows rows, const float *lse, unsigned *ticket,
-                      AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    const size_t bytes = sizeof(typename F::Shared);
+template <class F>
+static int backward_launch(const Attention &a, const BackwardMaps &maps, AttentionRows rows, cudaStream_t stream,
+                           Error *e) {
+    static constexpr decltype(&backward_sm90_kernel<F, CAUSAL>) kernels[] = {
+        backward_sm90_kernel<F, CAUSAL>, backward_sm90_kernel<F, DOCUMENTS>, backward_sm90_kernel<F, DROPPED>};
     int blocks;
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(backward_sm90_kernel<F, M>, bytes, e));
-    backward_sm90_kernel<F, M>
-        <<<blocks, THREADS, bytes, stream>>>(maps, rows, lse, ticket, s, attention_scale(s), masks);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks, THREADS, stream, sizeof(typename F::Shared)}, e, kernels[masks_of(a.masks)], maps, rows,
+                  a.lse, a.ticket, a.shape, attention_scale(a.shape), a.masks);
 }
 
-template <int D, Masks M>
-static int backward_launch(const BackwardMaps &maps, AttentionRows rows, const float *lse, unsigned *ticket,
-                           AttentionShape s, const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    TRY((launch_one<BackwardLayout<D, true>, M>(maps, rows, lse, ticket, s, masks, stream, e)));
-    return launch_one<BackwardLayout<D, false>, M>(maps, rows, lse, ticket, s, masks, stream, e);
-}
-
-int attention_sm90_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                            AttentionRows rows, unsigned *ticket, AttentionShape s, const AttentionMasks &masks,
-                            cudaStream_t stream, Error *e) {
-    static constexpr decltype(&backward_launch<64, CAUSAL>) of_masks[2][3] = {
-        {backward_launch<64, CAUSAL>, backward_launch<64, DOCUMENTS>, backward_launch<64, DROPPED>},
-        {backward_launch<128, CAUSAL>, backward_launch<128, DOCUMENTS>, backward_launch<128, DROPPED>}};
+int attention_sm90_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e) {
+    const AttentionShape s = a.shape;
+    const bool wide = s.D == 128;
     BackwardMaps maps;
-    TRY(attention_sm90_map(&maps.dqkv, dqkv, 3 * s.C(), STORE_ROWS, s, e));
-    TRY(attention_sm90_map(&maps.qkv, qkv, 3 * s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&maps.dout, dout, s.C(), BOX_ROWS, s, e));
-    TRY(attention_sm90_map(&maps.out, out, s.C(), BOX_ROWS, s, e));
-    return of_masks[s.D == 128][masks_of(masks)](maps, rows, lse, ticket, s, masks, stream, e);
+    TRY(attention_sm90_map(&maps.dqkv, a.dqkv, 3 * s.C(), STORE_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.qkv, a.qkv, 3 * s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.dout, a.dout, s.C(), BOX_ROWS, s, e));
+    TRY(attention_sm90_map(&maps.out, a.out, s.C(), BOX_ROWS, s, e));
+    const auto dq = wide ? backward_launch<BackwardLayout<128, true>> : backward_launch<BackwardLayout<64, true>>;
+    const auto dkdv = wide ? backward_launch<BackwardLayout<128, false>> : backward_launch<BackwardLayout<64, false>>;
+    TRY(dq(a, maps, rows, stream, e));
+    return dkdv(a, maps, rows, stream, e);
 }
 
 #endif

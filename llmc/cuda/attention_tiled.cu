@@ -9,6 +9,7 @@
 // element_column(i). element(0, k) numbers the elements of the first row, element(1, k) of the second, k ascending.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
+#include "cuda/vec.cuh"
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
@@ -48,20 +49,9 @@ template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const Hea
     return TRANSPOSED ? lane_kept_transposed<E>(h, column, row) : lane_kept<E>(h, row, column);
 }
 
-__device__ static void copy_async_16(void *to, const void *from, bool valid) {
-#    if __CUDA_ARCH__ < 800
-    *(uint4 *)to = valid ? *(const uint4 *)from : uint4{};
-#    else
-    unsigned address = (unsigned)__cvta_generic_to_shared(to);
-    int bytes = valid ? 16 : 0; // the rest becomes 0
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
-#    endif
-}
-
 __device__ static void tile_wait() {
-#    if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#    endif
+    fetch_commit();
+    fetch_wait<0>();
     __syncthreads();
 }
 
@@ -172,8 +162,8 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
         for (int i = threadIdx.x; i < N * DP / 8; i += THREADS) {
             int r = i / (DP / 8), d = i % (DP / 8) * 8;
             bool valid = row0 + r < s.T && d < s.D;
-            copy_async_16(tile + r * STRIDE<DP> + d, from.data + (valid ? (size_t)(row0 + r) * from.stride + d : 0),
-                          valid);
+            pack_fetch((Pack<VEC> *)(tile + r * STRIDE<DP> + d),
+                       from.data + (valid ? (size_t)(row0 + r) * from.stride + d : 0), valid);
         }
         return;
     }
@@ -438,35 +428,29 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 static bool is_masked(const AttentionMasks &masks) { return masks.first || masks.dropout.below; }
 
-int attention_tiled_forward(real *out, float *lse, const real *qkv, unsigned *, AttentionShape s,
-                            const AttentionMasks &masks, cudaStream_t stream, Error *e) {
-    const bool narrow = s.D <= 64, masked = is_masked(masks);
+int attention_tiled_forward(const Attention &a, cudaStream_t stream, Error *e) {
+    const AttentionShape s = a.shape;
+    const bool narrow = s.D <= 64, masked = is_masked(a.masks);
     const auto kernel = narrow ? (masked ? forward_kernel<64, true> : forward_kernel<64, false>)
                                : (masked ? forward_kernel<128, true> : forward_kernel<128, false>);
     const size_t bytes = 3 * ROWS * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
-    TRY(shared_memory_allow(kernel, bytes, e));
-    kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(out, lse, qkv, s, attention_scale(s), masks);
-    return CUDA_LAUNCHED(e);
+    return launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a.out, a.lse, a.qkv, s,
+                  attention_scale(s), a.masks);
 }
 
-int attention_tiled_backward(real *dqkv, const real *dout, const real *qkv, const real *out, const float *lse,
-                             AttentionRows rows, unsigned *, AttentionShape s, const AttentionMasks &masks,
-                             cudaStream_t stream, Error *e) {
-    const bool narrow = s.D <= 64, masked = is_masked(masks);
+int attention_tiled_backward(const Attention &a, AttentionRows rows, cudaStream_t stream, Error *e) {
+    const AttentionShape s = a.shape;
+    const bool narrow = s.D <= 64, masked = is_masked(a.masks);
     const int own = 2 * ROWS, other = 2 * (narrow ? OTHER_BACKWARD<64> : OTHER_BACKWARD<128>);
     const size_t bytes = (own + other) * (narrow ? STRIDE<64> : STRIDE<128>)*sizeof(real);
     const auto dkdv = narrow ? (masked ? dkdv_kernel<64, true> : dkdv_kernel<64, false>)
                              : (masked ? dkdv_kernel<128, true> : dkdv_kernel<128, false>);
     const auto dq = narrow ? (masked ? dq_kernel<64, true> : dq_kernel<64, false>)
                            : (masked ? dq_kernel<128, true> : dq_kernel<128, false>);
-    const size_t count = (size_t)s.heads() * s.padded_T();
-    delta_kernel<<<(unsigned)(count / BLOCK_ROWS), ROW_THREADS, 0, stream>>>(rows, lse, dout, out, s);
-    TRY(CUDA_LAUNCHED(e));
-    for (auto kernel : {dkdv, dq}) {
-        TRY(shared_memory_allow(kernel, bytes, e));
-        kernel<<<s.heads() * s.tiles(ROWS), THREADS, bytes, stream>>>(dqkv, dout, qkv, rows, s, attention_scale(s),
-                                                                      masks);
-        TRY(CUDA_LAUNCHED(e));
-    }
+    const unsigned delta_blocks = s.heads() * (s.padded_T() / BLOCK_ROWS);
+    TRY(launch({delta_blocks, ROW_THREADS, stream}, e, delta_kernel, rows, a.lse, a.dout, a.out, s));
+    for (auto kernel : {dkdv, dq})
+        TRY(launch({s.heads() * s.tiles(ROWS), THREADS, stream, bytes}, e, kernel, a.dqkv, a.dout, a.qkv, rows, s,
+                   attention_scale(s), a.masks));
     return 0;
 }

@@ -20,8 +20,7 @@ __device__ static inline float exp_minus(float x, float shift) {
 #ifdef GNS_FP32
     return expf(x - shift);
 #else
-    const float log2e = 1.4426950408889634f;
-    return exp2_fast(fmaf(x, log2e, -shift * log2e));
+    return exp2_fast(fmaf(x, LOG2E, -shift * LOG2E));
 #endif
 }
 
@@ -229,14 +228,12 @@ template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaS
     TRY(device_attribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, e));
     most = min(most, of_two / 2 - reserved); // two blocks per multiprocessor
     TRY(device_attribute(&processors, cudaDevAttrMultiProcessorCount, e));
-    if (rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most) {
-        const int blocks = rows.R < 2 * processors ? rows.R : 2 * processors;
-        TRY(shared_memory_allow(cached_rows_kernel<SMOOTH>, row_bytes, e));
-        cached_rows_kernel<SMOOTH><<<blocks, ROW_THREADS, row_bytes, stream>>>(rows);
-    } else
-        (rows.scale > 0 ? row_kernel<true, SMOOTH>
-                        : row_kernel<false, SMOOTH>)<<<rows.R, ROW_THREADS, 0, stream>>>(rows);
-    return CUDA_LAUNCHED(e);
+    const bool cached = rows.scale > 0 && row_bytes <= CACHE_BYTES_MAX && row_bytes + sums <= (size_t)most;
+    if (cached)
+        return launch({min(rows.R, 2 * processors), ROW_THREADS, stream, row_bytes}, e, cached_rows_kernel<SMOOTH>,
+                      rows);
+    return launch({rows.R, ROW_THREADS, stream}, e,
+                  rows.scale > 0 ? row_kernel<true, SMOOTH> : row_kernel<false, SMOOTH>, rows);
 }
 
 int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
@@ -272,9 +269,8 @@ __global__ static void targets_kernel(float *target_logits, const real *x, const
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
                          int R, int T, int C, cudaStream_t stream, Error *e) {
     assert(C % VEC == 0);
-    targets_kernel<<<ceil_div(R, PRODUCT_WARPS), PRODUCT_THREADS, 0, stream>>>(target_logits, x, weight, tokens, row0,
-                                                                               R, T, C);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(R, PRODUCT_WARPS), PRODUCT_THREADS, stream}, e, targets_kernel, target_logits, x, weight,
+                  tokens, row0, R, T, C);
 }
 
 struct LossFinish {
@@ -321,6 +317,5 @@ int crossentropy_finish(float *losses, float *factors, real *exponentials, real 
                         Error *e) {
     const LossFinish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
     assert(C % VEC == 0);
-    loss_finish_kernel<<<ceil_div(R, WARP), PRODUCT_THREADS, 0, stream>>>(f);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(R, WARP), PRODUCT_THREADS, stream}, e, loss_finish_kernel, f);
 }

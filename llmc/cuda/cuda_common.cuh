@@ -66,7 +66,9 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 // Checks a launch's configuration. A kernel that fails later shows at the next sync.
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
 
-// Grants a kernel `bytes` of dynamic shared memory; required above 48 KB.
+enum { SHARED_BYTES_FREE = 48 << 10 };
+
+// Grants a kernel `bytes` of dynamic shared memory; required above SHARED_BYTES_FREE.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }
@@ -76,6 +78,8 @@ static inline int device_attribute(int *value, cudaDeviceAttr attribute, Error *
     CUDA_TRY(cudaGetDevice(&device), e);
     return CUDA_CALL(cudaDeviceGetAttribute(value, attribute, device), e);
 }
+
+constexpr float LOG2E = 1.4426950408889634f;
 
 // 2^x by the hardware's approximation; denormal results become 0.
 __device__ static inline float exp2_fast(float x) {

@@ -9,8 +9,6 @@
 
 enum { THREADS = 256 };
 
-static unsigned thread_blocks(size_t threads) { return (unsigned)((threads + THREADS - 1) / THREADS); }
-
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T];
 }
@@ -39,8 +37,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
     const bool masks = first || drop.dropout.below;
     const auto kernel = C % VEC ? (masks ? embed_kernel<1, true> : embed_kernel<1, false>)
                                 : (masks ? embed_kernel<VEC, true> : embed_kernel<VEC, false>);
-    kernel<<<thread_blocks(packs), THREADS, 0, stream>>>(out, tokens, first, wte, wpe, drop, packs, C);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(packs, THREADS), THREADS, stream}, e, kernel, out, tokens, first, wte, wpe, drop, packs,
+                  C);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -80,8 +78,7 @@ __global__ void __launch_bounds__(SCAN_THREADS)
 
 int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
                         cudaStream_t stream, Error *e) {
-    documents_kernel<<<B, SCAN_THREADS, 0, stream>>>(first, last, tokens, separator, T);
-    return CUDA_LAUNCHED(e);
+    return launch({B, SCAN_THREADS, stream}, e, documents_kernel, first, last, tokens, separator, T);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -119,8 +116,7 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
     order->key = (uint32_t *)at;
     order->row = (uint32_t *)(at + step);
     uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
-    keys_kernel<<<ceil_div(N, THREADS), THREADS, 0, stream>>>(keys, rows, tokens, first, by_example, N, T);
-    TRY(CUDA_LAUNCHED(e));
+    TRY(launch({blocks_of(N, THREADS), THREADS, stream}, e, keys_kernel, keys, rows, tokens, first, by_example, N, T));
     int bits = TOKEN_BITS;
     while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
     size_t bytes = 0;
@@ -249,14 +245,11 @@ static int embedding_backward_launch(float *dwte, float *dwpe, const real *dx, E
     const int packs = C / W, columns = ceil_div(packs, COLUMN_THREADS_MAX);
     const int threads = (int)round_up((size_t)ceil_div(packs, columns), WARP);
     const dim3 blocks(ceil_div(B * T, TILE), columns);
-    if (dwpe)
-        position_kernel<W><<<thread_blocks((size_t)T * packs), THREADS, 0, stream>>>(dwpe, dx, (size_t)T * packs, B);
-    TRY(CUDA_LAUNCHED(e));
-    token_tile_kernel<W><<<blocks, threads, 0, stream>>>(dwte, partials, dx, order, B * T, C);
-    TRY(CUDA_LAUNCHED(e));
-    token_run_kernel<W><<<blocks, dim3(threads, RUN_SHARES), threads * RUN_SHARES * W * sizeof(float), stream>>>(
-        dwte, partials, order, B * T, C);
-    return CUDA_LAUNCHED(e);
+    const size_t shares_bytes = threads * RUN_SHARES * W * sizeof(float), all = (size_t)T * packs;
+    if (dwpe) TRY(launch({blocks_of(all, THREADS), THREADS, stream}, e, position_kernel<W>, dwpe, dx, all, B));
+    TRY(launch({blocks, threads, stream}, e, token_tile_kernel<W>, dwte, partials, dx, order, B * T, C));
+    return launch({blocks, dim3(threads, RUN_SHARES), stream, shares_bytes}, e, token_run_kernel<W>, dwte, partials,
+                  order, B * T, C);
 }
 
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
@@ -324,8 +317,7 @@ int embedding_example_squares(double *token, double *cross, double *position, co
                               Error *e) {
     double *partials = (double *)workspace;
     const int groups = ceil_div(C, GROUP_COLUMNS);
-    example_kernel<<<B * groups, EXAMPLE_THREADS, 0, stream>>>(partials, dx, UG, order, groups, T, C);
-    TRY(CUDA_LAUNCHED(e));
+    TRY(launch({B * groups, EXAMPLE_THREADS, stream}, e, example_kernel, partials, dx, UG, order, groups, T, C));
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
 
@@ -343,8 +335,7 @@ int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, i
                      Error *e) {
     const size_t packs = (size_t)E * T * (C % 4 ? C : C / 4);
     const auto kernel = C % 4 ? gather_kernel<1> : gather_kernel<4>;
-    kernel<<<thread_blocks(packs), THREADS, 0, stream>>>(UG, U, tokens, packs, T, V, C);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(packs, THREADS), THREADS, stream}, e, kernel, UG, U, tokens, packs, T, V, C);
 }
 
 __global__ void row_at_kernel(int *row_at, const uint16_t *tokens, int N, int T, int V) {
@@ -354,6 +345,5 @@ __global__ void row_at_kernel(int *row_at, const uint16_t *tokens, int N, int T,
 
 int embedding_rows(int *row_at, const uint16_t *tokens, int E, int T, int V, cudaStream_t stream, Error *e) {
     CUDA_TRY(cudaMemsetAsync(row_at, 0, (size_t)E * V * sizeof *row_at, stream), e);
-    row_at_kernel<<<ceil_div(E * T, THREADS), THREADS, 0, stream>>>(row_at, tokens, E * T, T, V);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(E * T, THREADS), THREADS, stream}, e, row_at_kernel, row_at, tokens, E * T, T, V);
 }

@@ -78,7 +78,7 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
-    TRY(linear_sm90_usable(&engine->fused_linear, c->model->config.channels, c->model->config.channels, e));
+    engine->fused_linear = linear_sm90_runs(c->model->config.channels, c->model->config.channels);
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
@@ -140,5 +140,6 @@ void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // speed
     snprintf(out->name, sizeof out->name, "%s", device.properties.name);
     out->memory_bytes = (double)device.properties.totalGlobalMem;
     sketch.config = *config;
-    if (!weight_gradient_clusters(&sketch.pairs.count, &none_here)) out->exact_is_fused = engine_fuses(&sketch);
+    sketch.pairs.count = weight_gradient_clusters();
+    out->exact_is_fused = engine_fuses(&sketch);
 }

@@ -205,11 +205,9 @@ static size_t engine_layout(Engine *engine, Arena *a) {
 void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
     Engine sketch = {};
     Arena arena = {};
-    Error none_here;
     sketch.config = *config;
-    int *pairs = &sketch.pairs.count;
-    if (weight_gradient_clusters(pairs, &none_here)) *pairs = 0; // no GPU here
-    if (config->plan_fused && !*pairs) *pairs = HOPPER_MULTIPROCESSORS / 2;
+    sketch.pairs.count = weight_gradient_clusters();
+    if (config->plan_fused && !sketch.pairs.count) sketch.pairs.count = HOPPER_MULTIPROCESSORS / 2;
     size_t own = 0;
     memset(plan, 0, sizeof *plan);
     plan->total = engine_layout(&sketch, &arena);

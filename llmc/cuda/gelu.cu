@@ -23,10 +23,8 @@ template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(rea
 }
 
 template <int W> static int gelu_launch(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
-    const size_t block = (size_t)FLAT_THREADS * FLAT_PACKS;
     if (packs == 0) return 0;
-    gelu_kernel<W><<<(unsigned)((packs + block - 1) / block), FLAT_THREADS, 0, stream>>>(y, x, packs);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, gelu_kernel<W>, y, x, packs);
 }
 
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
@@ -96,10 +94,8 @@ size_t bias_backward_bytes(int B, int T, int C) { return column_bytes(column_lau
 int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
-    const dim3 blocks(l.split.blocks, l.columns);
     float *partials = column_begin(jobs, &dbias, 1, l.split, C);
     const auto kernel = C % VEC ? (x ? columns_kernel<1, true> : columns_kernel<1, false>)
                                 : (x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>);
-    kernel<<<blocks, l.threads, 0, stream>>>(dx, partials, dy, x, l.split, C);
-    return CUDA_LAUNCHED(e);
+    return launch({dim3(l.split.blocks, l.columns), l.threads, stream}, e, kernel, dx, partials, dy, x, l.split, C);
 }

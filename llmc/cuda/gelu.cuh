@@ -10,7 +10,7 @@ __device__ static inline float gelu_sigmoid(float x) {
 #ifdef GNS_FP32
     return 1.0f / (1.0f + expf(-GELU_SCALE * x * fmaf(GELU_CUBIC * x, x, 1.0f)));
 #else
-    const float scale = -1.44269504f * GELU_SCALE; // exp(-2u) = 2^(scale x (1 + GELU_CUBIC x^2))
+    const float scale = -LOG2E * GELU_SCALE; // exp(-2u) = 2^(scale x (1 + GELU_CUBIC x^2))
     float s;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + exp2_fast(x * fmaf(scale * GELU_CUBIC, x * x, scale))));
     return s;

@@ -105,11 +105,10 @@ static int layernorm_forward_launch(real *residual, real *out, float *mean, floa
         forward_warp_kernel<INPUT, 7>, forward_warp_kernel<INPUT, 8>};
     const auto block_kernel = C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
     const int packs = ceil_div(C, WARP * VEC);
-    if (C % VEC == 0 && packs <= ROW_PACKS_MAX)
-        of_packs[packs - 1]<<<ceil_div(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), 0, stream>>>(
-            residual, out, mean, rstd, a, b, gamma, beta, drop, N, C);
-    else block_kernel<<<N, ROW_THREADS, 0, stream>>>(residual, out, mean, rstd, a, b, gamma, beta, drop, C);
-    return CUDA_LAUNCHED(e);
+    if (C % VEC || packs > ROW_PACKS_MAX)
+        return launch({N, ROW_THREADS, stream}, e, block_kernel, residual, out, mean, rstd, a, b, gamma, beta, drop, C);
+    return launch({blocks_of(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], residual,
+                  out, mean, rstd, a, b, gamma, beta, drop, N, C);
 }
 
 int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
@@ -326,7 +325,8 @@ static int layernorm_backward_launch(const BackwardRows &k, bool accumulate, boo
     const auto any = accumulate
                          ? (bias ? backward_any_kernel<true, true, DROP> : backward_any_kernel<true, false, DROP>)
                          : (bias ? backward_any_kernel<false, true, DROP> : backward_any_kernel<false, false, DROP>);
-    return launch_after(backward_is_fast(k.C) ? fast : any, k.split.blocks, backward_threads(k.C), 0, stream, e, k);
+    return launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
+                  backward_is_fast(k.C) ? fast : any, k);
 }
 
 int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,

@@ -12,6 +12,7 @@
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
+#include "cuda/mma.cuh"
 #include "cuda/sm90.cuh"
 #include "cuda/vec.cuh"
 #include "model/cuda_sizes.h"
@@ -132,21 +133,17 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
 __device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 
 // Address for stmatrix and ldmatrix of the 16 x 16 values at columns 16 j of a warp's slot: four 8 x 8 matrices.
-__device__ unsigned matrices_at(char *slot, int j) {
+__device__ char *matrices_at(char *slot, int j) {
     const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
-    return shared_address(slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16);
+    return slot + (j / 4 * 16 + row) * PANEL_ROW_BYTES + piece * 16;
 }
 __device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(matrices_at(slot, j)),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(matrices_at(slot, j))),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
 }
-__device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(matrices_at(slot, j))
-                 : "memory");
-}
+__device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) { ldmatrix(r, (const real *)matrices_at(slot, j)); }
 
 __device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
     matrices_load(slot, j, r);
@@ -172,8 +169,6 @@ __device__ void slot_wait() {
     __syncwarp();
 }
 
-const float LOG2_E = 1.4426950408889634f;
-
 // A thread's two rows of a warp's slot: row_values and sums.
 struct RowPair {
     float value[2], sum[2];
@@ -189,7 +184,7 @@ __device__ void row_values(RowPair &rows, const LinearJob &job, int row, float f
 
 // Returns 2^min(x log2 e + offset, LINEAR_EXPONENT_MAX) and adds it to sum; 0 unless `counts`.
 __device__ float exponential(float x, float offset, bool counts, float &sum) {
-    const float power = fmaf(x, LOG2_E, offset);
+    const float power = fmaf(x, LOG2E, offset);
     const float y = counts ? exp2_fast(power > LINEAR_EXPONENT_MAX ? LINEAR_EXPONENT_MAX : power) : 0.0f; // NaN stays
     sum += y;
     return y;
@@ -359,7 +354,7 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             }
             RowPair rows = {};
             if (takes_row_values(EPILOGUE))
-                row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2_E : 1.0f);
+                row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2E : 1.0f);
             if (!EXTRA) slot_wait();
             rows_round<EPILOGUE>(slot, c[h], bias, rows, job, job.counted - place.column);
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
@@ -435,13 +430,10 @@ decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
 
 } // namespace
 
-int linear_sm90_usable(bool *yes, int in, int out, Error *e) {
-    cudaFuncAttributes attributes;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, linear_kernel<LINEAR_GELU>), e);
+bool linear_sm90_runs(int in, int out) {
     const int multiple = LINEAR_SM90_MULTIPLE;
     static_assert(multiple % PANEL == 0 && multiple % DEPTH == 0, "whole panels and stages");
-    *yes = attributes.maxThreadsPerBlock >= THREADS && out % multiple == 0 && in % multiple == 0;
-    return 0;
+    return sm90_runs() && out % multiple == 0 && in % multiple == 0;
 }
 
 bool linear_sm90_sums(int T) { return T % ROWS == 0; }
@@ -465,24 +457,18 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     const real *second = l.epilogue == LINEAR_GELU ? l.gelu : takes_extra(l.epilogue) ? l.extra : l.y;
     TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    TRY(shared_memory_allow(kernel, sizeof(Shared), e));
     LinearJob job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
                      NULL,   0,     l.row_values, l.row_sums, l.counted};
     if (l.columns.sum) {
         job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
-    return launch_clusters(PAIR, kernel, dim3(blocks / PAIR * PAIR), dim3(THREADS), sizeof(Shared), stream, e, x, w, y,
-                           other, job);
+    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernel, x, w, y, other, job);
 }
 
 #else
 
-int linear_sm90_usable(bool *yes, int, int, Error *) {
-    *yes = false;
-    return 0;
-}
-
+bool linear_sm90_runs(int, int) { return false; }
 bool linear_sm90_sums(int) { return false; }
 size_t linear_sm90_column_bytes(int, int, int) { return 0; }
 int linear_sm90(const Linear &, cudaStream_t, Error *e) {

@@ -17,8 +17,8 @@ typedef enum {
     LINEAR_SOFTMAX   // y = exp(x W^T - row_values[row]), at most 2^LINEAR_EXPONENT_MAX; 0 from column `counted` on
 } LinearEpilogue;
 
-// Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, gelu, extra (rows, out).
-// y must not be extra.
+// Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, gelu, extra (rows,
+// out). y must not be extra.
 struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
@@ -33,8 +33,8 @@ struct Linear {
     ColumnJobs *jobs = NULL;     // with columns: the list to join
 };
 
-// Sets *yes if GPU and build have linear_sm90 and in, out are multiples of 64.
-int linear_sm90_usable(bool *yes, int in, int out, Error *e);
+// True if GPU and build have linear_sm90, and in, out are multiples of 64.
+bool linear_sm90_runs(int in, int out);
 
 // True if LINEAR_DGELU can sum columns of examples of T rows.
 bool linear_sm90_sums(int T);

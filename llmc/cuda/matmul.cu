@@ -2,6 +2,7 @@
 #include "cuda/matmul.cuh"
 
 #include "cuda/gelu.cuh"
+#include "cuda/vec.cuh"
 
 #include <math.h>
 #include <stdlib.h>
@@ -340,9 +341,8 @@ static int product_run(Matmul *mm, const MatmulShape &s, const Operands &o, Erro
     TRY(plan_point(plan, o.extra, e));
     TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
     if (!plan->apart) return 0;
-    epilogue_kernel<<<1024, 256, 0, mm->stream>>>((real *)o.out, (const real *)o.extra, (size_t)s.m * s.n, s.n,
-                                                  s.epilogue == MATMUL_BIAS);
-    return CUDA_LAUNCHED(e);
+    return launch({1024, 256, mm->stream}, e, epilogue_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
+                  s.n, s.epilogue == MATMUL_BIAS);
 }
 
 int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,

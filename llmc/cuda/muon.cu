@@ -127,21 +127,17 @@ static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int
 template <int W>
 static int muon_launch(Matmul *mm, const MuonMatrices &all, MuonStep step, const float *grad_scale, MuonScratch s,
                        cudaStream_t stream, Error *e) {
-    const dim3 blocks(MATRIX_BLOCKS, all.count);
-    const unsigned threads = MATRIX_WARPS * WARP;
+    const Launch l = {dim3(MATRIX_BLOCKS, all.count), MATRIX_WARPS * WARP, stream};
     const float scale = (float)muon_scale(all.rows, all.columns);
-    momentum_kernel<W><<<blocks, threads, 0, stream>>>(s.squares, all, step.momentum, grad_scale);
-    TRY(CUDA_LAUNCHED(e));
-    normalize_kernel<W><<<blocks, threads, 0, stream>>>(s.x, s.squares, all, step.momentum, grad_scale);
-    TRY(CUDA_LAUNCHED(e));
+    TRY(launch(l, e, momentum_kernel<W>, s.squares, all, step.momentum, grad_scale));
+    TRY(launch(l, e, normalize_kernel<W>, s.x, s.squares, all, step.momentum, grad_scale));
     for (int i = 0; i < MUON_STEPS; i++) {
         TRY(iterate(mm, s.y, s.x, &s, all.count, all.rows, all.columns, e));
         real *x = s.x;
         s.x = s.y;
         s.y = x;
     }
-    apply_kernel<W><<<blocks, threads, 0, stream>>>(s.x, all, step, scale, grad_scale);
-    return CUDA_LAUNCHED(e);
+    return launch(l, e, apply_kernel<W>, s.x, all, step, scale, grad_scale);
 }
 
 int muon_run(Matmul *mm, const MuonMatrices *matrices, MuonStep step, const float *grad_scale, void *scratch,

@@ -5,6 +5,8 @@
 
 #include <assert.h>
 
+enum { THREADS = 256 };
+
 // Grid: one thread, which sums a few hundred numbers in order.
 __global__ static void scale_kernel(float *scale, const double *grad_sq, int count, double batch, double grad_clip) {
     double square = 0;
@@ -14,8 +16,7 @@ __global__ static void scale_kernel(float *scale, const double *grad_sq, int cou
 
 int optimizer_scale(float *scale, const double *grad_sq, int count, double batch, double grad_clip, cudaStream_t stream,
                     Error *e) {
-    scale_kernel<<<1, 1, 0, stream>>>(scale, grad_sq, count, batch, grad_clip);
-    return CUDA_LAUNCHED(e);
+    return launch({1, 1, stream}, e, scale_kernel, scale, grad_sq, count, batch, grad_clip);
 }
 
 __device__ static Reals<4> round4(float4 p) { return {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}}; }
@@ -26,13 +27,10 @@ __global__ static void round_kernel(Reals<4> *out, const float4 *x, size_t fours
 }
 
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    const unsigned threads = 256;
     assert(n % DECAY_GRANULE == 0);
-    size_t fours = n / 4;
-    if (fours == 0) return 0;
-    round_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>((Reals<4> *)out,
-                                                                                      (const float4 *)x, fours);
-    return CUDA_LAUNCHED(e);
+    if (n == 0) return 0;
+    return launch({blocks_of(n / 4, THREADS), THREADS, stream}, e, round_kernel, (Reals<4> *)out, (const float4 *)x,
+                  n / 4);
 }
 
 // Grid: a thread per four elements of one tensor. Memory: 28 bytes per element, 30 with the working copy.
@@ -59,27 +57,24 @@ __global__ static void update_kernel(OptimizerArrays a, size_t fours, AdamWStep 
 
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e) {
-    const unsigned threads = 256;
     assert(n % DECAY_GRANULE == 0);
-    size_t fours = n / 4;
-    if (fours == 0) return 0;
-    update_kernel<<<(unsigned)((fours + threads - 1) / threads), threads, 0, stream>>>(*arrays, fours, step, scale);
-    return CUDA_LAUNCHED(e);
+    if (n == 0) return 0;
+    return launch({blocks_of(n / 4, THREADS), THREADS, stream}, e, update_kernel, *arrays, n / 4, step, scale);
 }
 
 // ---- LAMB -----------------------------------------------------------------------------------------------------------
 
-enum { TRUST_BLOCKS = 128, TRUST_THREADS = 256 };
+enum { TRUST_BLOCKS = 128 };
 
 // partials (S, TRUST_BLOCKS): squared norms of weights and direction. Grid: (TRUST_BLOCKS, segment).
-__global__ static void __launch_bounds__(TRUST_THREADS)
+__global__ static void __launch_bounds__(THREADS)
     trust_kernel(double2 *partials, OptimizerArrays a, const ReduceSegment *segments, AdamWStep step,
                  const float *scale) {
-    __shared__ double shared[2][TRUST_THREADS / WARP];
+    __shared__ double shared[2][THREADS / WARP];
     const ReduceSegment segment = segments[blockIdx.y];
     double weights = 0, direction = 0;
     step.grad_scale = *scale;
-    for (size_t i = blockIdx.x * TRUST_THREADS + threadIdx.x; i < segment.count; i += TRUST_BLOCKS * TRUST_THREADS) {
+    for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < segment.count; i += TRUST_BLOCKS * THREADS) {
         const size_t at = segment.offset + i;
         float p = a.param[at], m = a.moment1[at], v = a.moment2[at]; // adamw_direction changes these copies only
         const float d = adamw_direction(p, a.grad[at], &m, &v, &step, a.rule[at / DECAY_GRANULE] == RULE_DECAY);
@@ -110,10 +105,8 @@ int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *array
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e) {
     double2 *partials = (double2 *)workspace;
     if (S == 0) return 0;
-    trust_kernel<<<dim3(TRUST_BLOCKS, S), TRUST_THREADS, 0, stream>>>(partials, *arrays, segments, step, scale);
-    TRY(CUDA_LAUNCHED(e));
-    trust_finish_kernel<<<S, WARP, 0, stream>>>(squares, stride, partials);
-    return CUDA_LAUNCHED(e);
+    TRY(launch({dim3(TRUST_BLOCKS, S), THREADS, stream}, e, trust_kernel, partials, *arrays, segments, step, scale));
+    return launch({S, WARP, stream}, e, trust_finish_kernel, squares, stride, partials);
 }
 
 __global__ static void rates_kernel(float *rate, const double *squares, int tensors, double lr) {
@@ -122,7 +115,5 @@ __global__ static void rates_kernel(float *rate, const double *squares, int tens
 }
 
 int optimizer_rates(float *rate, const double *squares, int tensors, double lr, cudaStream_t stream, Error *e) {
-    const unsigned threads = 128;
-    rates_kernel<<<(tensors + threads - 1) / threads, threads, 0, stream>>>(rate, squares, tensors, lr);
-    return CUDA_LAUNCHED(e);
+    return launch({blocks_of(tensors, THREADS), THREADS, stream}, e, rates_kernel, rate, squares, tensors, lr);
 }

@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(SUM_THREADS)
 
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
                             Error *e) {
-    example_partials_kernel<<<sets, SUM_THREADS, 0, stream>>>(sums, partials, B, G);
-    return CUDA_LAUNCHED(e);
+    return launch({sets, SUM_THREADS, stream}, e, example_partials_kernel, sums, partials, B, G);
 }
 
 // ---- Column gradients -----------------------------------------------------------------------------------------------
@@ -196,8 +195,10 @@ int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
     }
     jobs->count = 0, jobs->used = 0;
     if (!examples) return 0;
-    TRY(launch_after(column_examples_kernel, dim3(examples), dim3(WARP, FINISH_WARPS), 0, stream, e, all));
-    return launch_after(column_total_kernel, dim3(totals), dim3(SUM_THREADS), 0, stream, e, all);
+    TRY(launch({.blocks = examples, .threads = dim3(WARP, FINISH_WARPS), .stream = stream, .early = true}, e,
+               column_examples_kernel, all));
+    return launch({.blocks = totals, .threads = SUM_THREADS, .stream = stream, .early = true}, e, column_total_kernel,
+                  all);
 }
 
 // ---- Squared norms of the tensors of a flat buffer, and of per-example gradients ------------------------------------
@@ -262,10 +263,8 @@ int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegmen
     // A multiple of 4 floats: a block inside one tensor then reads 16 bytes at a time.
     const size_t span = size_max(round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
-    squares_kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(slots, x, n, span, segments, S);
-    TRY(CUDA_LAUNCHED(e));
-    squares_finish_kernel<<<S, WARP, 0, stream>>>(squares, slots, span, segments);
-    return CUDA_LAUNCHED(e);
+    TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, squares_kernel, slots, x, n, span, segments, S));
+    return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, span, segments);
 }
 
 enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
@@ -306,9 +305,8 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
     for (int b = 0; b < E; b += EXAMPLES_AT_ONCE) {
         const int some = E - b < EXAMPLES_AT_ONCE ? E - b : EXAMPLES_AT_ONCE;
         const auto kernel = n % 4 ? examples_kernel<1> : examples_kernel<4>;
-        kernel<<<FLAT_BLOCKS, FLAT_THREADS, 0, stream>>>(gradient, partials + (size_t)b * FLAT_BLOCKS, x + b * n, some,
-                                                         n);
-        TRY(CUDA_LAUNCHED(e));
+        TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, kernel, gradient, partials + (size_t)b * FLAT_BLOCKS,
+                   x + b * n, some, n));
     }
     return reduce_example_partials({{squares}}, partials, 1, E, FLAT_BLOCKS, stream, e);
 }
@@ -325,11 +323,10 @@ __global__ void sum_kernel(double *sum, const float *x, size_t n) {
 }
 
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    sum_kernel<<<1, SUM_THREADS, 0, stream>>>(sum, x, n);
-    return CUDA_LAUNCHED(e);
+    return launch({1, SUM_THREADS, stream}, e, sum_kernel, sum, x, n);
 }
 
-static unsigned flat_blocks(size_t n) { return (unsigned)size_min((n + FLAT_THREADS - 1) / FLAT_THREADS, FLAT_BLOCKS); }
+static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }
 
 template <typename X> __global__ static void add_kernel(X *sum, const X *x, size_t n, bool first) {
     for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
@@ -338,8 +335,7 @@ template <typename X> __global__ static void add_kernel(X *sum, const X *x, size
 
 template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e) {
     if (n == 0) return 0;
-    add_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, first);
-    return CUDA_LAUNCHED(e);
+    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, add_kernel<X>, sum, x, n, first);
 }
 template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);
 template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Error *);
@@ -362,8 +358,7 @@ __global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const
 template <typename X>
 int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
     if (n == 0) return 0;
-    hash_kernel<<<flat_blocks(n), FLAT_THREADS, 0, stream>>>(sum, x, n, place);
-    return CUDA_LAUNCHED(e);
+    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, hash_kernel<X>, sum, x, n, place);
 }
 template int reduce_hash(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
 template int reduce_hash(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);

@@ -3,7 +3,16 @@
 
 #include <atomic>
 
-#ifndef GNS_FP32
+#ifdef GNS_FP32
+bool sm90_runs(void) { return false; }
+#else
+
+__global__ static void __launch_bounds__(SM90_THREADS(WARPGROUP)) probe_kernel() {}
+
+bool sm90_runs(void) {
+    cudaFuncAttributes attributes;
+    return cudaFuncGetAttributes(&attributes, probe_kernel) == cudaSuccess && attributes.maxThreadsPerBlock > 1;
+}
 
 // Finds the driver's cuTensorMapEncodeTiled, without linking to the driver's library; later calls reuse it.
 static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {

@@ -6,6 +6,10 @@
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+
+// True if this build has kernels of these instructions and the GPU runs them: Hopper in 16 bits.
+bool sm90_runs(void);
+
 #ifndef GNS_FP32
 #    include <cuda.h>
 #    include <cudaTypedefs.h>

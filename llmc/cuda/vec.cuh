@@ -116,7 +116,7 @@ template <typename F> __device__ inline F block_sum(F x, F *shared) {
     return sum;
 }
 
-// launch_after hides launch latency: from compute capability 9.0 the kernel may start while its predecessor still runs.
+// Early launch hides launch latency: from compute capability 9.0 the kernel may start while its predecessor still runs.
 // 1. It starts early only once every block of the predecessor has called after_allow or ended.
 // 2. after_wait returns when the predecessor has ended. Call it before touching anything that earlier kernels wrote.
 // 3. A kernel that calls after_allow must call after_wait, however it is launched: its successor relies on it for all
@@ -132,38 +132,33 @@ __device__ static inline void after_allow(void) {
 #endif
 }
 
+struct Launch {
+    dim3 blocks, threads;
+    cudaStream_t stream;
+    size_t shared_bytes = 0; // dynamic shared memory
+    unsigned cluster = 1;    // blocks per cluster
+    bool early = false;      // see after_wait
+};
+
 template <typename... Parameters, typename... Arguments>
-static int launch_with(const cudaLaunchAttribute *attribute, void (*kernel)(Parameters...), dim3 blocks, dim3 threads,
-                       size_t shared_bytes, cudaStream_t stream, Error *e, Arguments... arguments) {
-    cudaLaunchAttribute copy = attribute ? *attribute : cudaLaunchAttribute{};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = blocks;
-    config.blockDim = threads;
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    config.attrs = &copy;
-    config.numAttrs = attribute ? 1 : 0;
+static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Arguments... arguments) {
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {l.blocks, l.threads, l.shared_bytes, l.stream, &attribute, 0};
+    int major = 0;
+    if (l.early) TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
+    if (major >= 9) {
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        config.numAttrs = 1;
+    }
+    if (l.cluster > 1) {
+        attribute.id = cudaLaunchAttributeClusterDimension;
+        attribute.val.clusterDim = {l.cluster, 1, 1};
+        config.numAttrs = 1;
+    }
+    if (l.shared_bytes > SHARED_BYTES_FREE) TRY(shared_memory_allow(kernel, l.shared_bytes, e));
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 
-template <typename... Parameters, typename... Arguments>
-static int launch_after(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                        cudaStream_t stream, Error *e, Arguments... arguments) {
-    int major;
-    TRY(device_attribute(&major, cudaDevAttrComputeCapabilityMajor, e));
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    return launch_with(major >= 9 ? &attribute : NULL, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
-}
-
-template <typename... Parameters, typename... Arguments>
-static int launch_clusters(int size, void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                           cudaStream_t stream, Error *e, Arguments... arguments) {
-    cudaLaunchAttribute attribute = {};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = size, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    return launch_with(&attribute, kernel, blocks, threads, shared_bytes, stream, e, arguments...);
-}
-
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+static inline unsigned blocks_of(size_t threads, int block) { return (unsigned)((threads + block - 1) / block); }

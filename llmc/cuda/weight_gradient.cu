@@ -619,10 +619,8 @@ size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
 
 template <class L, bool SQUARES>
 static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
-    const auto kernel = product_kernel<L, SQUARES>;
-    TRY(shared_memory_allow(kernel, sizeof(typename L::Shared), e));
-    return launch_clusters(PAIR, kernel, dim3(job.schedule.level[0].pairs * PAIR), dim3(THREADS),
-                           sizeof(typename L::Shared), stream, e, maps, job);
+    return launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, sizeof(typename L::Shared), PAIR}, e,
+                  product_kernel<L, SQUARES>, maps, job);
 }
 
 template <class L>
@@ -722,23 +720,18 @@ static int pairs_place(WeightGradientPairs *pairs, int *room, Error *e) {
     return 0;
 }
 
-int weight_gradient_clusters(int *clusters, Error *e) {
-    typedef GradientLayout<192, true> L;
-    cudaFuncAttributes attributes;
+int weight_gradient_clusters(void) {
+    Error none_here;
     int blocks;
-    *clusters = 0;
-    CUDA_TRY(cudaFuncGetAttributes(&attributes, product_kernel<L, true>), e);
-    if (attributes.maxThreadsPerBlock < THREADS) return 0;
-    TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    *clusters = std::min(blocks / PAIR, (int)PAIRS_MOST);
-    return 0;
+    if (!sm90_runs() || device_attribute(&blocks, cudaDevAttrMultiProcessorCount, &none_here)) return 0;
+    return std::min(blocks / PAIR, (int)PAIRS_MOST);
 }
 
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
     Error ignored;
     int *room;
     *pairs = {};
-    TRY(weight_gradient_clusters(&pairs->count, e));
+    pairs->count = weight_gradient_clusters();
     for (int i = 0; i < pairs->count; i++) pairs->place[i] = (unsigned char)i;
     if (pairs->count == 0) return 0;
     CUDA_TRY(cudaMalloc(&room, (BLOCKS_MOST + 1) * sizeof *room), e);
@@ -770,11 +763,11 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                              g.rows,
                              pairs};
     TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), e));
-    const auto launch = t.n == 160  ? tiling_launch<GradientLayout<160, false>>
+    const auto tiling = t.n == 160  ? tiling_launch<GradientLayout<160, false>>
                         : t.along_m ? tiling_launch<GradientLayout<192, true>>
                                     : tiling_launch<GradientLayout<192, false>>;
     if (t.n == 208) TRY((product_launch<GradientLayout<208, true>, true>(maps, job, stream, e)));
-    else TRY(launch(g.squares, maps, job, stream, e));
+    else TRY(tiling(g.squares, maps, job, stream, e));
     const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     const GradientFinish f = {job,
                               parts,
@@ -791,12 +784,13 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                               t.pair_n()};
     const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
     if (!blocks) return 0;
-    return launch_after(gradient_finish_kernel, dim3(blocks), dim3(FINISH_THREADS), 0, stream, e, f);
+    return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
+                  gradient_finish_kernel, f);
 }
 
 #else
 
-int weight_gradient_clusters(int *clusters, Error *) { return *clusters = 0; }
+int weight_gradient_clusters(void) { return 0; }
 int weight_gradient_pairs(WeightGradientPairs *pairs, Error *) { return pairs->count = 0; }
 size_t weight_gradient_workspace_bytes(WeightGradientShape, int) { return 0; }
 int weight_gradient(const WeightGradient &, const real *, const real *, WeightGradientShape,

@@ -18,7 +18,7 @@ struct WeightGradientShape {
 
 // Outputs.
 struct WeightGradient {
-    float *dw; // (in, out) += (first: =); aligned to 16 bytes, as X and dY
+    float *dw; // (in, out) += dW; `first` overwrites it. Aligned to 16 bytes, as X and dY
     bool first;
     double *squares;     // (1) += sum over b of |g_b|^2; NULL: not wanted
     double *norms;       // (B) = |g_b|^2, needs squares; or NULL
@@ -28,8 +28,8 @@ struct WeightGradient {
     float *rows;       // (B, T, out)
 };
 
-// *clusters = pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
-int weight_gradient_clusters(int *clusters, Error *e);
+// Returns the pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
+int weight_gradient_clusters(void);
 
 // Pairs of a launch, and each one's place in the schedule. Neighbours in the schedule share X or dY, and L2 serves one
 // GPC's requests for the same data once. So pairs of a GPC get neighbouring places; four small kernels find the GPCs.

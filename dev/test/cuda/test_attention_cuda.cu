@@ -3,6 +3,7 @@
 #include "kernel_test.cuh"
 
 #include "cuda/attention_paths.cuh"
+#include "cuda/sm90.cuh"
 #include "hold.cuh"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -142,21 +143,18 @@ template <typename X> static bool same_bits(const std::vector<X> &a, const std::
     return a.size() == b.size() && memcmp(a.data(), b.data(), a.size() * sizeof(X)) == 0;
 }
 
-struct Problem {
+struct Problem : Attention {
     AttentionShape s;
     size_t n, rows, workspace_bytes, column_bytes; // n: elements of out
     std::vector<real> host_qkv, host_dout;
     std::vector<uint16_t> first; // empty: no documents
-    AttentionMasks masks = {};
-    real *qkv, *dout, *out, *dqkv;
-    float *lse, *bias;
-    char *workspace, *partials;
-    unsigned *ticket;
+    float *bias;
+    char *partials;
     double *squares;
     bool sums = false; // the path sums the columns of dqkv
 
     Problem(AttentionShape s_, double deviation, Kind kind = {})
-        : s(s_), n((size_t)s.B * s.T * s.C()), rows((size_t)s.heads() * s.T),
+        : Attention{s_}, s(s_), n((size_t)s.B * s.T * s.C()), rows((size_t)s.heads() * s.T),
           workspace_bytes(attention_workspace_bytes(s)), column_bytes(attention_column_bytes(s)),
           host_qkv(random_vector<real>(3 * n, 0.0, deviation)), host_dout(random_vector<real>(n)) {
         qkv = device_from(host_qkv), dout = device_from(host_dout), out = device_new<real>(n);
@@ -166,10 +164,7 @@ struct Problem {
         masks.dropout = dropout_at(dropout_of(kind.p, random_u64() >> 1), random_u64() >> 24, random_int(0, 99));
         masks.constants = dropout_constants(masks.dropout);
         if (kind.length) draw_documents(kind.length);
-#ifndef GNS_FP32
-        CALL_OK(attention_sm90_usable(&sums, s, &e));
-        sums = sums && attention_sums(s);
-#endif
+        sums = sm90_runs() && attention_sums(s);
     }
     void draw_documents(int length) {
         std::vector<uint16_t> last;
@@ -182,21 +177,19 @@ struct Problem {
     }
     void reset() {
         poison(out, n), poison(dqkv, 3 * n), poison(lse, rows), poison(bias, 3 * s.C());
-        poison(workspace, workspace_bytes), poison(partials, column_bytes), poison(ticket, 1, 0), poison(squares, 1, 0);
+        poison((char *)workspace, workspace_bytes), poison(partials, column_bytes), poison(ticket, 1, 0),
+            poison(squares, 1, 0);
     }
     void queue(Path path, cudaStream_t stream) {
-        AttentionForward *forward = path == TILED ? attention_tiled_forward : attention_forward;
-        CALL_OK(forward(out, lse, qkv, ticket, s, masks, stream, &e));
-        float *statistics = (float *)workspace;
+        CALL_OK((path == TILED ? attention_tiled_forward : attention_forward)(*this, stream, &e));
         if (path == PUBLIC) {
             ColumnJobs jobs = {partials};
-            CALL_OK(attention_backward(dqkv, {sums ? bias : NULL, squares, true}, dout, qkv, out, lse, workspace, &jobs,
-                                       ticket, s, masks, stream, &e));
+            CALL_OK(attention_backward(*this, {sums ? bias : NULL, squares, true}, &jobs, stream, &e));
             CALL_OK(column_finish(&jobs, stream, &e));
-        } else
-            CALL_OK(attention_tiled_backward(dqkv, dout, qkv, out, lse,
-                                             {statistics, statistics + (size_t)s.heads() * s.padded_T(), NULL}, ticket,
-                                             s, masks, stream, &e));
+            return;
+        }
+        float *lse2 = (float *)workspace;
+        CALL_OK(attention_tiled_backward(*this, {lse2, lse2 + (size_t)s.heads() * s.padded_T(), NULL}, stream, &e));
     }
     void check() {
         cudaError_t status = cudaDeviceSynchronize();
@@ -400,7 +393,7 @@ static void test_overlapping_calls(void) {
 
 static void test_refuses_large_heads(void) {
     Error e = {};
-    CHECK_ERROR(attention_forward(NULL, NULL, NULL, NULL, {1, 1, 1, 129}, {}, 0, &e), &e, ERR_USAGE, "129");
+    CHECK_ERROR(attention_forward({{1, 1, 1, 129}}, 0, &e), &e, ERR_USAGE, "129");
 }
 
 int main(int argc, char **argv) {

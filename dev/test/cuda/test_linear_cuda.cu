@@ -114,9 +114,7 @@ static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
 static void linear_case(Widths s, LinearEpilogue epilogue) {
     const Case c = case_new(s, epilogue);
     const size_t n = (size_t)s.rows * s.out;
-    bool usable = false;
-    CALL_OK(linear_sm90_usable(&usable, s.in, s.out, &e));
-    CHECK(usable, "%d to %d is not usable", s.in, s.out);
+    CHECK(linear_sm90_runs(s.in, s.out), "%d to %d is not usable", s.in, s.out);
     std::vector<Output> outputs = {{c.l.y, n * sizeof(real)}};
     if (c.l.gelu) outputs.push_back({c.l.gelu, n * sizeof(real)});
     const auto poison = [&] {
@@ -305,19 +303,14 @@ static void test_exponential_bounds(void) {
 }
 
 static void test_unusable_widths(void) {
-    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}}) {
-        bool usable = true;
-        CALL_OK(linear_sm90_usable(&usable, s.in, s.out, &e));
-        CHECK(!usable, "%d to %d is usable", s.in, s.out);
-    }
+    for (Widths s : {Widths{64, 256, 100}, {64, 200, 64}, {64, 32, 64}})
+        CHECK(!linear_sm90_runs(s.in, s.out), "%d to %d is usable", s.in, s.out);
 }
 
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_linear_cuda", argc, argv);
-    bool usable = false;
     if (code) return code;
-    CALL_OK(linear_sm90_usable(&usable, 256, 64, &e));
-    if (!usable) {
+    if (!linear_sm90_runs(256, 64)) {
         printf("SKIP test_linear_cuda: not for this GPU or precision\n");
         return ERR_SKIPPED;
     }
