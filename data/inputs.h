@@ -5,6 +5,7 @@
 #include "options/rows.h"
 
 #include <limits.h>
+#include <stdatomic.h>
 
 enum { TRAIN, VAL, SPLITS };
 extern const char *const SPLIT_NAMES[SPLITS]; // "train", "val"
@@ -25,14 +26,14 @@ enum { INVALID_ERROR, INVALID_BYTES, INVALID_SKIP };
 enum { NOTE_JSONL, NOTE_JSON, NOTE_MARK, NOTE_EOT, NOTES };
 
 typedef struct {
-    char *path;      // "-" is standard input
-    uint64_t number; // its index
-    bool jsonl;      // JSON Lines, else text
-    bool undecided;  // a pipe whose first line will decide jsonl
-    int notes;       // 1 << NOTE_*
-    bool pipe;       // standard input, a pipe or a device: its length is unknown
-    bool left_out;   // not UTF-8: skip the file, or the rest of it
-    uint64_t bytes;  // 0 for a pipe
+    char *path;           // "-" is standard input
+    uint64_t number;      // its index
+    bool jsonl;           // JSON Lines, else text
+    bool undecided;       // a pipe whose first line will decide jsonl
+    int notes;            // 1 << NOTE_*
+    bool pipe;            // standard input, a pipe or a device: its length is unknown
+    atomic_bool left_out; // not UTF-8: skip the file, or the rest of it
+    uint64_t bytes;       // 0 for a pipe
 } Input;
 
 typedef struct {

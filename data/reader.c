@@ -68,7 +68,7 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
     return (double)(hash_finish(hash_bytes(HASH_START, key, sizeof key)) >> 11) < o->val_fraction * 0x1p53;
 }
 
-// ---- A worker's part ------------------------------------------------------------------------------------------------
+// ---- Encoding -------------------------------------------------------------------------------------------------------
 
 // Returns ERR_INPUT if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer; names a remedy.
 static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
@@ -126,19 +126,20 @@ static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
     }
 }
 
-void block_encode(TextBlock *b, Reader *r, Encoder *encoder) {
+int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
     const TokenizeOptions *o = r->o;
     if (b->offset == 0 && o->invalid != INVALID_BYTES && !b->fault_count)
         b->ends = check_text_kind(b->input, b->text, b->bytes, &b->faults[0]), b->fault_count = b->ends;
-    if (!b->ends && b->input->jsonl) b->code = block_parse_jsonl(b, o, &b->error);
+    if (!b->ends && b->input->jsonl) TRY(block_parse_jsonl(b, o, e));
     else if (!b->ends) block_check_text(b, o);
-    if (b->fault_count || b->code) atomic_store(&r->refused, true);
+    if (b->fault_count) atomic_store(&r->refused, true);
     uint16_t *tokens = b->tokens;
-    for (int i = 0; i < b->piece_count && !b->code && !atomic_load(&r->refused); i++) {
+    for (int i = 0; i < b->piece_count && !atomic_load(&r->refused); i++) {
         TextPiece *piece = &b->pieces[i];
-        b->code = encoder_run(encoder, b->text + piece->at, piece->bytes, tokens, &piece->tokens, &b->error);
+        TRY(encoder_run(encoder, b->text + piece->at, piece->bytes, tokens, &piece->tokens, e));
         tokens += piece->tokens;
     }
+    return 0;
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -281,7 +282,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
         b->input = input;
         b->offset = r->offset;
         b->line = r->line;
-        b->piece_count = b->left_out = b->fault_count = b->notes = b->code = b->ends = 0;
+        b->piece_count = b->left_out = b->fault_count = b->notes = b->ends = 0;
         for (size_t want = BLOCK_BYTES; bytes == 0 && !code && !reader_skips(r); want *= 2) {
             if (want <= LINE_BYTES_MAX) code = reader_fill(r, want, e);
             else

@@ -1,6 +1,6 @@
 // reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
 //
-// A block passes from the reader through a worker to the writer. Where it ends depends on the input alone. Encoding by
+// A thread reads a block, encodes it and writes it. Where it ends depends on the input alone. Encoding by
 // block gives the same tokens as encoding the whole, so the shards do not depend on the blocks.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 typedef struct { // a document, or the part of one in this block
     size_t at, bytes;
-    size_t tokens; // set by the worker
+    size_t tokens; // set by block_encode
     bool begins;   // holds the document's first byte
     int split;
 } TextPiece;
@@ -25,15 +25,13 @@ typedef struct {
     char *text;
     size_t bytes, capacity;
     uint16_t *tokens;  // (capacity): no token is shorter than a byte; owns the memory of `text` too
-    TextPiece *pieces; // the reader finds them; in jsonl the worker
+    TextPiece *pieces; // the reader finds them; in jsonl block_encode
     int piece_count, piece_capacity;
     int left_out;             // skipped lines of jsonl (--invalid skip)
     int notes;                // bits 1 << NOTE_*
     Error faults[FAULTS_MAX]; // why the input is refused
     int fault_count;          // may exceed FAULTS_MAX
     bool ends;                // a fault ends the input: later ones are not reported
-    int code;                 // the worker's error code, if it is no fault of the input
-    Error error;
 } TextBlock;
 
 typedef struct {
@@ -50,7 +48,7 @@ typedef struct {
     bool skip_newline;               // buffer[0] follows a separator: skip a newline
     bool ended;                      // the buffer holds all the rest of the file
     bool separated;                  // a separator was found
-    char *buffer; // from malloc
+    char *buffer;                    // from malloc
     size_t have, capacity;
 } Reader; // the caller sets o, tokenizer and inputs, line to 1 and fd to -1, and frees the buffer
 
@@ -62,7 +60,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e);
 // first: written tokens are not removed again. A signal ends it early.
 int reader_leave_out(Reader *r, Error *e);
 
-// Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused. A worker calls it.
-void block_encode(TextBlock *b, Reader *r, Encoder *encoder);
+// Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
+int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e);
 
 void block_free(TextBlock *b);

@@ -2,9 +2,8 @@
 //
 //     data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...
 //
-// The main thread reads the inputs in blocks and writes tokens in the order of the blocks. Encoding a block is an
-// OpenMP task. The other threads run the tasks in any order; the main thread runs some while it waits. A block's end
-// depends on the input alone, so the shards do not depend on the number of threads. Memory is a fixed ring of blocks.
+// Each thread has one block of text: it reads the next one, encodes it, and writes the tokens when all blocks before it
+// are written. A block's end depends on the input alone, so the shards do not depend on the number of threads.
 #include "reader.h"
 #include "writer.h"
 #include "base/files.h"
@@ -120,24 +119,22 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs
 
 // ---- The pipeline ---------------------------------------------------------------------------------------------------
 
-enum { BLOCKS_PER_THREAD = 3 }; // one being encoded, one waiting, one to be written
-
 typedef struct {
     TokenizeOptions options;
     Inputs inputs;
     Tokenizer *tokenizer;
     Reader reader;
     Writer writer;
-    TextBlock *blocks;  // (block_count), a ring
-    Encoder **encoders; // (thread_count)
-    uint64_t thread_count;
-    uint64_t block_count;     // size of the ring
-    uint64_t filled, written; // blocks so far
-    double start, shown;      // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;     // of all inputs; 0: unknown
-    int faults, bad_files;    // faults so far; files with faults
-    const Input *last_bad;    // the last such file; NULL: none
-    Error first_bad;          // the first fault
+    pthread_mutex_t turn; // guards what follows
+    pthread_cond_t next;
+    uint64_t read, written; // blocks so far; the reader's thread changes `read`
+    int code;               // of the first error that is no fault of an input
+    Error error;
+    double start, shown;   // clock_seconds at the start; seconds from it to the last progress line
+    uint64_t total_bytes;  // of all inputs; 0: unknown
+    int faults, bad_files; // faults so far; files with faults
+    const Input *last_bad; // the last such file; NULL: none
+    Error first_bad;       // the first fault
 } Pipeline;
 
 // ---- What the user sees ---------------------------------------------------------------------------------------------
@@ -189,39 +186,48 @@ static void add_faults(Pipeline *run, const TextBlock *b) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-// Writes the oldest block, or counts its faults.
-static int run_write_oldest(Pipeline *run, Error *e) {
-    TextBlock *b = &run->blocks[run->written % run->block_count];
-#pragma omp taskwait depend(in : *b)
-    if (b->code) return *e = b->error, b->code;
-    add_faults(run, b);
-    b->input->notes |= b->notes;
-    if (!atomic_load(&run->reader.refused)) TRY(writer_block(&run->writer, b, e));
-    run->written++;
-    show_progress(run, b->end, false);
-    return 0;
+// A thread's part: reads blocks, encodes them, and writes them or counts their faults. After a refused input, only
+// checks: skips pipes and the rest of a refused text file. Stops at a signal and at an error.
+static void run_thread(Pipeline *run) {
+    TextBlock b = {0};
+    Encoder *encoder = NULL;
+    Error e;
+    for (bool more = true; more;) {
+        uint64_t number;
+        int code;
+#pragma omp critical(reading)
+        {
+            number = run->read++;
+            code = reader_next(&run->reader, &b, &more, &e);
+        }
+        if (more && !encoder) code = encoder_create(&encoder, run->tokenizer, &e);
+        if (more && !code) code = block_encode(&b, &run->reader, encoder, &e);
+        pthread_mutex_lock(&run->turn);
+        while (run->written != number) pthread_cond_wait(&run->next, &run->turn);
+        more = more && !code && !run->code && !signals_requested();
+        if (more) {
+            add_faults(run, &b);
+            b.input->notes |= b.notes;
+            if (!atomic_load(&run->reader.refused)) code = writer_block(&run->writer, &b, &e);
+            show_progress(run, b.end, false);
+        }
+        if (code && !run->code) {
+            run->error = e;
+            run->code = code;
+            atomic_store(&run->reader.refused, true); // no thread waits for a pipe any more
+        }
+        run->written++;
+        pthread_cond_broadcast(&run->next);
+        pthread_mutex_unlock(&run->turn);
+    }
+    encoder_destroy(encoder);
+    block_free(&b);
 }
 
-// Fills the ring; writes the oldest block when it is full. After a refused input, only checks: skips pipes and the rest
-// of a refused text file. Stops at a signal.
-static int run_blocks(Pipeline *run, Error *e) {
+// Returns the run's error after its blocks.
+static int run_verdict(const Pipeline *run, Error *e) {
     const Error *first = &run->first_bad;
-    for (bool more = true; (more || run->written < run->filled) && !signals_requested();) {
-        if (!more || run->filled - run->written == run->block_count) {
-            TRY(run_write_oldest(run, e));
-            continue;
-        }
-        TextBlock *b = &run->blocks[run->filled % run->block_count];
-        TRY(reader_next(&run->reader, b, &more, e));
-        if (!more) continue;
-        run->filled++;
-#pragma omp task depend(out : *b) firstprivate(b)
-        {
-            Encoder **encoder = &run->encoders[omp_get_thread_num()];
-            b->code = *encoder ? 0 : encoder_create(encoder, run->tokenizer, &b->error);
-            if (!b->code) block_encode(b, &run->reader, *encoder);
-        }
-    }
+    if (run->code) return *e = run->error, run->code;
     if (run->faults > FAULTS_MAX) print_note("and %d more", run->faults - FAULTS_MAX);
     if (run->faults > 1)
         return FAIL(e, first->code, first->hint, "%d faults in %d of %d file%s; the first is %s", run->faults,
@@ -293,7 +299,7 @@ static uint64_t count_bytes(const Pipeline *run) {
 }
 
 static int tokenize(int argc, char **argv, Error *e) {
-    Pipeline run = {.writer.lock = -1};
+    Pipeline run = {.writer.lock = -1, .turn = PTHREAD_MUTEX_INITIALIZER, .next = PTHREAD_COND_INITIALIZER};
     TokenizeOptions *o = &run.options;
     int inputs, code;
     TRY(settings_parse(argc, argv, o, &inputs, e));
@@ -304,27 +310,19 @@ static int tokenize(int argc, char **argv, Error *e) {
     // Gather before signals_install: until then a signal ends the program at once, even while it waits for a pipe.
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
-    thread_start_team((int)o->threads + 1); // + 1: the main thread may wait for a pipe
+    thread_start_team((int)o->threads + 1); // + 1: one may wait for a pipe or the disk
     if (o->invalid == INVALID_SKIP) TRY_GOTO(reader_leave_out(&run.reader, e));
     run.start = clock_seconds();
     run.total_bytes = count_bytes(&run);
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));
-    run.thread_count = (uint64_t)o->threads + 1;
-    run.block_count = BLOCKS_PER_THREAD * (uint64_t)o->threads;
-    TRY_GOTO(memory_alloc_zero((void **)&run.blocks, run.block_count * sizeof *run.blocks, "blocks", e));
-    TRY_GOTO(memory_alloc_zero((void **)&run.encoders, run.thread_count * sizeof *run.encoders, "encoders", e));
-#pragma omp parallel num_threads((int)run.thread_count)
-#pragma omp single
-    code = run_blocks(&run, e);
+#pragma omp parallel num_threads((int)o->threads + 1)
+    run_thread(&run);
+    code = run_verdict(&run, e);
     print_input_notes(&run, code);
     TRY_GOTO(code);
     TRY_GOTO(run_finish(&run, e));
 done:
     writer_close(&run.writer);
-    for (uint64_t i = 0; run.blocks && i < run.block_count; i++) block_free(&run.blocks[i]);
-    for (uint64_t i = 0; run.encoders && i < run.thread_count; i++) encoder_destroy(run.encoders[i]);
-    memory_free(run.blocks);
-    memory_free(run.encoders);
     free(run.reader.buffer);
     inputs_free(&run.inputs);
     tokenizer_destroy(run.tokenizer);
