@@ -405,17 +405,17 @@ static void updates(Bench *b, const Model *model) {
     Error e = {};
     const size_t n = model->flat_count;
     if (wanted(b, "squared norms")) {
-        std::vector<ReduceSegment> host;
-        for (int i = 0; i < model->tensor_count; i++)
-            host.push_back({model->tensors[i].offset, model->tensors[i].count});
+        std::vector<Range> host;
+        for (int i = 0; i < model->tensor_count; i++) host.push_back(tensor_range(&model->tensors[i]));
         const int S = (int)host.size();
-        ReduceSegment *segments = zeros<ReduceSegment>(S);
+        Range *segments = zeros<Range>(S);
         cuda_check(cudaMemcpy(segments, host.data(), S * sizeof *segments, cudaMemcpyHostToDevice));
         float *x = randoms<float>(n);
         double *squares = zeros<double>(S);
         void *workspace = zeros<char>(reduce_squares_workspace_bytes(S));
-        run_case(b, "squared norms", 1, 0, 4.0 * n,
-                 [&](int) { bench_check(reduce_squares(squares, x, n, segments, S, workspace, 0, &e), &e); });
+        run_case(b, "squared norms", 1, 0, 4.0 * n, [&](int) {
+            bench_check(reduce_squares(squares, x, {0, n}, segments, S, false, workspace, 0, &e), &e);
+        });
     }
     if (!wanted(b, "adamw")) return;
     const OptimizerArrays a = {randoms<float>(n),

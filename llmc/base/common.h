@@ -118,15 +118,15 @@ static inline void pulse_beat(const Pulse *pulse) { // may be NULL
     if (pulse) pulse->beat(pulse->context);
 }
 
-static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
-static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
-static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-GNS_C_END
-
 // Marks functions that nvcc compiles for host and device.
 #ifdef __CUDACC__
 #    define GNS_HD __host__ __device__
 #else
 #    define GNS_HD
 #endif
+
+GNS_HD static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
+GNS_HD static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
+static inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+GNS_C_END

@@ -80,19 +80,18 @@ struct Engine {
     float *param;     // master weights of the owned ranges; aliases `weight` in unsharded fp32
     float *grad;      // gradient of the step so far; with shard_grads of the micro-step (shard_grad_place)
     float *grad_sum;  // gradient of the step; aliases `grad`, or with shard_grads holds the owned ranges
-    float *moment1, *moment2;    // owned ranges
-    UpdateRule *rule;            // (granules)
-    uint16_t *tensor;            // (granules) LAMB: the tensor's number
-    double *trust;               // (2, tensors) LAMB: squared norms of weights, of the step's direction
-    float *rate;                 // (tensors) LAMB
-    void *muon;                  // Muon's scratch, in memory of activations
-    ReduceSegment *segment;      // (tensors) places in the flat arrays
-    ReduceSegment *segment_part; // (tensors) segments cut to a range (clip_segments)
-    double *stats;               // (stats_count) numbers of the step
-    GradientWatch watch;         // notified of the next micro-step's gradients
-    WeightsWatch weights_watch;  // await NULL: no weights are in transfer
-    float *grad_scale;           // (1) from optimizer_scale
-    bool scaled;                 // grad_scale is set for this step
+    float *moment1, *moment2;   // owned ranges
+    UpdateRule *rule;           // (granules)
+    uint16_t *tensor;           // (granules) LAMB: the tensor's number
+    double *trust;              // (2, tensors) LAMB: squared norms of weights, of the step's direction
+    float *rate;                // (tensors) LAMB
+    void *muon;                 // Muon's scratch, in memory of activations
+    Range *segment;             // (tensors) places in the flat arrays
+    double *stats;              // (stats_count) numbers of the step
+    GradientWatch watch;        // notified of the next micro-step's gradients
+    WeightsWatch weights_watch; // await NULL: no weights are in transfer
+    float *grad_scale;          // (1) from optimizer_scale
+    bool scaled;                // grad_scale is set for this step
     float loss_scale;
 
     Block *block;                             // (L)
@@ -134,9 +133,9 @@ struct Engine {
 };
 
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients, and scratch for that.
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
-typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_RANK_ROOM, STATS_ROWS } StatsRow;
+typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }

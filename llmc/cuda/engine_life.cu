@@ -31,7 +31,7 @@ static int tables_load(Engine *engine, Error *e) {
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     for (int i = 0; i < model->tensor_count; i++) {
         const Tensor *t = &model->tensors[i];
-        const ReduceSegment segment = {t->offset, t->count};
+        const Range segment = tensor_range(t);
         assert(t->offset % DECAY_GRANULE == 0);
         TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
         CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // `segment` leaves scope

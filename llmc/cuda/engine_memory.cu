@@ -113,7 +113,6 @@ static void layout_state(Engine *engine, Arena *a) {
     ADD("small tables", engine->grad_scale, 1, FORWARD, UPDATE);
     ADD("small tables", engine->ticket, 1, FORWARD, UPDATE);
     ADD("small tables", engine->segment, model->tensor_count, FORWARD, UPDATE);
-    ADD("small tables", engine->segment_part, model->tensor_count, FORWARD, UPDATE);
     ADD("small tables", engine->rule, n / DECAY_GRANULE, FORWARD, UPDATE);
     if (engine->config.optimizer == OPTIMIZER_LAMB) {
         ADD("small tables", engine->tensor, n / DECAY_GRANULE, FORWARD, UPDATE);

@@ -125,59 +125,22 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Cuts segments to the range; their offsets then count from its beginning.
-__global__ static void clip_segments_kernel(ReduceSegment *part, const ReduceSegment *segment, int count, Range range) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= count) return;
-    size_t begin = segment[i].offset, end = begin + segment[i].count;
-    begin = min(max(begin, range.begin), range.end);
-    end = min(max(end, range.begin), range.end);
-    part[i] = {begin - range.begin, end - begin};
-}
-
-// Tensors with elements in a range; they are neighbours in the table.
-typedef struct {
-    int first, count;
-} Tensors;
-
-static Tensors tensors_in(const Model *model, Range range) {
-    int first = 0, end = model->tensor_count;
-    while (first < end && model->tensors[first].offset + model->tensors[first].count <= range.begin) first++;
-    while (end > first && model->tensors[end - 1].offset >= range.end) end--;
-    return {first, end - first};
-}
-
-// Fills engine->segment_part with these tensors, cut to the range.
-static int clip_segments(Engine *engine, Range range, Tensors in, Error *e) {
-    const unsigned threads = 128;
-    if (in.count == 0) return 0;
-    clip_segments_kernel<<<(in.count + threads - 1) / threads, threads, 0, engine->stream>>>(
-        engine->segment_part, engine->segment + in.first, in.count, range);
-    return CUDA_LAUNCHED(e);
-}
-
-// sq[tensor] = squared norm of its elements in the range. grad: gradient of the range's first element.
-static int norms(Engine *engine, const float *grad, Range range, Tensors in, double *sq, Error *e) {
-    TRY(clip_segments(engine, range, in, e));
-    return reduce_squares(sq + in.first, grad, range_length(range), engine->segment_part, in.count, engine->scratch,
-                          engine->stream, e);
+// Sets, or with `add` increases, a row of stats by squared norms of the gradient at `grad`.
+static int norms(Engine *engine, StatsRow row, const float *grad, Range range, bool add, Error *e) {
+    const Model *model = engine->config.model;
+    engine->stats_sent = engine->scaled = false;
+    return reduce_squares(stats_row(engine->stats, model, row), grad, range, engine->segment, model->tensor_count, add,
+                          engine->scratch, engine->stream, e);
 }
 
 int cuda_norms(Engine *engine, Range range, Error *e) {
-    Tensors in = tensors_in(engine->config.model, range);
-    engine->stats_sent = engine->scaled = false;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
-    return norms(engine, sum, range, in, stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ), e);
+    return norms(engine, STATS_GRAD_SQ, sum, range, false, e);
 }
 
 int cuda_rank_norms(Engine *engine, Range range, Error *e) {
-    const Model *model = engine->config.model;
-    Tensors in = tensors_in(model, range);
-    double *sum = stats_row(engine->stats, model, STATS_RANK_SQ);
-    double *room = stats_row(engine->stats, model, STATS_RANK_ROOM);
-    engine->stats_sent = engine->scaled = false;
-    TRY(norms(engine, engine->grad + shard_grad_place(&engine->config, range.begin), range, in, room, e));
-    return reduce_add(sum + in.first, room + in.first, in.count, false, engine->stream, e);
+    const float *own = engine->grad + shard_grad_place(&engine->config, range.begin);
+    return norms(engine, STATS_RANK_SQ, own, range, true, e);
 }
 
 int engine_send_stats(Engine *engine, Error *e) {
@@ -217,14 +180,11 @@ static int scale_gradient(Engine *engine, const UpdateConfig *u, Error *e) {
 }
 
 int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
-    const Model *model = engine->config.model;
     TRY(scale_gradient(engine, u, e));
     Piece p;
     for (int next = 0; shard_next(&engine->config, STATE_MOMENT1, range, &next, &p);) {
         const OptimizerArrays arrays = arrays_of(engine, p);
-        const Tensors in = tensors_in(model, p.range);
-        TRY(clip_segments(engine, p.range, in, e));
-        TRY(optimizer_trust(engine->trust + in.first, model->tensor_count, &arrays, engine->segment_part, in.count,
+        TRY(optimizer_trust(engine->trust, &arrays, p.range, engine->segment, engine->config.model->tensor_count,
                             update_step(u), engine->grad_scale, engine->scratch, engine->stream, e));
     }
     return 0;
@@ -234,13 +194,13 @@ int cuda_trust(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 static int update_matrices(Engine *engine, const OptimizerArrays *a, Range range, const UpdateConfig *u, int aspect,
                            Error *e) {
     const Model *model = engine->config.model;
-    const Tensors in = tensors_in(model, range);
     const MuonStep step = {(float)u->momentum, (float)u->muon_lr, (float)u->weight_decay};
     MuonMatrices batch = {};
-    for (const Tensor *t = model->tensors + in.first, *end = t + in.count; t < end; t++) {
+    for (const Tensor *t = model->tensors, *end = t + model->tensor_count; t < end; t++) {
         const size_t matrices = tensor_muon_matrices(t), columns = matrices ? t->columns / matrices : 0;
-        if (!matrices || (columns > t->rows) - (columns < t->rows) != aspect) continue;
-        assert(t->offset >= range.begin && t->offset + t->count <= range.end);
+        const size_t shared = range_length(range_overlap(tensor_range(t), range));
+        if (!matrices || !shared || (columns > t->rows) - (columns < t->rows) != aspect) continue;
+        assert(shared == t->count); // the range holds whole matrices
         batch.rows = (int)t->rows, batch.columns = (int)columns;
         for (size_t k = 0; k < matrices; k++) {
             const size_t at = t->offset - range.begin + k * columns;
@@ -302,8 +262,10 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
         size_t n = range_length(part), at = part.begin;
         if (n == 0) continue;
         TRY(watch_await(&engine->weights_watch, part, e));
-        TRY(reduce_hash(sum, engine->weight + shard_weight_place(&engine->config, at), n, at, engine->stream, e));
-        if (masters) TRY(reduce_hash(sum, engine->param + at, n, model->flat_count + at, engine->stream, e));
+        const real *weight = engine->weight + shard_weight_place(&engine->config, at);
+        TRY(reduce_hash(sum, weight, sizeof(real), n, at, engine->stream, e));
+        if (!masters) continue;
+        TRY(reduce_hash(sum, engine->param + at, sizeof(float), n, model->flat_count + at, engine->stream, e));
     }
     TRY(copy_out(engine, answer, sum, sizeof *sum, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);

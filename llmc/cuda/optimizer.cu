@@ -68,14 +68,14 @@ enum { TRUST_BLOCKS = 128 };
 
 // partials (S, TRUST_BLOCKS): squared norms of weights and direction. Grid: (TRUST_BLOCKS, segment).
 __global__ static void __launch_bounds__(THREADS)
-    trust_kernel(double2 *partials, OptimizerArrays a, const ReduceSegment *segments, AdamWStep step,
+    trust_kernel(double2 *partials, OptimizerArrays a, Range range, const Range *segments, AdamWStep step,
                  const float *scale) {
     __shared__ double shared[2][THREADS / WARP];
-    const ReduceSegment segment = segments[blockIdx.y];
+    const Range part = range_overlap(segments[blockIdx.y], range);
     double weights = 0, direction = 0;
     step.grad_scale = *scale;
-    for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < segment.count; i += TRUST_BLOCKS * THREADS) {
-        const size_t at = segment.offset + i;
+    for (size_t i = blockIdx.x * THREADS + threadIdx.x; i < range_length(part); i += TRUST_BLOCKS * THREADS) {
+        const size_t at = part.begin - range.begin + i;
         float p = a.param[at], m = a.moment1[at], v = a.moment2[at]; // adamw_direction changes these copies only
         const float d = adamw_direction(p, a.grad[at], &m, &v, &step, a.rule[at / DECAY_GRANULE] == RULE_DECAY);
         weights += (double)p * p;
@@ -87,7 +87,9 @@ __global__ static void __launch_bounds__(THREADS)
 }
 
 // Grid: a warp per segment.
-__global__ static void trust_finish_kernel(double *squares, size_t stride, const double2 *partials) {
+__global__ static void trust_finish_kernel(double *squares, const double2 *partials, Range range,
+                                           const Range *segments) {
+    if (range_length(range_overlap(segments[blockIdx.x], range)) == 0) return;
     double2 sum = {0, 0};
     for (int k = threadIdx.x; k < TRUST_BLOCKS; k += WARP) {
         const double2 x = partials[blockIdx.x * TRUST_BLOCKS + k];
@@ -96,17 +98,17 @@ __global__ static void trust_finish_kernel(double *squares, size_t stride, const
     sum = {warp_sum(sum.x), warp_sum(sum.y)};
     if (threadIdx.x > 0) return;
     squares[blockIdx.x] = sum.x;
-    squares[stride + blockIdx.x] = sum.y;
+    squares[gridDim.x + blockIdx.x] = sum.y;
 }
 
 size_t optimizer_trust_workspace_bytes(int S) { return sizeof(double2) * TRUST_BLOCKS * (size_t)S; }
 
-int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
+int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e) {
     double2 *partials = (double2 *)workspace;
-    if (S == 0) return 0;
-    TRY(launch({dim3(TRUST_BLOCKS, S), THREADS, stream}, e, trust_kernel, partials, *arrays, segments, step, scale));
-    return launch({S, WARP, stream}, e, trust_finish_kernel, squares, stride, partials);
+    TRY(launch({dim3(TRUST_BLOCKS, S), THREADS, stream}, e, trust_kernel, partials, *arrays, range, segments, step,
+               scale));
+    return launch({S, WARP, stream}, e, trust_finish_kernel, squares, partials, range, segments);
 }
 
 __global__ static void rates_kernel(float *rate, const double *squares, int tensors, double lr) {

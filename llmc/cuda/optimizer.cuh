@@ -35,10 +35,10 @@ typedef struct {
 int optimizer_update(const OptimizerArrays *arrays, size_t n, AdamWStep step, const float *scale, cudaStream_t stream,
                      Error *e);
 
-// LAMB: squares[s] = squared norm of the weights of segment s, squares[stride + s] = squared norm of the step's
-// direction. Segment offsets count from the arrays' first element.
+// LAMB: squares[s] = squared norm of the weights of segment s, squares[S + s] = squared norm of the step's direction, both
+// of the part in the range, which begins at the arrays' first element. Leaves segments outside alone.
 size_t optimizer_trust_workspace_bytes(int S);
-int optimizer_trust(double *squares, size_t stride, const OptimizerArrays *arrays, const ReduceSegment *segments, int S,
+int optimizer_trust(double *squares, const OptimizerArrays *arrays, Range range, const Range *segments, int S,
                     AdamWStep step, const float *scale, void *workspace, cudaStream_t stream, Error *e);
 
 // rate[i] = lr x trust ratio of tensor i, from squares as above.

@@ -221,50 +221,49 @@ __device__ static double squares_of_range(const float *x, size_t begin, size_t e
     return ((double)s[0] + s[1]) + ((double)s[2] + s[3]);
 }
 
-// Grid: block k sums x[k span, (k + 1) span) and writes slot k + s for every segment s in it.
+// Grid: block k sums elements [k span, (k + 1) span) of the range and writes slot k + s for every segment s in them.
 __global__ void __launch_bounds__(FLAT_THREADS)
-    squares_kernel(double *slots, const float *x, size_t n, size_t span, const ReduceSegment *segments, int S) {
+    squares_kernel(double *slots, const float *x, Range range, size_t span, const Range *segments, int S) {
     __shared__ double shared[FLAT_THREADS / WARP];
-    const size_t begin = blockIdx.x * span, end = begin + span < n ? begin + span : n;
+    const size_t begin = range.begin + blockIdx.x * span;
+    const Range own = range_overlap({begin, begin + span}, range);
     int low = 0, high = S; // find the first segment that ends after begin
     while (low < high) {
         const int middle = (low + high) / 2;
-        if (segments[middle].offset + segments[middle].count > begin) high = middle;
+        if (segments[middle].end > begin) high = middle;
         else low = middle + 1;
     }
-    for (int s = low; s < S && segments[s].offset < end; s++) {
-        const size_t from = segments[s].offset > begin ? segments[s].offset : begin;
-        const size_t segment_end = segments[s].offset + segments[s].count;
-        const double sum = block_sum(squares_of_range(x, from, segment_end < end ? segment_end : end), shared);
+    for (int s = low; s < S && segments[s].begin < own.end; s++) {
+        const Range part = range_overlap(segments[s], own);
+        const double mine = squares_of_range(x, part.begin - range.begin, part.end - range.begin);
+        const double sum = block_sum(mine, shared);
         if (threadIdx.x == 0) slots[blockIdx.x + s] = sum;
         __syncthreads();
     }
 }
 
 // Grid: a warp per segment.
-__global__ void squares_finish_kernel(double *squares, const double *slots, size_t span,
-                                      const ReduceSegment *segments) {
+__global__ void squares_finish_kernel(double *squares, const double *slots, Range range, size_t span,
+                                      const Range *segments, bool add) {
     const int s = blockIdx.x;
-    const ReduceSegment segment = segments[s];
+    const Range part = range_overlap(segments[s], range);
+    if (range_length(part) == 0) return;
+    const int first = (int)((part.begin - range.begin) / span), last = (int)((part.end - 1 - range.begin) / span);
     double sum = 0.0;
-    if (segment.count > 0) {
-        const int first = (int)(segment.offset / span), last = (int)((segment.offset + segment.count - 1) / span);
-        for (int k = first + threadIdx.x; k <= last; k += WARP) sum += slots[k + s];
-    }
+    for (int k = first + threadIdx.x; k <= last; k += WARP) sum += slots[k + s];
     sum = warp_sum(sum);
-    if (threadIdx.x == 0) squares[s] = sum;
+    if (threadIdx.x == 0) squares[s] = add ? squares[s] + sum : sum;
 }
 
 size_t reduce_squares_workspace_bytes(int S) { return (FLAT_BLOCKS + (size_t)S) * sizeof(double); }
 
-int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
-                   cudaStream_t stream, Error *e) {
-    if (S == 0) return 0;
+int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
+                   void *workspace, cudaStream_t stream, Error *e) {
     // A multiple of 4 floats: a block inside one tensor then reads 16 bytes at a time.
-    const size_t span = size_max(round_up((n + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
+    const size_t span = size_max(round_up((range_length(range) + FLAT_BLOCKS - 1) / FLAT_BLOCKS, 4), 4);
     double *slots = (double *)workspace;
-    TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, squares_kernel, slots, x, n, span, segments, S));
-    return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, span, segments);
+    TRY(launch({FLAT_BLOCKS, FLAT_THREADS, stream}, e, squares_kernel, slots, x, range, span, segments, S));
+    return launch({S, WARP, stream}, e, squares_finish_kernel, squares, slots, range, span, segments, add);
 }
 
 enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
@@ -328,21 +327,15 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
 
 static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }
 
-template <typename X> __global__ static void add_kernel(X *sum, const X *x, size_t n, bool first) {
+__global__ static void add_kernel(float *sum, const float *x, size_t n, bool first) {
     for (size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x; i < n; i += (size_t)gridDim.x * FLAT_THREADS)
         sum[i] = first ? x[i] : sum[i] + x[i];
 }
 
-template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e) {
+int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e) {
     if (n == 0) return 0;
-    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, add_kernel<X>, sum, x, n, first);
+    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, add_kernel, sum, x, n, first);
 }
-template int reduce_add(float *, const float *, size_t, bool, cudaStream_t, Error *);
-template int reduce_add(double *, const double *, size_t, bool, cudaStream_t, Error *);
-
-__device__ static inline uint32_t bits_of(float x) { return __float_as_uint(x); }
-__device__ static inline uint32_t bits_of(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
-__device__ static inline uint32_t bits_of(__half x) { return __half_as_ushort(x); }
 
 template <typename X>
 __global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const X *x, size_t n, uint64_t place) {
@@ -350,16 +343,15 @@ __global__ void __launch_bounds__(FLAT_THREADS) hash_kernel(uint64_t *sum, const
     uint64_t mine = 0;
 #pragma unroll 4
     for (size_t i = (size_t)blockIdx.x * FLAT_THREADS + threadIdx.x; i < n; i += stride)
-        mine += hash_element(place + i, bits_of(x[i]));
+        mine += hash_element(place + i, x[i]);
     for (int lanes = 16; lanes > 0; lanes /= 2) mine += __shfl_down_sync(0xffffffff, mine, lanes);
     if (threadIdx.x % 32 == 0) atomicAdd((unsigned long long *)sum, (unsigned long long)mine);
 }
 
-template <typename X>
-int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e) {
+int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
+                Error *e) {
     if (n == 0) return 0;
-    return launch({flat_blocks(n), FLAT_THREADS, stream}, e, hash_kernel<X>, sum, x, n, place);
+    const Launch l = {flat_blocks(n), FLAT_THREADS, stream};
+    if (value_bytes == sizeof(uint16_t)) return launch(l, e, hash_kernel<uint16_t>, sum, (const uint16_t *)x, n, place);
+    return launch(l, e, hash_kernel<uint32_t>, sum, (const uint32_t *)x, n, place);
 }
-template int reduce_hash(uint64_t *, const float *, size_t, uint64_t, cudaStream_t, Error *);
-template int reduce_hash(uint64_t *, const __nv_bfloat16 *, size_t, uint64_t, cudaStream_t, Error *);
-template int reduce_hash(uint64_t *, const __half *, size_t, uint64_t, cudaStream_t, Error *);

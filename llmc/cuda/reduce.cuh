@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+#include "model/model.h"
 
 // Output of one column gradient. sum NULL: not wanted.
 typedef struct {
@@ -47,15 +48,12 @@ size_t column_bytes(ColumnSplit split, int sets, int C);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
-// A tensor's place in a flat buffer, in elements. Tables are sorted by offset, without overlap; gaps are skipped.
-struct ReduceSegment {
-    size_t offset, count;
-};
-
-// squares[s] = sum of x (n)^2 over segment s < S; all in device memory. NaN and infinity propagate to its sum.
+// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Leaves segments outside
+// alone. x: the range's first element, aligned to 16 bytes. segments: in device memory, ascending, without overlap. NaN and
+// infinity propagate to their sum.
 size_t reduce_squares_workspace_bytes(int S);
-int reduce_squares(double *squares, const float *x, size_t n, const ReduceSegment *segments, int S, void *workspace,
-                   cudaStream_t stream, Error *e);
+int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
+                   void *workspace, cudaStream_t stream, Error *e);
 
 // Per-example gradients in one pass: x (E, n) fp32 holds g_b of E examples.
 //   gradient (n) += sum over b of x_b, in order
@@ -67,13 +65,13 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 // sum (1) += sum of x (n), by one block. For losses.
 int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
 
-// sum (n) += x (n); `first` overwrites it. X: float, double.
-template <typename X> int reduce_add(X *sum, const X *x, size_t n, bool first, cudaStream_t stream, Error *e);
+// sum (n) += x (n); `first` overwrites it.
+int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
-// *sum += hash (base/hash.h) of n elements; `place`: the first element's place in the hash. Integer sums: the order of
-// blocks does not matter. X: float, __nv_bfloat16, __half.
-template <typename X>
-int reduce_hash(uint64_t *sum, const X *x, size_t n, uint64_t place, cudaStream_t stream, Error *e);
+// *sum += hash (base/hash.h) of n values of 2 or 4 bytes; `place`: the first value's place in the hash. Integer sums: the
+// order of blocks does not matter.
+int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
+                Error *e);
 
 // Last step of per-example norms: *of[s] += sum of partials (sets, B, G) of set s over B and G, unless of[s] is NULL.
 typedef struct {

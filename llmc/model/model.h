@@ -66,7 +66,7 @@ typedef struct {
     TensorGroup group;
 } Tensor;
 
-typedef struct {
+typedef struct Range { // named: nvcc 13.0 fails at a std::vector of an unnamed type
     size_t begin, end; // elements [begin, end) of the flat array
 } Range;
 
@@ -77,12 +77,12 @@ static inline size_t tensor_muon_matrices(const Tensor *t) {
     return t->kind == QKV_W ? 3 : 1;
 }
 
-static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
-static inline size_t range_length(Range range) { return range.end - range.begin; }
+GNS_HD static inline Range tensor_range(const Tensor *t) { return (Range){t->offset, t->offset + t->count}; }
+GNS_HD static inline size_t range_length(Range range) { return range.end - range.begin; }
 static inline size_t range_float_bytes(Range range) { return range_length(range) * sizeof(float); }
 
 // Returns the part that two ranges share; may be empty.
-static inline Range range_overlap(Range a, Range b) {
+GNS_HD static inline Range range_overlap(Range a, Range b) {
     size_t begin = size_max(a.begin, b.begin), end = size_min(a.end, b.end);
     return begin < end ? (Range){begin, end} : (Range){begin, begin};
 }

@@ -46,18 +46,18 @@ static void test_same_bits(void) {
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     const size_t n = w->model.flat_count;
     std::vector<UpdateRule> rule(n / DECAY_GRANULE);
-    std::vector<ReduceSegment> segment(w->model.tensor_count);
+    std::vector<Range> segment(w->model.tensor_count);
     std::vector<float> zero(n);
     MemoryPlan plan;
     Engine *engine = engine_of(&gpu, w, w->c->micro_batch, recompute);
     if (!engine) return NULL;
     cuda_engine.plan_memory(&engine->config, &plan);
     cudaMemcpy(rule.data(), engine->rule, rule.size(), cudaMemcpyDeviceToHost);
-    cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(ReduceSegment), cudaMemcpyDeviceToHost);
+    cudaMemcpy(segment.data(), engine->segment, segment.size() * sizeof(Range), cudaMemcpyDeviceToHost);
     cudaMemset(engine->memory, byte, plan.total);
     cudaMemset(engine->ticket, 0, sizeof *engine->ticket);
     cudaMemcpy(engine->rule, rule.data(), rule.size(), cudaMemcpyHostToDevice);
-    cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(ReduceSegment), cudaMemcpyHostToDevice);
+    cudaMemcpy(engine->segment, segment.data(), segment.size() * sizeof(Range), cudaMemcpyHostToDevice);
     cudaError_t status = cudaDeviceSynchronize();
     CHECK(status == cudaSuccess, "%s", cudaGetErrorString(status));
     CALL_OK(gpu.load(engine, STATE_PARAM, all_of(&w->model), w->param, &e));

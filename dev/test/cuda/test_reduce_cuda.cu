@@ -2,54 +2,58 @@
 #include "kernel_test.cuh"
 
 // Segments of all sizes, some empty, with gaps between them; *n: elements in all.
-static std::vector<ReduceSegment> random_segments(int S, size_t *n) {
-    std::vector<ReduceSegment> segments(S);
+static std::vector<Range> random_segments(int S, size_t *n) {
+    std::vector<Range> segments(S);
     *n = 0;
     for (int s = 0; s < S; s++) {
         const bool empty = s > 0 && random_int(0, 9) == 0;
         *n += random_int(0, 5);
-        segments[s].offset = *n;
-        segments[s].count = empty ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000);
-        *n += segments[s].count;
+        segments[s] = {*n, *n + (empty ? 0 : random_int(1, random_int(0, 4) ? 600 : 60000))};
+        *n = segments[s].end;
     }
     *n += 3;
     return segments;
 }
 
-static void reduce_squares_case(int S) {
+// part: of a range that begins and ends anywhere, mostly within segments; else of the whole buffer.
+static void reduce_squares_case(int S, bool part, bool add) {
     size_t n;
-    const std::vector<ReduceSegment> segments = random_segments(S, &n);
+    const std::vector<Range> segments = random_segments(S, &n);
+    Range range = {0, n};
+    if (part) range.begin = random_u64() % n / 4 * 4, range.end = range.begin + 1 + random_u64() % (n - range.begin);
     std::vector<float> x(n, NAN); // in the gaps
-    std::vector<double> want(S, 0.0);
-    for (int s = 0; s < S; s++)
-        for (size_t i = 0; i < segments[s].count; i++) {
-            const float v = (float)random_normal();
-            x[segments[s].offset + i] = v;
-            want[s] += (double)v * v;
+    std::vector<double> want(S, SQUARES_BEFORE);
+    for (int s = 0; s < S; s++) {
+        const Range in = range_overlap(segments[s], range);
+        if (range_length(in) && !add) want[s] = 0.0;
+        for (size_t i = segments[s].begin; i < segments[s].end; i++) {
+            x[i] = (float)random_normal();
+            if (i >= in.begin && i < in.end) want[s] += (double)x[i] * x[i];
         }
+    }
     double *squares = device_new<double>(S);
     float *d_x = device_from(x);
-    ReduceSegment *d_segments = device_from(segments);
+    Range *d_segments = device_from(segments);
     void *workspace = workspace_new(reduce_squares_workspace_bytes(S));
     run_twice(
-        "squares", [&] { CUDA_OK(cudaMemset(squares, POISON, S * sizeof(double))); },
-        [&] { CALL_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e)); },
+        "squares", [&] { device_set(squares, std::vector<double>(S, SQUARES_BEFORE)); },
+        [&] { CALL_OK(reduce_squares(squares, d_x + range.begin, range, d_segments, S, add, workspace, 0, &e)); },
         {{squares, S * sizeof(double)}});
     check_close("squares", host_from(squares, S), want, 2e-6, 0.0);
 
     int bad = random_int(0, S - 1); // one value that is not finite must show, in its segment only
-    while (segments[bad].count == 0) bad = (bad + 1) % S;
-    x[segments[bad].offset + segments[bad].count - 1] = S % 2 ? NAN : INFINITY;
+    while (range_length(segments[bad]) == 0) bad = (bad + 1) % S;
+    x[segments[bad].end - 1] = S % 2 ? NAN : INFINITY;
     device_set(d_x, x);
-    CALL_OK(reduce_squares(squares, d_x, n, d_segments, S, workspace, 0, &e));
+    CALL_OK(reduce_squares(squares, d_x, {0, n}, d_segments, S, false, workspace, 0, &e));
     const std::vector<double> got = host_from(squares, S);
     for (int s = 0; s < S; s++) CHECK(isfinite(got[s]) == (s != bad), "segment %d: %g", s, got[s]);
     case_end();
 }
 
 static void test_reduce_squares(void) {
-    reduce_squares_case(1);
-    for (int i = 0; i < 5; i++) reduce_squares_case(random_int(2, small_shapes_only ? 40 : 300));
+    reduce_squares_case(1, false, false);
+    for (int i = 0; i < 8; i++) reduce_squares_case(random_int(2, small_shapes_only ? 40 : 300), i % 2, i / 2 % 2);
 }
 
 static void test_reduce_examples(void) {
