@@ -27,23 +27,12 @@ enum {
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-static int block_add_piece(TextBlock *b, TextPiece piece, Error *e) { // ignores an empty one
-    if (piece.bytes == 0) return 0;
-    if (b->piece_count == b->piece_capacity) {
-        int capacity = b->piece_capacity ? 2 * b->piece_capacity : 64;
-        TextPiece *pieces = realloc(b->pieces, (size_t)capacity * sizeof *pieces);
-        if (!pieces) return FAIL(e, ERR_MEMORY, NULL, "out of memory: the documents of a block");
-        b->pieces = pieces;
-        b->piece_capacity = capacity;
-    }
-    b->pieces[b->piece_count++] = piece;
-    return 0;
+// Adds a piece; ignores an empty one. At least a byte lies between two pieces.
+static void block_add_piece(TextBlock *b, TextPiece piece) {
+    if (piece.bytes > 0) b->pieces[b->piece_count++] = piece;
 }
 
-void block_free(TextBlock *b) {
-    memory_free(b->tokens);
-    free(b->pieces);
-}
+void block_free(TextBlock *b) { memory_free(b->pieces); }
 
 static uint64_t count_lines(const char *text, size_t bytes) { // counts newlines
     uint64_t lines = 0;
@@ -92,7 +81,7 @@ static int check_text_kind(const Input *input, const char *text, size_t bytes, E
 }
 
 // Decodes the text of every line in place. Skips a byte order mark before the first line.
-static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
+static void block_parse_jsonl(TextBlock *b, const TokenizeOptions *o) {
     uint64_t line = b->line;
     for (size_t at = b->offset ? 0 : utf8_mark(b->text, b->bytes), end; at < b->bytes; at = end + 1, line++) {
         char *newline = memchr(b->text + at, '\n', b->bytes - at);
@@ -103,12 +92,11 @@ static int block_parse_jsonl(TextBlock *b, const TokenizeOptions *o, Error *e) {
         TextPiece piece = {.at = at, .begins = true, .split = document_split(o, b->input, line)};
         const char *why = jsonl_field(b->text + at, end - at, o->field, &piece.bytes);
         bool invalid = !why && o->invalid != INVALID_BYTES && utf8_invalid_at(b->text + at, piece.bytes) < piece.bytes;
-        if (!why && !invalid) TRY(block_add_piece(b, piece, e));
+        if (!why && !invalid) block_add_piece(b, piece);
         else if (o->invalid == INVALID_SKIP) b->left_out++;
         else if (invalid) block_fault(b, line, HINT_INVALID, "its text is not valid UTF-8");
         else block_fault(b, line, HINT_JSONL, why);
     }
-    return 0;
 }
 
 static void block_check_text(TextBlock *b, const TokenizeOptions *o) {
@@ -130,7 +118,7 @@ int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e) {
     const TokenizeOptions *o = r->o;
     if (b->offset == 0 && o->invalid != INVALID_BYTES && !b->fault_count)
         b->ends = check_text_kind(b->input, b->text, b->bytes, &b->faults[0]), b->fault_count = b->ends;
-    if (!b->ends && b->input->jsonl) TRY(block_parse_jsonl(b, o, e));
+    if (!b->ends && b->input->jsonl) block_parse_jsonl(b, o);
     else if (!b->ends) block_check_text(b, o);
     if (b->fault_count) atomic_store(&r->refused, true);
     uint16_t *tokens = b->tokens;
@@ -228,7 +216,7 @@ static size_t reader_cut(const Reader *r, bool jsonl) {
 }
 
 // Finds the documents of a block of text. Without --separator the block is part of one document.
-static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
+static void reader_find_pieces(Reader *r, TextBlock *b) {
     const char *separator = r->o->separator;
     size_t length = strlen(separator);
     for (size_t at = 0;;) {
@@ -241,9 +229,9 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
         size_t end = found && stop > at && b->text[stop - 1] == '\n' ? stop - 1 : stop;
         if (end < stop && end > at && b->text[end - 1] == '\r') end--;
         int split = r->tail != UINT64_MAX ? r->offset >= r->tail : document_split(r->o, b->input, r->document);
-        TRY(block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !r->inside, .split = split}, e));
+        block_add_piece(b, (TextPiece){.at = at, .bytes = end - at, .begins = !r->inside, .split = split});
         if (end > at) r->inside = true;
-        if (!found) return 0;
+        if (!found) return;
         at = stop + length;
         r->document++;
         r->inside = false;
@@ -255,9 +243,12 @@ static int reader_find_pieces(Reader *r, TextBlock *b, Error *e) {
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     size_t capacity = size_max(bytes, BLOCK_BYTES);
     if (b->capacity < capacity || b->capacity > size_max(KEEP_BYTES, capacity)) {
-        memory_free(b->tokens);
+        size_t pieces = capacity / 2 + 1; // their untouched memory costs nothing
+        memory_free(b->pieces);
         b->capacity = 0;
-        TRY(memory_alloc((void **)&b->tokens, capacity * (sizeof *b->tokens + 1) + 1, "a block of text", e));
+        size_t room = pieces * sizeof *b->pieces + capacity * (sizeof *b->tokens + 1) + 1;
+        TRY(memory_alloc((void **)&b->pieces, room, "a block of text", e));
+        b->tokens = (uint16_t *)(b->pieces + pieces);
         b->text = (char *)(b->tokens + capacity);
         b->capacity = capacity;
     }
@@ -265,7 +256,7 @@ static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     memcpy(b->text, r->buffer, bytes);
     memmove(r->buffer, r->buffer + bytes, r->have - bytes);
     r->have -= bytes;
-    if (!b->input->jsonl) TRY(reader_find_pieces(r, b, e));
+    if (!b->input->jsonl) reader_find_pieces(r, b);
     r->offset += bytes;
     r->taken += bytes;
     r->line += count_lines(b->text, bytes);

@@ -22,11 +22,11 @@ typedef struct {
     Input *input;
     uint64_t offset, line; // of its first byte in the input; lines count from 1
     uint64_t end;          // bytes of all inputs up to its end
-    char *text;
+    TextPiece *pieces; // (capacity / 2 + 1) found by reader_next, in jsonl by block_encode; owns tokens and text too
+    uint16_t *tokens;  // (capacity) no token is shorter than a byte
+    char *text;        // (capacity + 1)
     size_t bytes, capacity;
-    uint16_t *tokens;  // (capacity): no token is shorter than a byte; owns the memory of `text` too
-    TextPiece *pieces; // the reader finds them; in jsonl block_encode
-    int piece_count, piece_capacity;
+    int piece_count;
     int left_out;             // skipped lines of jsonl (--invalid skip)
     int notes;                // bits 1 << NOTE_*
     Error faults[FAULTS_MAX]; // why the input is refused
