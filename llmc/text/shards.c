@@ -90,15 +90,12 @@ done:
 // Opens a shard. Fails if its header is wrong, or does not fit the file's size.
 static int shard_open(Dataset *data, Shard *shard, Error *e) {
     const char *path = shard->path;
-    int32_t header[SHARD_HEADER_INTS];
+    int32_t header[SHARD_HEADER_INTS] = {0};
     uint64_t bytes;
     int largest;
     if (file_open_input(path, &shard->fd, &bytes, e))
         return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
-    if (bytes < SHARD_HEADER_BYTES)
-        return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: it ends at byte %llu: too few for a shard's header of %d", path,
-                    (unsigned long long)bytes, SHARD_HEADER_BYTES);
-    TRY(file_read_range(shard->fd, path, 0, header, sizeof header, e));
+    TRY(file_read_range(shard->fd, path, 0, header, size_min(bytes, sizeof header), e));
     if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION || header[2] <= 0)
         return FAIL(e, ERR_INPUT, HINT_TOKENIZE, "%s: not a token shard (magic %d, version %d, %d tokens; want %d, %d)",
                     path, header[0], header[1], header[2], SHARD_MAGIC, SHARD_VERSION);
