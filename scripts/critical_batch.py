@@ -180,7 +180,7 @@ class Branch:
         with open(self.done, encoding="utf-8") as file:
             if file.read() == "diverged\n":
                 return math.inf
-        run = Run(self.out, begin=origin.tokens)
+        run = Run(self.out)
         if run.val_rows:
             return run.val_column("val_loss")[-1]
         # Return the mean over the last eighth of the examples: they are the same in every branch.

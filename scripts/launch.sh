@@ -41,14 +41,11 @@ ask_to_stop() { # PID: once it catches the signal
 # Sets the array `command` to a start that resumes: replaces --fresh and llm.c's -y by -y 1. That also overrules `fresh`
 # in a --config file.
 command_to_resume() { # COMMAND...
+    local word previous=
     command=()
-    while [ $# -gt 0 ]; do
-        case $1 in
-        --fresh) ;;
-        -y) shift ;;
-        *) command+=("$1") ;;
-        esac
-        shift
+    for word; do
+        [[ $word == @(--fresh|-y) || $previous == -y ]] || command+=("$word")
+        previous=$word
     done
     command+=(-y 1)
 }

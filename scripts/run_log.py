@@ -201,9 +201,9 @@ class Run:
     validations (`val_rows`) and of tests (`test_rows`). live: it may have no step yet.
 
     A line's `seconds` is the training time up to it: each step's tokens over its tok_per_s. Validation, samples and
-    checkpoints do not count. begin: tokens done before the first line, if an earlier part has its own log."""
+    checkpoints do not count."""
 
-    def __init__(self, path, begin=0, live=False, known=None):
+    def __init__(self, path, live=False, known=None):
         self.path = path
         parent, base = os.path.split(os.path.abspath(path))
         name = base if base != "run" else os.path.basename(parent) or base
@@ -213,7 +213,7 @@ class Run:
         self.info = read_json(self.info_path, RUN)
         self.parts = self.info.get("parts", [])
         known = {} if known is None else known
-        self.lines = self.read_metrics(begin, known)
+        self.lines = self.read_metrics(known)
         self.samples = [line for _, line in read_lines(samples_path, SAMPLE, known)] if has_log(samples_path) else []
         self.rows = [line for line in self.lines if "loss" in line]
         self.val_rows = [line for line in self.lines if "val_loss" in line]
@@ -221,8 +221,8 @@ class Run:
         if not self.rows and not live:
             raise Fault(EXIT_INPUT, f"{self.metrics_path}: no step in it; let the run make some")
 
-    def read_metrics(self, begin, known):
-        lines, before, now, rate = [], begin, 0.0, math.nan
+    def read_metrics(self, known):
+        lines, before, now, rate = [], 0, 0.0, math.nan
         self.seconds = {}  # by step
         for where, line in read_lines(self.metrics_path, ROW, known):
             if line["tokens"] < before:
@@ -320,18 +320,13 @@ def time_unit(seconds):
 def reach(curve, target):
     """Returns {step, tokens, seconds} where a curve (lines, losses) first falls to `target`, interpolated between two lines.
     None if it never does, or if its first line is already there: the crossing is then unknown."""
-    last = None
-    for row, loss in zip(*curve):
-        if not math.isfinite(loss):
-            continue
-        here = {name: row[name] for name in ("step", "tokens", "seconds")}
-        if loss <= target:
-            if last is None:
-                return None
-            part = (last[1] - target) / (last[1] - loss)
-            return {name: last[0][name] + part * (here[name] - last[0][name]) for name in here}
-        last = here, loss
-    return None
+    known = [(row, loss) for row, loss in zip(*curve) if math.isfinite(loss)]
+    first = next((i for i, (_, loss) in enumerate(known) if loss <= target), 0)
+    if first == 0:
+        return None
+    (before, high), (row, low) = known[first - 1:first + 1]
+    part = (high - target) / (high - low)
+    return {name: before[name] + part * (row[name] - before[name]) for name in ("step", "tokens", "seconds")}
 
 
 def compare(runs, target=None):

@@ -160,13 +160,12 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     *out = NULL;
     if (file_read(path, FILE_MAX_BYTES, &file, &bytes, e))
         return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
-    int code = memory_alloc_zero((void **)&h, sizeof *h, "HellaSwag's questions", e);
+    size_t rows = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
+    int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->rows + bytes * sizeof *h->tokens,
+                            "HellaSwag's questions", e);
     if (code) return memory_free(file), code;
-    h->vocab_size = vocab_size;
-    h->seq_len = seq_len;
-    size_t most = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
-    TRY_GOTO(memory_alloc((void **)&h->tokens, bytes * sizeof *h->tokens, "HellaSwag's questions", e));
-    TRY_GOTO(memory_alloc((void **)&h->rows, most * sizeof *h->rows, "HellaSwag's questions", e));
+    *h = (HellaSwag){.vocab_size = vocab_size, .seq_len = seq_len, .rows = (Row *)(h + 1)};
+    h->tokens = (uint16_t *)(h->rows + rows);
     memcpy(&magic, file, size_min(bytes, sizeof magic));
     if (magic == SHARD_MAGIC) code = FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
     else if (magic == MAGIC) code = bin_questions(h, file, bytes, e);
@@ -177,19 +176,13 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     else if (!code && h->info.questions == 0) code = FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
     if (code) error_prefix(e, "%s", path);
     h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
-done:
     memory_free(file);
     if (code) hellaswag_close(h);
     else *out = h;
     return code;
 }
 
-void hellaswag_close(HellaSwag *h) {
-    if (!h) return;
-    memory_free(h->tokens);
-    memory_free(h->rows);
-    memory_free(h);
-}
+void hellaswag_close(HellaSwag *h) { memory_free(h); }
 
 HellaSwagInfo hellaswag_describe(const HellaSwag *h) { return h->info; }
 

@@ -25,22 +25,15 @@ static void *read_rows(void *loader) {
 }
 
 int loader_create(Loader **out, const Dataset *data, int max_rows, int seq_len, Error *e) {
-    int code = 0;
-    size_t bytes = (size_t)max_rows * ((size_t)seq_len + 1) * sizeof(uint16_t);
-    TRY(memory_alloc_zero((void **)out, sizeof(Loader), "the data loader", e));
-    (*out)->data = data;
-    (*out)->max_rows = max_rows;
-    for (int i = 0; i < 2 && !code; i++) code = memory_alloc((void **)&(*out)->rows[i], bytes, "token rows", e);
-    if (!code) return 0;
-    loader_destroy(*out);
-    *out = NULL;
-    return code;
+    size_t tokens = (size_t)max_rows * ((size_t)seq_len + 1);
+    TRY(memory_alloc((void **)out, sizeof(Loader) + 2 * tokens * sizeof(uint16_t), "the data loader", e));
+    uint16_t *rows = (uint16_t *)(*out + 1);
+    **out = (Loader){.data = data, .max_rows = max_rows, .rows = {rows, rows + tokens}};
+    return 0;
 }
 
 void loader_destroy(Loader *loader) {
-    if (!loader) return;
-    worker_join(&loader->worker);
-    for (int i = 0; i < 2; i++) memory_free(loader->rows[i]);
+    if (loader) worker_join(&loader->worker);
     memory_free(loader);
 }
 
