@@ -272,16 +272,15 @@ static inline int count_checkpoints(const char *run) {
 
 // archive_newest: the step; -1 if none is found.
 static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
-    char id[HASH_TEXT];
-    bool found = false;
-    int64_t step = -1;
+    Newest newest;
     FILE *notes = fopen("/dev/null", "w");
     Archive archive = archive_at(run);
-    int code = archive_newest(&archive, notes, NULL, &found, &step, directory, id, e);
+    int code = archive_newest(&archive, notes, NULL, &newest, e);
     CHECK_OK(code, e);
     archive_close(&archive);
     fclose(notes);
-    return found && !code ? step : -1;
+    strcpy(directory, newest.directory);
+    return newest.found && !code ? newest.step : -1;
 }
 
 // Reads all bytes of a checkpoint and compares them with its manifest.

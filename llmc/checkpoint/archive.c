@@ -321,29 +321,28 @@ done:
 
 // ---- Finding --------------------------------------------------------------------------------------------------------
 
-int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
-                   char directory[ARCHIVE_PATH], char run[HASH_TEXT], Error *e) {
+int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, Newest *newest, Error *e) {
     Steps steps;
-    *found = false;
+    *newest = (Newest){0};
     TRY(steps_list(archive, &steps, e));
     int code = 0, skipped = 0;
-    for (int i = 0; i < steps.count && !*found; i++) {
+    for (int i = 0; i < steps.count && !newest->found; i++) {
         Manifest manifest;
-        step_path(archive, steps.step[i], FINAL, directory);
-        *step = steps.step[i];
-        code = archive_verify(archive, *step, VERIFY_BYTES, pulse, &manifest, e);
-        strcpy(run, manifest.run);
+        newest->step = steps.step[i];
+        step_path(archive, newest->step, FINAL, newest->directory);
+        code = archive_verify(archive, newest->step, VERIFY_BYTES, pulse, &manifest, e);
+        strcpy(newest->run, manifest.run);
         if (code && e->unreadable)
             error_hint(e,
                        "the checkpoint may be undamaged, and nothing was changed: make it readable and start again; "
                        "or rename %s, to resume from an older one",
-                       directory);
+                       newest->directory);
         if (code && (code != ERR_INPUT || manifest.foreign || e->unreadable)) goto done;
-        *found = code == 0;
+        newest->found = code == 0;
         if (code) skipped++, fprintf(notes, "warning: %s. Skipped\n", e->what);
     }
     code = 0;
-    if (!*found && skipped)
+    if (!newest->found && skipped)
         code = FAIL(e, ERR_INPUT, "--fresh starts over, and moves this run aside",
                     "%s: all of its %d checkpoints are damaged", archive->path, skipped);
 done:

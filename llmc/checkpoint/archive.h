@@ -59,10 +59,17 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e);
 // removes none.
 int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *notes, Error *e);
 
-// Finds the newest undamaged checkpoint and its run's id; skips damaged ones. *found is false if there is no
-// checkpoint. ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
-int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, bool *found, int64_t *step,
-                   char directory[ARCHIVE_PATH], char run[HASH_TEXT], Error *e);
+// A run's newest checkpoint that reads back as it was written.
+typedef struct {
+    bool found;
+    int64_t step;
+    char directory[ARCHIVE_PATH];
+    char run[HASH_TEXT]; // its run's id; "": of an older build
+} Newest;
+
+// Skips damaged checkpoints. newest->found is false if there is none at all. ERR_INPUT if all are damaged, or if a newer
+// one cannot be read or has another build's format.
+int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, Newest *newest, Error *e);
 
 // Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those
 // steps again.

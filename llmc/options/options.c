@@ -27,11 +27,6 @@ void options_defaults(Options *o) {
     for (int id = 0; id < OPTION_COUNT; id++) row_reset(&t, id);
 }
 
-int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e) {
-    OptionTable t = options_table(o);
-    return row_set(&t, (int)id, said, text, place, e);
-}
-
 void option_note(Options *o, const char *format, ...) {
     char text[1200], line[1210];
     va_list arguments;
@@ -153,11 +148,6 @@ OptionTable options_table(Options *o) {
                          .is_short = is_short};
 }
 
-int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e) {
-    OptionTable t = options_table(o);
-    return parser_config(&t, text, bytes, name, e);
-}
-
 int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
     options_defaults(o);
     OptionTable t = options_table(o);
@@ -197,31 +187,25 @@ int options_print(FILE *f, const Options *o, Error *e) {
 
 // ---- run.json -------------------------------------------------------------------------------------------------------
 
-// Writes `"name": value` for each option selected in which[] (NULL: all), without options of planning.
-static void write_json_options(FILE *f, const Options *o, const bool *which, const char *separator) {
-    const char *before = "";
+void options_write_json(FILE *f, const Options *o, const bool *which, int indent) {
+    char next[40], inner[40], *separator = "";
+    snprintf(next, sizeof next, which ? ", " : ",\n%*s", indent + 2, "");
+    snprintf(inner, sizeof inner, ",\n%*s", indent + 4, "");
+    fputs("{", f);
+    if (!which) fputs(next + 1, f);
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
         if ((which && !which[id]) || option_is_of_planning(id)) continue;
-        fprintf(f, "%s\"%s\": ", before, row->field);
+        fprintf(f, "%s\"%s\": ", separator, row->field);
         row_write_json(f, row->type, row->names, (const char *)o + row->offset);
-        before = separator;
+        separator = next;
     }
-}
-
-void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]) {
-    fputc('{', f);
-    write_json_options(f, o, which, ", ");
-    fputc('}', f);
-}
-
-void options_write_json(FILE *f, const Options *o, int indent) {
-    char next[40], inner[40], *separator = "";
-    snprintf(next, sizeof next, ",\n%*s", indent + 2, "");
-    snprintf(inner, sizeof inner, ",\n%*s", indent + 4, "");
-    fprintf(f, "{%s", next + 1);
-    write_json_options(f, o, NULL, next);
+    if (which) {
+        fputs("}", f);
+        return;
+    }
     fprintf(f, "%s\"resolved\": {%s", next, inner + 1);
+    separator = "";
 #define R(type, field)                                                                                                 \
     fprintf(f, "%s\"%s\": ", separator, #field);                                                                       \
     row_write_json(f, TYPE_##type, "", &o->run.field);                                                                 \

@@ -85,15 +85,11 @@ void options_print_help(FILE *f, const Options *o, const char *program);
 int options_print(FILE *f, const Options *o, Error *e);
 
 // Writes one JSON object: every option by its field's name, except options of planning; and "resolved". Indents all
-// lines but the first by `indent` spaces; writes no newline at the end.
-void options_write_json(FILE *f, const Options *o, int indent);
+// lines but the first by `indent` spaces; writes no newline at the end. which: writes only the options whose `which` is
+// true, on one line; NULL: all.
+void options_write_json(FILE *f, const Options *o, const bool *which, int indent);
 
-// Writes only the options whose `which` is true, on one line.
-void options_write_json_some(FILE *f, const Options *o, const bool which[OPTION_COUNT]);
-
-// Parts of options_parse, for tests and the fuzzer. text: `bytes` bytes and a NUL; name: for messages.
 void options_defaults(Options *o);
-int options_parse_config(Options *o, char *text, size_t bytes, const char *name, Error *e);
 
 // ---- The table, for this folder, run/state.c and tests --------------------------------------------------------------
 
@@ -114,8 +110,6 @@ void *option_field(Options *o, OptionId id);
 
 // True for --print-options, --dry-run and options of --dry-run alone: they are not part of a run.
 bool option_is_of_planning(int id);
-
-int option_set(Options *o, OptionId id, const char *said, const char *text, int place, Error *e);
 
 // Adds the line "note: ..." to o->notes, once.
 void option_note(Options *o, const char *format, ...) __attribute__((format(printf, 2, 3)));

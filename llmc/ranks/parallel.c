@@ -274,9 +274,9 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// Sends one message: losses, stop, save, |s_r|^2, the examples' squared norms by tensor, and `more`.
+// Sends one message: losses, stop, |s_r|^2, the examples' squared norms by tensor, and `more`.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { LOSS, NLL, STOP, SAVE, RANK_SQ, EXAMPLE_SQ };
+    enum { LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
     double *values;
@@ -284,7 +284,6 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     values[LOSS] = result->loss_sum;
     values[NLL] = result->nll_sum;
     values[STOP] = sums->stop;
-    values[SAVE] = sums->save;
     values[RANK_SQ] = 0;
     for (int i = 0; i < tensors; i++) {
         values[RANK_SQ] += result->rank_sq[i];
@@ -296,7 +295,6 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     result->loss_sum = values[LOSS];
     result->nll_sum = values[NLL];
     sums->stop = values[STOP] > 0;
-    sums->save = values[SAVE] > 0;
     sums->rank_sq = values[RANK_SQ];
     memcpy(result->example_sq, values + EXAMPLE_SQ, sizeof(double) * (size_t)tensors);
     memory_free(values);

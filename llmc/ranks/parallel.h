@@ -123,7 +123,7 @@ typedef struct {
     StepResult *result; // from engine_result; summed over ranks, except grad_sq: it is already the batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
-    bool stop, save;    // in: asked of this rank; out: of any
+    bool stop;          // in: asked of this rank; out: of any
     double *more;       // (more_count): numbers of the caller's; summed over ranks
     int more_count;
 } StepSums;

@@ -68,7 +68,7 @@ static int run_training(Run *r, Error *e) {
 static int check_same_options(const Setup *setup, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
-    options_write_json(text.f, &setup->options, 0);
+    options_write_json(text.f, &setup->options, NULL, 0);
     fprintf(text.f, " %d %d", setup->options.dry_run, setup->options.print_options); // not among the options of a run
     TRY(text_end(&text, e));
     int code = comm_same(setup->comm, hash_bytes(HASH_START, text.text, text.bytes), ERR_USAGE, "other options",

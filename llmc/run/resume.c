@@ -28,8 +28,7 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     Text notes;
     TRY(text_begin(&notes, e));
     progress_begin(&r->output.progress, "reading the checkpoint", 0);
-    int code =
-        archive_newest(archive, notes.f, &pulse, &newest->found, &newest->step, newest->directory, newest->run, e);
+    int code = archive_newest(archive, notes.f, &pulse, newest, e);
     progress_end(&r->output.progress);
     if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
     text_free(&notes);

@@ -23,14 +23,6 @@
 #include <math.h>
 #include <string.h>
 
-// A run's newest checkpoint that reads back as it was written.
-typedef struct {
-    bool found;
-    int64_t step;
-    char directory[ARCHIVE_PATH];
-    char run[HASH_TEXT]; // its run's id; "": of an older build
-} Newest;
-
 // Set by the command line, the build and the machine. Only the engine's state changes in training.
 typedef struct {
     int argc; // the command line
@@ -67,7 +59,6 @@ typedef struct {
     Noise noise;
     StepResult result; // numbers of this step
     bool stop;         // a signal asked some rank to stop (same on all ranks)
-    bool save;         // rank 0 asks for a save to free disk space for its log (same on all ranks)
     double val_bytes;  // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;   // steps since the start whose gradient was clipped
     double begun;      // seconds of the clock, the time of earlier parts subtracted
@@ -88,7 +79,7 @@ typedef struct {
     double timed_seconds;       // seconds of the timed steps
     bool out_of_time;           // --max-hours stops the run
     bool last;                  // the save before the run's end was made, or failed
-    bool log_save_tried;        // a save to free disk space for the waiting log lines was tried
+    bool log_waits;             // lines of the log wait, and a warning said so
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
@@ -99,7 +90,7 @@ typedef struct {
     } own; // on rank 0
 } Saving;
 
-enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more end the run
+enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more stop the run
 
 // What rank 0 shows and writes step by step.
 typedef struct {
@@ -167,7 +158,7 @@ int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the lo
 int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 
-// Writes run.json and calls run_state_describe. The first call chooses the run's id (run_json.c).
+// Writes run.json and calls run_state_describe. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);
 
 // True if the run saves a checkpoint before its end, from the saver's copy.

@@ -15,7 +15,7 @@
 
 enum { ARRAYS = 3 };
 static const StateKind kinds[ARRAYS] = {STATE_PARAM, STATE_MOMENT1, STATE_MOMENT2};
-static const struct timespec moment = {0, 10000000};
+static const struct timespec poll_interval = {0, 10000000}; // 10 ms
 
 typedef enum { IDLE, WRITING, FINISHING } Phase;
 
@@ -53,14 +53,6 @@ struct Saver {
 
 // ---- Ranks ----------------------------------------------------------------------------------------------------------
 
-int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e) {
-    Comm *comm = r->setup.comm;
-    Error ignored;
-    if (!is_rank0(&r->setup)) return comm_wait_first(comm, e);
-    int code = work(r, e), ended = comm_wait_first(comm, code ? &ignored : e);
-    return code ? code : ended;
-}
-
 int compare_ranks(Run *r, Error *e) {
     if (!parallel_compare(&r->setup.parallel, e)) return 0;
     return error_prefix(e, "step %lld", (long long)r->position.at.step);
@@ -74,6 +66,7 @@ double save_seconds(const Run *r) {
 
 const char *stop_cause(const Run *r) {
     if (r->saving.out_of_time) return "the end of --max-hours";
+    if (metrics_waiting(r->output.metrics) > LOG_WAITS_MAX) return "a log that cannot be written";
     return comm_asked_to_stop(r->setup.comm) ? signals_requested() : "a signal to another rank";
 }
 
@@ -332,7 +325,7 @@ static int await_written(Saver *s, Error *e) {
     for (double done = -1; s->phase == WRITING;) {
         SaverCounts sums = saver_counts(s);
         if (sums.writing && sums.done == done) { // no progress: the watchdog reports a rank whose disk hangs
-            nanosleep(&moment, NULL);
+            nanosleep(&poll_interval, NULL);
             continue;
         }
         done = sums.done;
@@ -405,11 +398,28 @@ int collect_save(Run *r, Error *e) {
     return 0;
 }
 
+void write_waiting_log(Run *r) {
+    const Saver *s = r->saving.saver;
+    const int64_t best = r->setup.options.keep_best ? r->position.at.best.step : 0;
+    const uint64_t waiting = metrics_waiting(r->output.metrics); // 0 on other ranks
+    const bool warned = r->saving.log_waits;
+    Error why;
+    r->saving.log_waits = waiting && metrics_flush(r->output.metrics, &why);
+    if (warned && !r->saving.log_waits) printf("note: the log is written again\n");
+    if (!r->saving.log_waits) return;
+    progress_break(&r->output.progress);
+    if (!warned) fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
+    forget_removed(r);
+    if (s->phase == IDLE) // a running save removes checkpoints itself
+        archive_make_room(&r->saving.archive, s->size + waiting, r->setup.options.keep, r->saving.saved_step, best,
+                          stderr, NULL, &why);
+}
+
 // Waits until no save runs.
 static int await_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
     TRY(await_written(s, e));
-    for (long done = -1; s->phase == FINISHING; nanosleep(&moment, NULL)) {
+    for (long done = -1; s->phase == FINISHING; nanosleep(&poll_interval, NULL)) {
         long now = atomic_load(&s->done);
         if (now != done) comm_beat(r->setup.comm);
         done = now;
@@ -476,31 +486,6 @@ int save_and_wait(Run *r, Error *e) {
     return comm_agree(r->setup.comm, code, e);
 }
 
-// Called while lines of the log wait because the disk is full: the save makes room for itself and the lines. If it
-// fails too, training continues until more than LOG_WAITS_MAX bytes wait. ERR_WRITE: the lines cannot be written, and
-// the run ends.
-int save_for_log(Run *r, Error *e) {
-    Metrics *m = r->output.metrics;
-    const bool first_try = !r->saving.log_save_tried, is_rank_0 = is_rank0(&r->setup);
-    int full = is_rank_0 && metrics_flush(m, e), unsaved, code = 0;
-    r->saving.log_save_tried = true;
-    if (full) progress_break(&r->output.progress);
-    if (full && first_try) fprintf(stderr, "warning: %s: the log waits in memory\n", e->what);
-    TRY(comm_broadcast(r->setup.comm, &full, sizeof full, e));
-    if (!full) return 0;
-    TRY(save_shown(r, true, &unsaved, e));
-    if (is_rank_0) {
-        bool too_long = metrics_waiting(m) > LOG_WAITS_MAX;
-        if (unsaved) report_failure(r, r->position.at.step, &r->saving.saver->error, too_long);
-        code = metrics_flush(m, e);
-        if (!code && first_try) printf("note: the log is written again\n");
-        if (code && unsaved) code = metrics_waiting(m) > LOG_WAITS_MAX ? report_unsaved(r, e) : 0;
-    }
-    code = comm_agree(r->setup.comm, code, e);
-    if (code) r->saving.last = unsaved != 0;
-    return code;
-}
-
 // ---- The run ends ---------------------------------------------------------------------------------------------------
 
 // Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. After an error
@@ -534,7 +519,7 @@ void end_save(Run *r) {
     int failed = all_know ? parallel_drain(&setup->parallel, &ignored) : 0;
     if (all_know && !failed) failed = await_save(r, &ignored);
     for (double end = clock_seconds() + 0.5 * setup->options.deadline;
-         r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&moment, NULL))
+         r->saving.saver->phase == FINISHING && clock_seconds() < end; nanosleep(&poll_interval, NULL))
         collect_save(r, &ignored);
     if (failed) setup->comm->settled = false; // ends the job
 }

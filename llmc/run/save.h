@@ -4,7 +4,6 @@
 // | when                                         | function           | waits | a failure                            |
 // | --- | --- | --- | --- |
 // | --checkpoint-every, a lowest validation loss | save_in_background | no    | is printed; training continues       |
-// | the disk is full: lines of the log wait      | save_for_log       | yes   | ends the run beyond LOG_WAITS_MAX    |
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
 //
@@ -32,7 +31,7 @@
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
 //   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
 //      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
-//      that; earlier only if the disk has no room for both.
+//      that; earlier only if the disk has no room for both, or for the log.
 #pragma once
 
 #include "model/model.h"
@@ -52,7 +51,6 @@ int saver_prepare(Saver *saver, Error *e);
 void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
-int save_for_log(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
@@ -70,12 +68,13 @@ int collect_save(Run *r, Error *e);
 // timeout, so that it reports the error first.
 void end_save(Run *r);
 
-// ---- For the loop and the saves -------------------------------------------------------------------------------------
+// Call after collect_save. Writes the lines of the log that wait because the disk is full. If that fails, removes older
+// checkpoints to make room, as a save would.
+void write_waiting_log(Run *r);
 
-// Runs `work` on rank 0. The other ranks wait, and compute forward passes with it if it asks.
-int on_rank_0(Run *r, int (*work)(Run *r, Error *e), Error *e);
+// ---- For the loop and the saves -------------------------------------------------------------------------------------
 
 int compare_ranks(Run *r, Error *e); // ERR_RANK unless all ranks have the same weights
 
 double save_seconds(const Run *r);    // the longest so far; before the first a guess
-const char *stop_cause(const Run *r); // the signal's name, or that another rank had it
+const char *stop_cause(const Run *r); // the signal's name, or what else stops the run

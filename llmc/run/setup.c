@@ -465,9 +465,11 @@ int setup_buffers(Run *r, Error *e) {
     size_t n = (size_t)r->setup.model.tensor_count;
     TRY(setup_rows(&r->setup, &r->data, e));
     TRY(loader_create(&r->data.loader, r->data.train, r->setup.shape.micro_batch, r->setup.shape.seq_len, e));
-    TRY(memory_alloc((void **)&r->position.result.rank_sq, n * sizeof(double), "norms", e));
-    TRY(memory_alloc((void **)&r->position.result.grad_sq, n * sizeof(double), "norms", e));
-    return memory_alloc((void **)&r->position.result.example_sq, n * sizeof(double), "norms", e);
+    StepResult *result = &r->position.result;
+    TRY(memory_alloc((void **)&result->grad_sq, 3 * n * sizeof(double), "norms", e));
+    result->rank_sq = result->grad_sq + n;
+    result->example_sq = result->rank_sq + n;
+    return 0;
 }
 
 int run_destroy(Run *r, Error *e) {
@@ -479,8 +481,6 @@ int run_destroy(Run *r, Error *e) {
     free(r->saving.about);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
-    memory_free(r->position.result.rank_sq);
-    memory_free(r->position.result.example_sq);
     memory_free(r->position.result.grad_sq);
     memory_free(r->data.losses);
     memory_free(r->data.rows);

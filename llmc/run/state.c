@@ -126,12 +126,12 @@ static void count(StateIO *io, const char *path, int64_t *x) {
 }
 
 // Writes a count unless it is 0, and reads it if it is there.
-static void rare(StateIO *io, const char *path, int64_t *x) {
+static void count_unless_0(StateIO *io, const char *path, int64_t *x) {
     if (io->writing ? *x > 0 : get(io, path) != NULL) count(io, path, x);
 }
 
-// Writes the present value, or compares it with the file's: it may not change. Owns `now`.
-static void fixed(StateIO *io, const char *path, const char *flag, cJSON *now) {
+// Writes the present value, or fails unless the file has the same one. Owns `now`.
+static void keep(StateIO *io, const char *path, const char *flag, cJSON *now) {
     const cJSON *was = get(io, path);
     if (io->writing) {
         put(io, path, now);
@@ -188,13 +188,13 @@ static void io_point(StateIO *io, RunPoint *at) {
     count(io, "examples", &at->examples);
     count(io, "batch", &at->batch);
     count(io, "metrics_bytes", &at->metrics_bytes);
-    rare(io, "moment_steps", &at->moment_steps);
-    rare(io, "horizon", &at->horizon);
+    count_unless_0(io, "moment_steps", &at->moment_steps);
+    count_unless_0(io, "horizon", &at->horizon);
     if (io->writing || get(io, "seconds")) real(io, "seconds", &at->seconds);
     real(io, "val_loss", &at->val_loss);
     count(io, "best_step", &at->best.step);
     real(io, "best_loss", &at->best.loss);
-    rare(io, "best_stale", &at->best.stale);
+    count_unless_0(io, "best_stale", &at->best.stale);
     io_window(io, "loss_window", &at->loss_window);
     io_window(io, "grad_window", &at->grad_window);
     if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // fp16 only
@@ -219,7 +219,7 @@ static void io_position(StateIO *io, Position *p) {
 // ---- What may not change --------------------------------------------------------------------------------------------
 
 // Fails unless the file's list has length `now`: it may not change.
-static void fixed_list(StateIO *io, const char *name, int now, const char *what) {
+static void keep_length(StateIO *io, const char *name, int now, const char *what) {
     const int was = cJSON_GetArraySize(get(io, name));
     if (!io->writing && !io->code && was != now)
         io->code = FAIL(io->e, ERR_INPUT, other_run, "%s: this run has %s of %d %s (--train), the command has %d",
@@ -232,34 +232,34 @@ static void io_data(StateIO *io, const RunData *data, const char *out) {
     const int weights = info.weighted ? info.sources : 0;
     if (io->code) return;
     if (!io->writing && !cJSON_IsArray(get(io, "train_data"))) malformed(io, "train_data", "a list");
-    fixed_list(io, "train_data", list->count, "shards");
+    keep_length(io, "train_data", list->count, "shards");
     for (int i = 0; i < list->count && !io->code; i++) {
         const char *flag = AT("--train: %.80s", list->shard[i].name);
-        fixed(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(list->shard[i].name));
-        fixed(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)list->shard[i].digest.bytes));
-        fixed(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(list->shard[i].digest.hash));
+        keep(io, AT("train_data[%d].name", i), "--train", cJSON_CreateString(list->shard[i].name));
+        keep(io, AT("train_data[%d].bytes", i), flag, cJSON_CreateNumber((double)list->shard[i].digest.bytes));
+        keep(io, AT("train_data[%d].xxh3_128", i), flag, cJSON_CreateString(list->shard[i].digest.hash));
     }
     if (io->code && strcmp(io->e->hint, other_run) == 0)
         error_hint(io->e, "give the run's own; to go on with other data: --model %s --with-optimizer --out NEW", out);
-    fixed_list(io, "train_mixture", weights, "weights");
+    keep_length(io, "train_mixture", weights, "weights");
     for (int s = 0; s < weights; s++) { // each source's fraction of the rows, and its number of shards
         const DatasetSource source = dataset_source(data->train, s);
-        fixed(io, AT("train_mixture[%d].share", s), "--train", cJSON_CreateString(AT("%.17g", source.share)));
-        fixed(io, AT("train_mixture[%d].shards", s), "--train", cJSON_CreateNumber(source.shards));
+        keep(io, AT("train_mixture[%d].share", s), "--train", cJSON_CreateString(AT("%.17g", source.share)));
+        keep(io, AT("train_mixture[%d].shards", s), "--train", cJSON_CreateNumber(source.shards));
     }
 }
 
-static void io_fixed(StateIO *io, const Setup *s, const RunData *data) {
+static void io_identity(StateIO *io, const Setup *s, const RunData *data) {
     const ModelConfig *model = &s->model.config;
     const char *start = s->source[0] ? s->model_name : "scratch"; // the files may be moved
-    fixed(io, "model.start", "--model", cJSON_CreateString(start));
-    fixed(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
-    fixed(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
-    fixed(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
-    fixed(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
-    fixed(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
-    fixed(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
-    fixed(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
+    keep(io, "model.start", "--model", cJSON_CreateString(start));
+    keep(io, "model.layers", "--model, --layers", cJSON_CreateNumber(model->layers));
+    keep(io, "model.heads", "--model, --heads", cJSON_CreateNumber(model->heads));
+    keep(io, "model.channels", "--model, --channels", cJSON_CreateNumber(model->channels));
+    keep(io, "model.vocab", "--model, --vocab-size", cJSON_CreateNumber(model->vocab));
+    keep(io, "model.context", "--model, --seq-len", cJSON_CreateNumber(model->context));
+    keep(io, "seq_len", "--seq-len", cJSON_CreateNumber(s->shape.seq_len));
+    keep(io, "seed", "--seed", cJSON_CreateString(AT("%" PRId64, s->options.seed))); // may need all of its 63 bits
     io_data(io, data, s->options.out);
 }
 
@@ -269,7 +269,7 @@ static void io_fixed(StateIO *io, const Setup *s, const RunData *data) {
 static int options_item(const Options *o, bool raw, cJSON **out, Error *e) {
     Text text;
     TRY(text_begin(&text, e));
-    options_write_json(text.f, o, 2);
+    options_write_json(text.f, o, NULL, 2);
     TRY(text_end(&text, e));
     *out = raw ? cJSON_CreateRaw(text.text) : cJSON_Parse(text.text);
     text_free(&text);
@@ -332,8 +332,9 @@ static int list_changes(const StateIO *io, Run *r, Text *changes, Error *e) {
 // Without --gns keeps the run's mode, on any machine: another mode would change its batches.
 static int keep_gns(StateIO *io, Options *o, Error *e) {
     const char *was = cJSON_GetStringValue(get(io, "options.gns"));
+    const OptionTable t = options_table(o);
     if (o->given[OPTION_gns] || !was) return 0;
-    if (option_set(o, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options.gns", "a known mode");
+    if (row_set(&t, OPTION_gns, "gns", was, 0, e)) return malformed(io, "options.gns", "a known mode");
     return options_resolve_gns(o, (GnsMode)o->gns, e);
 }
 
@@ -387,7 +388,7 @@ int run_state_describe(Run *r, Error *e) {
     char engine[256];
     cJSON *options;
     engine_describe(r->setup.engine, engine, sizeof engine);
-    io_fixed(&io, &r->setup, &r->data);
+    io_identity(&io, &r->setup, &r->data);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
     put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
     if (!io.code) io.code = options_item(&r->setup.options, true, &options, e);
@@ -436,7 +437,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     StateIO io;
     *changes = (Text){0};
     TRY(state_open(&io, path, directory, e));
-    io_fixed(&io, &r->setup, &r->data);
+    io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->position);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;

@@ -144,15 +144,13 @@ static bool overflows(const Run *r, int64_t B) {
 static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     Setup *setup = &r->setup;
     Position *position = &r->position;
-    *sums = (StepSums){
-        .result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm), .save = position->save};
+    *sums = (StepSums){.result = &position->result, .stop = position->stop || comm_asked_to_stop(setup->comm)};
     r->saving.sums = saver_counts(r->saving.saver);
     sums->more = &r->saving.sums.writing;
     sums->more_count = sizeof r->saving.sums / sizeof(double);
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
     position->stop = sums->stop;
-    position->save = sums->save;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
 }
@@ -233,10 +231,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     int64_t B;
     bool skipped;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
-    const size_t waiting = metrics_waiting(r->output.metrics); // 0 on other ranks
-    if (!waiting) r->saving.log_save_tried = false;
-    position->save = waiting > LOG_WAITS_MAX || (waiting && !r->saving.log_save_tried);
-    position->stop = out_of_time(r);
+    position->stop = out_of_time(r) || metrics_waiting(r->output.metrics) > LOG_WAITS_MAX;
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
     TRY(agree_batch(r, &B, e));
     const int64_t tokens = B * setup->shape.seq_len;

@@ -30,7 +30,7 @@ static int train_loop(Run *r, Error *e) {
         last = at->tokens >= o->run.horizon_tokens; // then finish_run samples and saves
         const bool validates = r->data.val && o->val_every > 0 && (last || is_due(at->step, o->val_every));
         const bool saves = is_due(at->step, o->checkpoint_every), samples = is_due(at->step, o->sample_every);
-        const bool compares = saves || r->position.stop || r->position.save || is_due(at->step, compare_every);
+        const bool compares = saves || r->position.stop || is_due(at->step, compare_every);
         if (last || compares || validates || samples || is_due(at->step, o->hellaswag_every))
             TRY(parallel_send_weights(&r->setup.parallel, e));
         r->saving.is_best = false;
@@ -41,7 +41,7 @@ static int train_loop(Run *r, Error *e) {
         progress_step(&r->output.progress, &m, &r->position.noise, last || at->step == 1);
         if (samples && !last) TRY(sample(r, e));
         TRY(collect_save(r, e));
-        if (r->position.save && !last) TRY(save_for_log(r, e));
+        write_waiting_log(r);
         if ((saves || r->saving.is_best) && !last) TRY(save_in_background(r, e));
     }
     return finish_run(r, e);
@@ -117,9 +117,10 @@ static int sample(Run *r, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "the sample", 0);
     progress_break(&r->output.progress); // print_samples prints by itself
-    int code = on_rank_0(r, print_samples, e);
+    const int code = is_rank0(&r->setup) ? print_samples(r, e) : 0;
+    const int ended = comm_wait_first(r->setup.comm, code ? &(Error){0} : e); // the others compute rank 0's passes
     progress_end(&r->output.progress);
-    return code;
+    return code ? code : ended;
 }
 
 // ---- The end --------------------------------------------------------------------------------------------------------
@@ -128,6 +129,8 @@ static int stop_and_save(Run *r, Error *e) {
     const char *cause = stop_cause(r);
     progress_break(&r->output.progress);
     TRY(save_and_wait(r, e));
+    const bool too_long = metrics_waiting(r->output.metrics) > LOG_WAITS_MAX;
+    TRY(comm_agree(r->setup.comm, too_long ? metrics_flush(r->output.metrics, e) : 0, e));
     comm_settle(r->setup.comm);
     const char *hint = r->setup.options.fresh ? "run the same command without --fresh to resume"
                                               : "run the same command again to resume";

@@ -33,7 +33,8 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     char copy[1024];
     snprintf(copy, sizeof copy, "%s", text);
     options_defaults(o);
-    return options_parse_config(o, copy, strlen(copy), "run.cfg", e);
+    const OptionTable t = options_table(o);
+    return parser_config(&t, copy, strlen(copy), "run.cfg", e);
 }
 
 // Checks options by their JSON: `are` is "lr 0.5, model 'd12', ..."; quotes are single.
@@ -41,7 +42,7 @@ static inline void check_options(const Options *o, const char *words, const char
     char *text = NULL, wants[512], *rest = wants, json[600];
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_write_json(f, o, 0);
+    options_write_json(f, o, NULL, 0);
     fclose(f);
     snprintf(wants, sizeof wants, "%s", are);
     for (char *c = wants; *c; c++) *c = *c == '\'' ? '"' : *c;

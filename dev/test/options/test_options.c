@@ -309,7 +309,8 @@ static void test_config_lines(void) {
     CHECK(strstr(e.hint, "dashes"), "%s", e.hint);
     char zero[] = "lr = 1\0x\n";
     options_defaults(&o);
-    CHECK_ERROR(options_parse_config(&o, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
+    const OptionTable t = options_table(&o);
+    CHECK_ERROR(parser_config(&t, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
 }
 
 static void test_config_precedence(void) {
@@ -419,7 +420,7 @@ static void test_json(void) {
     char *text = NULL;
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
-    options_write_json(f, &o, 4);
+    options_write_json(f, &o, NULL, 4);
     fclose(f);
     cJSON *json = cJSON_ParseWithOpts(text, NULL, 1);
     CHECK(json != NULL, "no JSON: %s", text);

@@ -169,7 +169,7 @@ static int finish_options(Options *o, int code, Error *e) {
     code = options_resolve(o, e);
     if (!code) CHECK(o->run.batch_ref_rows >= 1 && o->run.horizon_tokens >= 0 && o->warmup_tokens >= 0, "resolved");
     FILE *f = fopen("/dev/null", "w");
-    options_write_json(f, o, 0);
+    options_write_json(f, o, NULL, 0);
     fclose(f);
     return code;
 }
@@ -181,7 +181,8 @@ static int parse_config(const char *path, Error *e) {
     memcpy(copy, sample.bytes, sample.count);
     copy[sample.count] = 0;
     options_defaults(&o);
-    int code = finish_options(&o, options_parse_config(&o, copy, sample.count, path, e), e);
+    const OptionTable t = options_table(&o);
+    int code = finish_options(&o, parser_config(&t, copy, sample.count, path, e), e);
     free(copy);
     return code;
 }
