@@ -155,50 +155,39 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
     return 0;
 }
 
-// True if the product that computes dfc also sums its columns, fc's bias gradient.
-static bool fc_is_summed(const Engine *engine, const Pass *p) { return engine->fused_linear && linear_sm90_sums(p->T); }
-
-// True if attention_backward sums the columns of dqkv, qkv's bias gradient (attention_sums).
-static bool qkv_is_summed(const Engine *engine, const Pass *p) {
-    return engine->fused_linear && attention_sums(p->attention);
+// True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias. Else
+// weight_gradient does, or bias_backward.
+static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
+    if (w == QKV_W) return engine->fused_linear && attention_sums(p->attention);
+    if (w == FC_W) return engine->fused_linear && linear_sm90_sums(p->T);
+    return true;
 }
 
-// True if weight_gradient or bias_backward must sum the bias gradient of w: no other kernel does.
-static bool has_own_bias(const Engine *engine, const Pass *p, TensorKind w) {
-    return (w == QKV_W && !qkv_is_summed(engine, p)) || (w == FC_W && !fc_is_summed(engine, p));
-}
-
-// True if weight_gradient computes the gradient of w, and of its bias if has_own_bias. With per-example norms: wherever
-// it can run. Without: only where it saves a pass over dy for the bias and dW's rows are whole tiles. (H200: cuBLASLt
-// with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are 12.5 tiles,
-// it takes 0.87 times as long.)
+// True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. With per-example norms:
+// wherever it can run. Without: only where it saves a pass over dy for the bias and dW's rows are whole tiles. (H200:
+// cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are 12.5
+// tiles, it takes 0.87 times as long.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
-           (p->mode == GNS_EXACT || (has_own_bias(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
+           (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-static int dweight_fused(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
-                         Error *e) {
+// Computes the gradient of matrix w, and of its bias if `fuses` says so.
+static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
+                          Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
+    const int in = (int)t->rows, out = (int)t->columns;
     WeightGradient g = {};
     g.dw = grad(engine, w, layer);
     g.first = engine->first;
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
-    if (has_own_bias(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
-    return weight_gradient(g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, engine->pairs, engine->scratch,
-                           engine->stream, e);
-}
-
-// Computes the gradient of matrix w, and of its bias if weight_gradient runs and has_own_bias.
-static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
-                          Error *e) {
-    const Tensor *t = model_tensor(engine->config.model, w, layer);
-    int in = (int)t->rows, out = (int)t->columns;
-    float *dw = grad(engine, w, layer);
-    if (fuses(engine, p, w)) return dweight_fused(engine, p, x, dy, w, layer, e);
-    if (p->mode != GNS_EXACT) return dweight(engine, dw, engine->first, x, dy, p->N, in, out, e);
-    return dweight_exact(engine, dw, engine->first, example_sq(engine, w, layer), x, dy, p->B, p->T, in, out, e);
+    if (fuses(engine, p, w)) {
+        if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+        return weight_gradient(g, x, dy, {p->B, p->T, in, out}, engine->pairs, engine->scratch, engine->stream, e);
+    }
+    if (p->mode != GNS_EXACT) return dweight(engine, g.dw, g.first, x, dy, p->N, in, out, e);
+    return dweight_exact(engine, g.dw, g.first, g.squares, x, dy, p->B, p->T, in, out, e);
 }
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
@@ -244,9 +233,8 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
 // Call after linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
 static int ln_residual(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd,
                        const real *residual, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
-    if (adds_residual(engine, p))
-        return ln_forward(engine, p, NULL, out, mean, rstd, sum, NULL, place, b_layer, w, l, e);
-    return ln_forward(engine, p, sum, out, mean, rstd, residual, engine->delta, place, b_layer, w, l, e);
+    const real *delta = adds_residual(engine, p) ? NULL : engine->delta;
+    return ln_forward(engine, p, sum, out, mean, rstd, delta ? residual : sum, delta, place, b_layer, w, l, e);
 }
 
 static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
@@ -411,7 +399,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
 // Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does. Unless fc is
 // NULL, first multiplies dwide by gelu'(fc).
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
-    if (fuses(engine, p, w) || !has_own_bias(engine, p, w)) return 0;
+    if (fuses(engine, p, w) || bias_is_summed(engine, p, w)) return 0;
     return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
                          columns, &engine->columns, engine->stream, e);
 }
@@ -426,7 +414,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     if (engine->fused_linear) {
         Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
         d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
-        if (fc_is_summed(engine, p)) d.columns = column_gradient(engine, FC_B, l, p->mode);
+        if (bias_is_summed(engine, p, FC_W)) d.columns = column_gradient(engine, FC_B, l, p->mode);
         d.T = p->T, d.jobs = &engine->columns;
         TRY(linear_sm90(d, engine->stream, e));
     } else if (fused)
@@ -453,8 +441,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
-    const ColumnGradient bias =
-        qkv_is_summed(engine, p) ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
+    const bool summed = bias_is_summed(engine, p, QKV_W);
+    const ColumnGradient bias = summed ? column_gradient(engine, QKV_B, l, p->mode) : ColumnGradient{};
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
@@ -467,34 +455,29 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Computes the gradient of wpe with documents: a position selects a row of wpe, as a token selects a row of wte.
-static int positions_backward(Engine *engine, const Pass *p, const real *dx, Error *e) {
-    cudaStream_t stream = engine->stream;
-    EmbeddingOrder order;
-    TRY(embedding_sort(&order, engine->tokens, engine->document_first, false, p->B, p->T, engine->sorted, stream, e));
-    TRY(embedding_backward(grad(engine, WPE, 0), NULL, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
-    if (p->mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, engine->document_first, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WPE, 0), NULL, NULL, dx, NULL, order, p->B, p->T, p->C,
-                                     engine->scratch, stream, e);
-}
-
-// Adds the gradients of wte and wpe from branch_gradient (B, T, C). The head has already added U to wte's gradient and
-// |U|^2 to its squares (embedding.cuh). cuda_result adds 2 <E, U>.
-static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
+// Adds the gradient of w, wte or wpe, from branch_gradient: a token selects a row of wte. first: a position in its
+// document selects a row of wpe instead. dwpe, cross, position, UG: see embedding.cuh.
+static int rows_backward(Engine *engine, const Pass *p, TensorKind w, const uint16_t *first, float *dwpe, double *cross,
+                         double *position, const float *UG, Error *e) {
     cudaStream_t stream = engine->stream;
     EmbeddingOrder order;
     const real *dx = branch_gradient(engine, p);
-    float *dwpe = p->documents ? NULL : grad(engine, WPE, 0);
-    double *position_sq = p->documents ? NULL : example_sq(engine, WPE, 0);
-    if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    TRY(embedding_sort(&order, engine->tokens, NULL, false, p->B, p->T, engine->sorted, stream, e));
-    TRY(embedding_backward(grad(engine, WTE, 0), dwpe, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
-    if (p->documents) TRY(positions_backward(engine, p, dx, e));
+    TRY(embedding_sort(&order, engine->tokens, first, false, p->B, p->T, engine->sorted, stream, e));
+    TRY(embedding_backward(grad(engine, w, 0), dwpe, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
     if (p->mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, NULL, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, WTE, 0), engine->stats + STAT_CROSS, position_sq, dx,
-                                     engine->head_at_token, order, p->B, p->T, p->C, engine->scratch, stream, e);
+    TRY(embedding_sort(&order, engine->tokens, first, true, p->B, p->T, engine->sorted, stream, e));
+    return embedding_example_squares(example_sq(engine, w, 0), cross, position, dx, UG, order, p->B, p->T, p->C,
+                                     engine->scratch, stream, e);
+}
+
+// Adds the gradients of wte and wpe. The head has already added U to wte's gradient and |U|^2 to its squares
+// (embedding.cuh). cuda_result adds 2 <E, U>.
+static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
+    const bool apart = p->documents; // wpe needs an order of its own
+    if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
+    if (apart) TRY(rows_backward(engine, p, WPE, engine->document_first, NULL, NULL, NULL, NULL, e));
+    return rows_backward(engine, p, WTE, NULL, apart ? NULL : grad(engine, WPE, 0), engine->stats + STAT_CROSS,
+                         apart ? NULL : example_sq(engine, WPE, 0), engine->head_at_token, e);
 }
 
 static int backward(Engine *engine, const Pass *p, Error *e) {
@@ -675,7 +658,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
 // The engine that main (llmc/run/main_cuda.c) hands to the program.
 const EngineApi cuda_engine = {
     .needs_loss_scale = REAL_DTYPE == DTYPE_FP16,
-    .dtype = cuda_dtype,
+    .dtype = [] { return REAL_DTYPE; },
     .check_dtype = cuda_check_dtype,
     .plan_memory = cuda_plan_memory,
     .device = cuda_device,
@@ -705,12 +688,13 @@ const EngineApi cuda_engine = {
     .eval = cuda_eval,
     .logits = cuda_logits,
     .watch = [](Engine *engine, const GradientWatch *watch) { engine->watch = *watch; },
-    .watch_weights = cuda_watch_weights,
+    .watch_weights = [](Engine *engine,
+                        const WeightsWatch *watch) { engine->weights_watch = watch ? *watch : WeightsWatch{}; },
     .collect = cuda_collect,
     .own_weights = cuda_own_weights,
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,
-    .weight_bytes = cuda_weight_bytes,
-    .stream = cuda_stream,
+    .weight_bytes = [](const Engine *) { return sizeof(real); },
+    .stream = [](Engine *engine) -> void * { return engine->stream; },
 };

@@ -168,7 +168,6 @@ size_t engine_muon_bytes(const EngineConfig *config);
 int engine_head_examples(const EngineConfig *config);
 
 // Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).
-Dtype cuda_dtype(void);
 int cuda_check_dtype(Dtype dtype, Error *e);
 int cuda_check(const EngineConfig *config, Error *e);
 int cuda_create(Engine **out, const EngineConfig *config, Error *e);
@@ -185,11 +184,8 @@ int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e);
 int cuda_norms(Engine *engine, Range range, Error *e);
 int cuda_trust(Engine *engine, Range range, const UpdateConfig *update, Error *e);
 int cuda_update(Engine *engine, Range range, const UpdateConfig *update, Error *e);
-void cuda_watch_weights(Engine *engine, const WeightsWatch *watch);
 int cuda_collect(Engine *engine, Range range, bool first, Error *e);
 const void *cuda_own_weights(Engine *engine, Range range);
 int cuda_clear(Engine *engine, Range range, Error *e);
 int cuda_rank_norms(Engine *engine, Range range, Error *e);
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element);
-size_t cuda_weight_bytes(const Engine *engine);
-void *cuda_stream(Engine *engine);

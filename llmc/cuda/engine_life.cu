@@ -43,10 +43,8 @@ static int tables_load(Engine *engine, Error *e) {
     return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
 
-Dtype cuda_dtype(void) { return REAL_DTYPE; }
-
 int cuda_check_dtype(Dtype dtype, Error *e) {
-    if (dtype == cuda_dtype()) return 0;
+    if (dtype == REAL_DTYPE) return 0;
     return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
                 "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }

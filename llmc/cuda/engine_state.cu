@@ -77,10 +77,6 @@ int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, 
     return copies_end(engine->stream, load_pieces(engine, kind, range, values, e), e);
 }
 
-void cuda_watch_weights(Engine *engine, const WeightsWatch *watch) {
-    engine->weights_watch = watch ? *watch : WeightsWatch{};
-}
-
 static int store_pieces(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     const float *array = state_array(engine, kind);
     Piece p;
@@ -246,10 +242,6 @@ const void *cuda_own_weights(Engine *engine, Range range) {
     if (engine->own_weight) return engine->own_weight + place;
     return engine->param + place;
 }
-
-size_t cuda_weight_bytes(const Engine *) { return sizeof(real); }
-
-void *cuda_stream(Engine *engine) { return engine->stream; }
 
 int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
