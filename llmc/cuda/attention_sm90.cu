@@ -282,13 +282,8 @@ int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e) {
 }
 
 int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
-    const cuuint64_t row_bytes = columns * sizeof(real);
-    const CopyTensor t = {REAL_MAP,
-                          3,
-                          {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
-                          {row_bytes, s.T * row_bytes},
-                          {PANEL, (cuuint32_t)rows, 1},
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+    const int64_t row_bytes = columns * sizeof(real);
+    const CopyTensor t = {REAL_MAP, {columns, s.T, s.B}, {row_bytes, s.T * row_bytes}, {PANEL, rows, 1}};
     return copy_map(map, tensor, t, e);
 }
 

@@ -408,25 +408,15 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 
 // Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x `panels` panels.
 int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
-    const CopyTensor t = {REAL_MAP,
-                          3,
-                          {PANEL, (cuuint64_t)rows, (cuuint64_t)columns / PANEL},
-                          {columns * sizeof(real), PANEL_ROW_BYTES},
-                          {PANEL, (cuuint32_t)box_rows, (cuuint32_t)panels},
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_256B};
+    const int64_t row_bytes = columns * sizeof(real);
+    const CopyTensor t = {
+        REAL_MAP, {PANEL, rows, columns / PANEL}, {row_bytes, PANEL_ROW_BYTES}, {PANEL, box_rows, panels}};
     return copy_map(map, matrix, t, e);
 }
 
-decltype(&linear_kernel<LINEAR_GELU>) kernel_of(LinearEpilogue epilogue) {
-    switch (epilogue) {
-    case LINEAR_GELU: return linear_kernel<LINEAR_GELU>;
-    case LINEAR_RESIDUAL: return linear_kernel<LINEAR_RESIDUAL>;
-    case LINEAR_DGELU: return linear_kernel<LINEAR_DGELU>;
-    case LINEAR_BIAS: return linear_kernel<LINEAR_BIAS>;
-    case LINEAR_SCALED: return linear_kernel<LINEAR_SCALED>;
-    default: return linear_kernel<LINEAR_SOFTMAX>;
-    }
-}
+decltype(&linear_kernel<LINEAR_GELU>) const kernels[] = {
+    linear_kernel<LINEAR_GELU>, linear_kernel<LINEAR_RESIDUAL>, linear_kernel<LINEAR_DGELU>,
+    linear_kernel<LINEAR_BIAS>, linear_kernel<LINEAR_SCALED>,   linear_kernel<LINEAR_SOFTMAX>}; // as LinearEpilogue
 
 } // namespace
 
@@ -446,7 +436,6 @@ size_t linear_sm90_column_bytes(int rows, int T, int out) {
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     const bool along = is_across(l.epilogue);
-    const auto kernel = kernel_of(l.epilogue);
     const int down = ceil_div(l.rows, PAIR * ROWS), across = l.out / COLUMNS, narrow = l.out % COLUMNS != 0;
     CUtensorMap x, w, y, other;
     int blocks;
@@ -463,7 +452,8 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
         job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
-    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernel, x, w, y, other, job);
+    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[l.epilogue], x, w, y, other,
+                  job);
 }
 
 #else

@@ -79,16 +79,11 @@ static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * job.C * sizeof(float), 16);
     *bytes = round_up(squares_at + (size_t)job.sets * B * groups * sizeof(double), 16);
     char *memory = (char *)job.partials;
-    return {job,
-            B,
-            W,
-            ceil_div(groups, W),
-            groups,
-            warps,
-            batch,
-            batches,
-            (float *)(memory + batch_sums_at),
-            (double *)(memory + squares_at)};
+    ColumnFinish f = {};
+    f.job = job, f.B = B, f.lane_columns = W, f.blocks_x = ceil_div(groups, W), f.column_groups = groups;
+    f.warps_per_example = warps, f.batch = batch, f.batches = batches;
+    f.batch_sums = (float *)(memory + batch_sums_at), f.squares = (double *)(memory + squares_at);
+    return f;
 }
 
 size_t column_bytes(ColumnSplit split, int sets, int C) {

@@ -34,14 +34,15 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
 
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e) {
     PFN_cuTensorMapEncodeTiled_v12000 encode;
-    const cuuint32_t step[4] = {1, 1, 1, 1};
+    const cuuint32_t step[3] = {1, 1, 1};
     TRY(encode_find(&encode, e));
-    CUresult result = encode(map, t.type, (cuuint32_t)t.dimensions, (void *)tensor, t.size, t.stride, t.box, step,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, t.promotion,
-                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult result =
+        encode(map, t.type, t.size[2] ? 3 : 2, (void *)tensor, (const cuuint64_t *)t.size, (const cuuint64_t *)t.stride,
+               (const cuuint32_t *)t.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, t.promotion,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
-        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for a tensor (.., %llu, %llu)",
-                    (int)result, (unsigned long long)t.size[1], (unsigned long long)t.size[0]);
+        return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for a tensor (.., %lld, %lld)",
+                    (int)result, (long long)t.size[1], (long long)t.size[0]);
     return 0;
 }
 

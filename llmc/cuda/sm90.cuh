@@ -112,8 +112,8 @@ __device__ static inline void threads_sync(int barrier, int threads) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Elements outside the tensor arrive as zeros,
-// whose bytes the barrier counts too; copies out skip them.
+// The copy engine. A CUtensorMap (copy_map) describes a tensor and its boxes. Elements outside the tensor arrive as
+// zeros, whose bytes the barrier counts too; copies out skip them.
 
 __device__ static inline void copy_box_in(void *to, const CUtensorMap *map, uint64_t *barrier, int column, int row,
                                           int b) {
@@ -167,14 +167,13 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor and its boxes, swizzled over 128 bytes. Dimension 0 is the innermost. stride: bytes between elements of
-// dimensions 1 and up. Strides and the tensor's address must be multiples of 16.
+// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes. Dimension 0 is the innermost.
+// stride: bytes between elements of dimensions 1 and 2. Strides and the tensor's address must be multiples of 16.
 struct CopyTensor {
     CUtensorMapDataType type;
-    int dimensions;
-    cuuint64_t size[4], stride[3];
-    cuuint32_t box[4];
-    CUtensorMapL2promotion promotion;
+    int64_t size[3], stride[2];
+    int box[3];
+    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
 };
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e);
 

@@ -131,8 +131,8 @@ enum { PAIRS_MOST = WEIGHT_GRADIENT_PAIRS_MOST, BLOCKS_MOST = PAIR * PAIRS_MOST 
 enum { ROWS = 64, WORKERS = 2 * WARPGROUP, THREADS = WORKERS + WARPGROUP, WARPS = WORKERS / WARP, COLUMN_WARPS = 3 };
 enum { OUT_BYTES = OUT_ROWS * OUT_COLUMNS * sizeof(float) };
 
-// An operand (64 rows, COLUMNS) in panels of 64 columns; a narrower last panel is fetched by its own map. A SHARED operand
-// comes as two halves of 32 rows.
+// An operand (64 rows, COLUMNS) in panels of 64 columns; a narrower last panel is fetched by its own map. A SHARED
+// operand comes as two halves of 32 rows.
 template <int COLUMNS, bool SHARED> struct Operand {
     static constexpr int WHOLE = COLUMNS / PANEL, PANELS = (COLUMNS + PANEL - 1) / PANEL;
     static constexpr int BOX_ROWS = SHARED ? ROWS / 2 : ROWS;
@@ -556,11 +556,14 @@ struct Wants {
     bool squares, columns;
 };
 
+typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
+
 // A tile shape and its costs in clocks, measured on an H200: 64 rows (4 n + about 80), an example's squares, a part
 // (written and read again).
 struct Tiling {
     int n;
     bool along_m;
+    ProductLaunch *launch[2]; // without squares, with
     int pair_m() const { return along_m ? PAIR * TILE_M : TILE_M; }
     int pair_n() const { return along_m ? n : PAIR * n; }
     double step_clocks(int T, Wants wants) const {
@@ -572,38 +575,42 @@ struct Tiling {
 
 } // namespace
 
+template <int N, bool ALONG_M, bool SQUARES>
+static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
+    typedef GradientLayout<N, ALONG_M> L;
+    return launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, sizeof(typename L::Shared), PAIR}, e,
+                  product_kernel<L, SQUARES>, maps, job);
+}
+
 // No other tile (160 along the rows, 208 along the columns) won by 1% on any model.
-static const Tiling tilings[] = {{192, true}, {192, false}, {208, true}, {160, false}};
+static const Tiling tilings[] = {{192, true, {product_launch<192, true, false>, product_launch<192, true, true>}},
+                                 {192, false, {product_launch<192, false, false>, product_launch<192, false, true>}},
+                                 {208, true, {NULL, product_launch<208, true, true>}},
+                                 {160, false, {product_launch<160, false, false>, product_launch<160, false, true>}}};
 
-static TileSchedule schedule_of(const Tiling &t, WeightGradientShape s, int clusters) {
-    return schedule_of(ceil_div(s.in, t.pair_m()) * ceil_div(s.out, t.pair_n()), s.B, clusters);
-}
-
-static Tiling tiling_of(WeightGradientShape s, Wants wants, int clusters) {
-    double best = INFINITY;
-    Tiling chosen = {};
-    for (const Tiling &t : tilings) {
-        if (t.n == 208 && (!wants.squares || wants.columns)) continue; // not compiled
-        const TileSchedule schedule = schedule_of(t, s, clusters);
-        const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
-        if (cost < best) best = cost, chosen = t;
-    }
-    return chosen;
-}
-
-// Layout of the workspace: parts, squares, numbers, column sums by share.
-struct Places {
+// A call: its tiles, and its workspace: parts, squares, numbers, column sums by share.
+struct GradientPlan {
+    Tiling tile;
+    TileSchedule schedule;
+    int tiles_m, tiles_n, slots, shares, groups;
     size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, arrivals
-    int slots, shares, groups;
 };
 
-static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
-    const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
-    Places p = {};
-    p.slots = tiles_m * tiles_n * PAIR * WARPS;
+static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
+    GradientPlan p = {};
+    double best = INFINITY;
+    for (const Tiling &t : tilings) {
+        if (!t.launch[wants.squares] || (t.n == 208 && wants.columns)) continue; // not compiled
+        const int tiles_m = ceil_div(s.in, t.pair_m()), tiles_n = ceil_div(s.out, t.pair_n());
+        const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
+        const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
+        if (cost >= best) continue;
+        best = cost, p.tile = t, p.schedule = schedule, p.tiles_m = tiles_m, p.tiles_n = tiles_n;
+    }
+    p.slots = p.tiles_m * p.tiles_n * PAIR * WARPS;
     p.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
     p.groups = ceil_div(s.out, (int)WARP);
-    p.squares = (size_t)schedule_of(t, s, clusters).parts * PAIR * TILE_M * t.n * sizeof(float);
+    p.squares = (size_t)p.schedule.parts * PAIR * TILE_M * p.tile.n * sizeof(float);
     p.numbers = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16);
     p.columns = p.numbers + round_up((s.B + p.groups + 1) * sizeof(double), 16);
     p.bytes = p.columns + (size_t)s.B * p.shares * s.out * sizeof(float);
@@ -613,45 +620,30 @@ static Places places_of(const Tiling &t, WeightGradientShape s, int clusters) {
 size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
     size_t most = 0;
     for (Wants wants : {Wants{false, false}, {false, true}, {true, false}, {true, true}})
-        most = size_max(most, places_of(tiling_of(s, wants, clusters), s, clusters).bytes);
+        most = size_max(most, plan_of(s, wants, clusters).bytes);
     return most;
-}
-
-template <class L, bool SQUARES>
-static int product_launch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e) {
-    return launch({job.schedule.level[0].pairs * PAIR, THREADS, stream, sizeof(typename L::Shared), PAIR}, e,
-                  product_kernel<L, SQUARES>, maps, job);
-}
-
-template <class L>
-static int tiling_launch(bool squares, const GradientMaps &maps, const GradientJob &job, cudaStream_t stream,
-                         Error *e) {
-    return (squares ? product_launch<L, true> : product_launch<L, false>)(maps, job, stream, e);
 }
 
 // Map of X or dY, in boxes of `rows` rows of one example x `wide` columns.
 static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, int wide, Error *e) {
-    const cuuint64_t row_bytes = columns * sizeof(real);
-    return copy_map(map, p,
-                    {REAL_MAP,
-                     3,
-                     {(cuuint64_t)columns, (cuuint64_t)s.T, (cuuint64_t)s.B},
-                     {row_bytes, s.T * row_bytes},
-                     {(cuuint32_t)wide, (cuuint32_t)rows, 1},
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
-                    e);
+    const int64_t row_bytes = columns * sizeof(real);
+    const CopyTensor t = {REAL_MAP,
+                          {columns, s.T, s.B},
+                          {row_bytes, s.T * row_bytes},
+                          {wide, rows, 1},
+                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
+    return copy_map(map, p, t, e);
 }
 
 // Map of dW or of the parts.
 static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wide, Error *e) {
-    return copy_map(map, p,
-                    {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                     2,
-                     {(cuuint64_t)columns, rows},
-                     {columns * sizeof(float)},
-                     {(cuuint32_t)wide, OUT_ROWS},
-                     CU_TENSOR_MAP_L2_PROMOTION_NONE},
-                    e);
+    const int64_t row_bytes = columns * sizeof(float);
+    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                          {columns, (int64_t)rows},
+                          {row_bytes},
+                          {wide, OUT_ROWS},
+                          CU_TENSOR_MAP_L2_PROMOTION_NONE};
+    return copy_map(map, p, t, e);
 }
 
 // n mod piece, or `piece` if that is 0.
@@ -741,48 +733,31 @@ int weight_gradient_pairs(WeightGradientPairs *pairs, Error *e) {
 
 int weight_gradient(const WeightGradient &g, const real *x, const real *dy, WeightGradientShape s,
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
-    const int clusters = pairs.count;
-    const Tiling t = tiling_of(s, {g.squares != NULL, g.bias.sum != NULL}, clusters);
-    const Places p = places_of(t, s, clusters);
-    const TileSchedule schedule = schedule_of(t, s, clusters);
-    double *numbers = (double *)((char *)workspace + p.numbers);
-    float *parts = (float *)workspace;
+    const GradientPlan p = plan_of(s, {g.squares != NULL, g.bias.sum != NULL}, pairs.count);
+    const Tiling &t = p.tile;
+    char *memory = (char *)workspace;
+    float *parts = (float *)memory;
+    double *numbers = (double *)(memory + p.numbers);
     GradientMaps maps;
-    const GradientJob job = {s,
-                             schedule,
-                             ceil_div(s.in, t.pair_m()),
-                             ceil_div(s.out, t.pair_n()),
-                             ceil_div(s.T, (int)ROWS),
-                             p.slots,
-                             !g.first,
-                             g.squares ? (float *)((char *)workspace + p.squares) : NULL,
-                             (unsigned *)(numbers + s.B + p.groups),
-                             g.bias.sum ? (float *)((char *)workspace + p.columns) : NULL,
-                             p.shares,
-                             g.row_at,
-                             g.rows,
-                             pairs};
-    TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)schedule.parts * PAIR * TILE_M, 1), e));
-    const auto tiling = t.n == 160  ? tiling_launch<GradientLayout<160, false>>
-                        : t.along_m ? tiling_launch<GradientLayout<192, true>>
-                                    : tiling_launch<GradientLayout<192, false>>;
-    if (t.n == 208) TRY((product_launch<GradientLayout<208, true>, true>(maps, job, stream, e)));
-    else TRY(tiling(g.squares, maps, job, stream, e));
-    const int tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
-    const GradientFinish f = {job,
-                              parts,
-                              g.dw,
-                              g.squares,
-                              g.norms ? g.norms : numbers,
-                              g.bias,
-                              numbers + s.B,
-                              g.squares ? s.B : 0,
-                              g.bias.sum ? p.groups : 0,
-                              t.n,
-                              tile_blocks,
-                              t.pair_m(),
-                              t.pair_n()};
-    const int blocks = f.examples + f.groups + (schedule.parts ? schedule.level[0].rest * PAIR * tile_blocks : 0);
+    GradientJob job = {};
+    job.shape = s, job.schedule = p.schedule, job.tiles_m = p.tiles_m, job.tiles_n = p.tiles_n;
+    job.row_blocks = ceil_div(s.T, (int)ROWS), job.slots = p.slots, job.shares = p.shares;
+    job.add = !g.first;
+    job.squares = g.squares ? (float *)(memory + p.squares) : NULL;
+    job.arrived = (unsigned *)(numbers + s.B + p.groups);
+    job.columns = g.bias.sum ? (float *)(memory + p.columns) : NULL;
+    job.row_at = g.row_at, job.rows = g.rows;
+    job.pairs = pairs;
+    TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)p.schedule.parts * PAIR * TILE_M, 1), e));
+    TRY(t.launch[g.squares != NULL](maps, job, stream, e));
+
+    GradientFinish f = {};
+    f.job = job, f.parts = parts, f.dw = g.dw, f.squares = g.squares, f.bias = g.bias;
+    f.norms = g.norms ? g.norms : numbers, f.bias_squares = numbers + s.B;
+    f.examples = g.squares ? s.B : 0, f.groups = g.bias.sum ? p.groups : 0;
+    f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
+    f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
+    const int blocks = f.examples + f.groups + (p.schedule.parts ? p.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
     if (!blocks) return 0;
     return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
                   gradient_finish_kernel, f);
