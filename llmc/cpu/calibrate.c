@@ -16,10 +16,9 @@ static double multiply(const MatmulKernel *kernel, size_t steps) {
     __asm__ volatile("" : "+r"(steps)); // hidden from the compiler: the work stays between two clock readings
     if (kernel->type == DTYPE_BF16) {
         static const uint16_t panels[2][BF16_AMX_ROWS * 2 * PAIRS] __attribute__((aligned(64))); // zeros
-        float c[BF16_AMX_ROWS * BF16_COLUMNS] __attribute__((aligned(64)));
+        MatmulTiles tiles = {.last.rows = 0};
         size_t tile = kernel->rows * kernel->columns * PAIRS, products = steps * CHAINS * VEC / tile;
-        for (size_t i = 0; i < products; i++)
-            kernel->bf16_tile(c, panels[0], panels[1], PAIRS, kernel->rows, &(Ahead){0}, NULL, NULL);
+        for (size_t i = 0; i < products; i++) kernel->multiply(&tiles, panels[0], panels[1], PAIRS, kernel->rows);
         return 4.0 * (double)(products * tile);
     }
     Vec v[CHAINS], scale = vec_set(0.999f), shift = vec_set(0.002f);

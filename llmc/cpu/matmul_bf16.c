@@ -2,8 +2,20 @@
 #include "cpu/tile.h"
 #include "cpu/value.h"
 
+#if defined(__x86_64__) && !defined(GNS_AVX2) && (__GNUC__ >= 11 || __clang_major__ >= 12) // older compilers lack AMX
+#    define BF16_X86
+#    include <cpuid.h>
+#    include <immintrin.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
+#elif defined(__aarch64__)
+#    include <arm_neon.h>
+#    include <sys/auxv.h>
+#endif
+
 // The kernels of bf16. Instructions multiply two neighbours of k at once, so panels hold pairs as one word: elements
-// (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k.
+// (k, i) and (k + 1, i). B is packed as (pairs, 32, 2), A as (pairs, 12, 2); for AMX, A as (32 rows, 32) per 32 k. Each
+// innermost loop is compiled for its instructions, whatever the flags; matmul_kernel chooses by what the machine has.
 
 #if defined(BF16_X86) || defined(__aarch64__)
 enum { STEP = BF16_STEP, COLUMNS = BF16_COLUMNS, ROWS = BF16_ROWS, AMX_ROWS = BF16_AMX_ROWS };
@@ -108,20 +120,181 @@ static void write_rows(const MatmulTile *tile, float *sums, size_t first, size_t
     }
 }
 
-// Writes part `at` of `of` of the tile that was computed before this one. Passed to a Bf16Tile as `between`.
-static void write_last_tile(void *work, size_t at, size_t of) {
-    MatmulTiles *tiles = work;
+// Writes part `at` of `of` of the tile that was computed before this one.
+static void write_last_tile(MatmulTiles *tiles, size_t at, size_t of) {
     size_t rows = tiles->last.rows;
-    write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
+    if (rows) write_rows(&tiles->last, tiles->sums, rows * at / of, rows * (at + 1) / of);
 }
+
+#    ifdef BF16_X86
+// ---- AMX ------------------------------------------------------------------------------------------------------------
+
+// Asks Linux for the AMX registers: a process has none until it asks (Documentation/arch/x86/xstate.rst).
+static bool amx_available(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & AMX_BF16) || !(d & AMX_TILE)) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+// Configures this thread's tiles, on its first call. Tiles 0 to 3: c, 2 x 2 tiles of 16 x 16; 4, 5: rows of a; 6, 7:
+// columns of b.
+__attribute__((target("amx-tile"))) static void configure(void) {
+    static _Thread_local bool configured;
+    struct {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t row_bytes[16];
+        uint8_t rows[16];
+    } config __attribute__((aligned(64))) = {.palette = 1};
+    if (configured) return;
+    for (int i = 0; i < 8; i++) config.row_bytes[i] = 64, config.rows[i] = 16;
+    _tile_loadconfig(&config);
+    configured = true;
+}
+
+__attribute__((target("amx-tile,amx-bf16"))) static void amx_multiply(MatmulTiles *tiles, const uint16_t *a,
+                                                                      const uint16_t *b, size_t pairs, size_t count) {
+    enum { A_ROW = 64, B_ROW = 128, C_ROW = 128, PAIRS = 16 }; // *_ROW: bytes between rows; PAIRS: pairs of k in a tile
+    float *c = tiles->sums, *c1 = c + 16 * COLUMNS;
+    size_t lines = (tiles->ahead.lines + pairs / PAIRS - 1) / (pairs / PAIRS); // to prefetch per step
+    configure();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t at = 0; at < pairs; at += PAIRS, a += AMX_ROWS * STEP, b += PAIRS * 2 * COLUMNS) {
+        _tile_loadd(4, a, A_ROW);
+        _tile_loadd(6, b, B_ROW);
+        _tile_loadd(7, b + COLUMNS, B_ROW);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (count > 16) {
+            _tile_loadd(5, a + 16 * STEP, A_ROW);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        prefetch_ahead(&tiles->ahead, lines);
+        write_last_tile(tiles, at / PAIRS, pairs / PAIRS); // meanwhile: AMX leaves the vector units idle
+    }
+    _tile_stored(0, c, C_ROW);
+    _tile_stored(1, c + 16, C_ROW);
+    if (count <= 16) return;
+    _tile_stored(2, c1, C_ROW);
+    _tile_stored(3, c1 + 16, C_ROW);
+}
+
+// ---- AVX512-BF16 ----------------------------------------------------------------------------------------------------
+
+#        define AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+static bool avx512_available(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+}
+
+enum { STEP_PAIRS = STEP / 2 };
+
+// Computes a tile of `rows` rows. `rows` is a constant, so the sums, rows x 2 vectors, stay in registers.
+AVX512_BF16 static inline __attribute__((always_inline)) void
+avx512_tile(const int rows, float *c, const uint16_t *a, const uint16_t *b, size_t pairs, Ahead *ahead) {
+    __m512 sum[ROWS][2];
+#        pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+    Ahead mine = *ahead;
+    size_t steps = pairs / STEP_PAIRS, lines = (mine.lines + steps - 1) / steps;
+    for (; pairs > 0; pairs--, a += 2 * ROWS, b += 2 * COLUMNS) {
+        if (pairs % STEP_PAIRS == 0) prefetch_ahead(&mine, lines);
+        __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = (__m512bh)_mm512_loadu_si512(b + COLUMNS);
+#        pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            int32_t pair;
+            memcpy(&pair, a + 2 * i, sizeof pair);
+            __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+            sum[i][0] = _mm512_dpbf16_ps(sum[i][0], x, b0);
+            sum[i][1] = _mm512_dpbf16_ps(sum[i][1], x, b1);
+        }
+    }
+    *ahead = mine;
+#        pragma GCC unroll 12
+    for (int i = 0; i < rows; i++, c += COLUMNS) {
+        _mm512_storeu_ps(c, sum[i][0]);
+        _mm512_storeu_ps(c + COLUMNS / 2, sum[i][1]);
+    }
+}
+
+AVX512_BF16 static void avx512_multiply(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs,
+                                        size_t count) {
+    write_last_tile(tiles, 0, 1);
+    if (count > 8) avx512_tile(12, tiles->sums, a, b, pairs, &tiles->ahead);
+    else if (count > 4) avx512_tile(8, tiles->sums, a, b, pairs, &tiles->ahead);
+    else avx512_tile(4, tiles->sums, a, b, pairs, &tiles->ahead);
+}
+#    else
+// ---- BFMMLA ---------------------------------------------------------------------------------------------------------
+
+// Every Arm core with bf16 has bfmmla. It adds the product of (2, 4) and (4, 2) to (2, 2).
+// It gives the bits of two bfdot: it sums pair by pair, rounds each sum of two products and each addition to odd, and
+// flushes subnormals. Other machines round to nearest, so their bits differ.
+#        define BF16 __attribute__((target("arch=armv8.2-a+bf16")))
+
+enum { GROUP = 8 }; // sums of GROUP columns fill 24 of 32 registers
+
+typedef struct {
+    bfloat16x8_t low, high; // (2, 4) each: the first two and the last two of four rows of A, or columns of B
+} Four;
+
+static bool neon_available(void) { return getauxval(AT_HWCAP2) & HWCAP2_BF16; }
+
+// Loads two pairs of four rows of A, or of four columns of B. The second pair lies `width` after the first.
+BF16 static inline __attribute__((always_inline)) Four load_four(const uint16_t *p, size_t width) {
+    uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(p)), second = vreinterpretq_u32_u16(vld1q_u16(p + width));
+    return (Four){vreinterpretq_bf16_u32(vzip1q_u32(first, second)), vreinterpretq_bf16_u32(vzip2q_u32(first, second))};
+}
+
+// Computes GROUP columns of c.
+BF16 static void multiply_group(float *c, const uint16_t *a, const uint16_t *b, size_t pairs) {
+    float32x4_t sum[ROWS / 2][GROUP / 2]; // (2, 2) each
+#        pragma GCC unroll 24
+    for (int i = 0; i < ROWS / 2 * GROUP / 2; i++) sum[i / (GROUP / 2)][i % (GROUP / 2)] = vdupq_n_f32(0);
+    for (size_t pair = 0; pair < pairs; pair += 2, a += 4 * ROWS, b += 4 * COLUMNS) {
+        Four b0 = load_four(b, 2 * COLUMNS), b1 = load_four(b + 8, 2 * COLUMNS);
+        bfloat16x8_t columns[] = {b0.low, b0.high, b1.low, b1.high};
+#        pragma GCC unroll 3
+        for (int i = 0; i < ROWS / 4; i++) {
+            Four rows = load_four(a + 8 * i, 2 * ROWS);
+#        pragma GCC unroll 4
+            for (int j = 0; j < GROUP / 2; j++) {
+                sum[2 * i][j] = vbfmmlaq_f32(sum[2 * i][j], rows.low, columns[j]);
+                sum[2 * i + 1][j] = vbfmmlaq_f32(sum[2 * i + 1][j], rows.high, columns[j]);
+            }
+            __asm__("" ::: "memory"); // keeps the loads in order: all at once, they would need sum's registers
+        }
+    }
+#        pragma GCC unroll 12
+    for (int i = 0; i < ROWS / 2 * GROUP / 4; i++) {
+        float32x4_t left = sum[i / 2][i % 2 * 2], right = sum[i / 2][i % 2 * 2 + 1];
+        float *at = c + i / 2 * 2 * COLUMNS + i % 2 * 4;
+        vst1q_f32(at, vcombine_f32(vget_low_f32(left), vget_low_f32(right)));
+        vst1q_f32(at + COLUMNS, vcombine_f32(vget_high_f32(left), vget_high_f32(right)));
+    }
+}
+
+static void neon_multiply(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count) {
+    (void)count; // always computes all twelve rows, and leaves the prefetch to the caller
+    write_last_tile(tiles, 0, 1);
+    for (int j = 0; j < COLUMNS; j += GROUP) multiply_group(tiles->sums + j, a, b + 2 * j, pairs);
+}
+#    endif
+
+// ---- The kernels ----------------------------------------------------------------------------------------------------
 
 static void bf16_finish(MatmulTiles *tiles) { write_last_tile(tiles, 0, 1); }
 
 static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBlock *block, const void *a,
                       const void *b, size_t i, size_t j) {
     const MatmulTile tile = {p, block, i, j, size_min(p->kernel->rows, p->M - i)};
-    p->kernel->bf16_tile(tiles->sums, a, b, block->padded / 2, tile.rows, &tiles->ahead, write_last_tile, tiles);
-    prefetch_ahead(&tiles->ahead, tiles->ahead.lines);
+    p->kernel->multiply(tiles, a, b, block->padded / 2, tile.rows);
+    prefetch_ahead(&tiles->ahead, tiles->ahead.lines); // what `multiply` has left
     tiles->last = tile;
 }
 
@@ -129,17 +302,17 @@ static void bf16_tile(MatmulTiles *tiles, const MatmulProduct *p, const MatmulBl
         {                                                                                                              \
             .name = called, .type = DTYPE_BF16, .rows = rows_, .columns = COLUMNS, .step = STEP,                       \
             .block_depth = BLOCK_DEPTH, .depth_unit = STEP, .pack_a = pack, .pack_b = bf16_pack_b, .tile = bf16_tile,  \
-            .finish = bf16_finish, .bf16_tile = compute, .available = available_                                       \
+            .finish = bf16_finish, .multiply = compute, .available = available_                                        \
         }
 
 #endif
 
 const MatmulKernel matmul_bf16[] = {
 #ifdef BF16_X86
-    KERNEL("AMX", AMX_ROWS, amx_pack_a, bf16_tile_amx, bf16_amx_available),
-    KERNEL("AVX512-BF16", ROWS, bf16_pack_a, bf16_tile_avx512, bf16_avx512_available),
+    KERNEL("AMX", AMX_ROWS, amx_pack_a, amx_multiply, amx_available),
+    KERNEL("AVX512-BF16", ROWS, bf16_pack_a, avx512_multiply, avx512_available),
 #elif defined(__aarch64__)
-    KERNEL("BFMMLA", ROWS, bf16_pack_a, bf16_tile_neon, bf16_neon_available),
+    KERNEL("BFMMLA", ROWS, bf16_pack_a, neon_multiply, neon_available),
 #endif
     {.name = NULL},
 };

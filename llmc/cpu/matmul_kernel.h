@@ -1,8 +1,25 @@
 // matmul_kernel: the interface between matmul.c and its kernels. A kernel packs panels of A and B and multiplies two.
 #pragma once
 
-#include "cpu/bf16_tiles.h"
 #include "cpu/matmul.h"
+
+enum { CACHE_LINE = 64 };
+
+// Memory to prefetch while a tile is computed, a few cache lines at a time: all at once would delay the tile's own
+// loads (an Emerald Rapids has at most 16 lines in flight, each for 100 ns).
+typedef struct {
+    const char *run;             // the present run of `length` bytes; runs lie `stride` bytes apart
+    size_t byte, length, stride; // byte: the next line's offset in the run
+    size_t lines;                // left to prefetch
+} Ahead;
+
+static inline __attribute__((always_inline)) void prefetch_ahead(Ahead *ahead, size_t lines) {
+    for (; lines > 0 && ahead->lines > 0; lines--, ahead->lines--) {
+        __builtin_prefetch(ahead->run + ahead->byte);
+        ahead->byte += CACHE_LINE;
+        if (ahead->byte >= ahead->length) ahead->byte = 0, ahead->run += ahead->stride;
+    }
+}
 
 // C (M,N) = A B; accumulate: C += A B. Element (i, k) of A is a[i * a_row + k * a_column], element (k, j) of B is
 // b[k * b_row + j * b_column]. Each operand has one stride of 1.
@@ -30,6 +47,8 @@ typedef struct {
     size_t panel_bytes;
     float *partial; // (M, columns) sums over earlier blocks of k, if C cannot hold them
 } MatmulBlock;
+
+enum { BF16_STEP = 32, BF16_COLUMNS = 32, BF16_ROWS = 12, BF16_AMX_ROWS = 32 };
 
 // A tile that is computed, but not written yet.
 typedef struct {
@@ -60,8 +79,11 @@ struct MatmulKernel {
     void (*tile)(MatmulTiles *, const MatmulProduct *, const MatmulBlock *, const void *a, const void *b, size_t i,
                  size_t j);        // C's tile at (i, j)
     void (*finish)(MatmulTiles *); // writes the last tile; NULL: `tile` writes every tile itself
-    Bf16Tile *bf16_tile;           // for bf16
-    bool (*available)(void);       // bf16: true if this machine has the instructions
+    // For bf16: tiles->sums, (rows, 32), = A B from packed panels, summed over pairs of k, ascending; first writes the tile
+    // whose sums these were. A has `count` rows; later rows are arbitrary. pairs: a multiple of BF16_STEP / 2, not 0.
+    //   a: (pairs, 12, 2); for AMX (pairs / 16, 32 rows, 32)      b: (pairs, 32, 2)
+    void (*multiply)(MatmulTiles *tiles, const uint16_t *a, const uint16_t *b, size_t pairs, size_t count);
+    bool (*available)(void); // bf16: true if this machine has the instructions
 };
 
 // The bf16 kernels of this architecture, fastest first; one without a name ends them.
