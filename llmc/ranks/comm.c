@@ -78,17 +78,6 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-static int join_machine(Comm *comm, Error *e) {
-    MPI_Comm local;
-    watchdog_join(comm->watchdog, comm->rank, comm->ranks);
-    watchdog_begin(comm->watchdog, "grouping of ranks by machine");
-    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
-    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
-    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
-    MPI_TRY(MPI_Comm_free(&local), e);
-    return 0;
-}
-
 // Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks; 0: they do not.
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
@@ -109,6 +98,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     };
     TRY(watchdog_create(&comm->watchdog, &watchdog, e));
     watchdog_begin(comm->watchdog, "start of MPI");
+    MPI_Comm local; // this machine's ranks
     int got;
     MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &got), e); // the watchdog's thread ends the job
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), e);
@@ -118,7 +108,13 @@ static int join(Comm *comm, double deadline, Error *e) {
         watchdog_destroy(comm->watchdog);
         comm->watchdog = NULL;
     }
-    return join_machine(comm, e);
+    watchdog_join(comm->watchdog, comm->rank, comm->ranks);
+    watchdog_begin(comm->watchdog, "grouping of ranks by machine");
+    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, &local), e);
+    MPI_TRY(MPI_Comm_rank(local, &comm->local_rank), e);
+    MPI_TRY(MPI_Comm_size(local, &comm->local_ranks), e);
+    MPI_TRY(MPI_Comm_free(&local), e);
+    return 0;
 }
 
 // Ends MPI on this rank: 3 to 6 of program.c's list. MPI stays open if the launcher is gone: MPI_Finalize needs it.

@@ -24,7 +24,7 @@ struct Transport {
     MPI_Comm mpi;       // separate from the control messages' communicator
     MPI_Op add_bf16;
     WireType wire;
-    Pending *first, *last;  // in flight, in the order of their starts; NULL: none
+    Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
     int64_t started, ended; // numbers of transfers
 };
 
@@ -46,7 +46,7 @@ static int mpi_create(Transport **out, Comm *comm, WireType wire, size_t largest
     }
     TRY(memory_alloc_zero((void **)out, sizeof(Transport), "transport", e));
     Transport *t = *out;
-    *t = (Transport){.comm = comm, .wire = wire, .whole = whole, .mpi = MPI_COMM_NULL, .add_bf16 = MPI_OP_NULL};
+    *t = (Transport){.comm = comm, .wire = wire, .whole = whole, .end = &t->first, .add_bf16 = MPI_OP_NULL};
     MPI_TRY(MPI_Comm_dup(MPI_COMM_WORLD, &t->mpi), e); // the copy keeps the error handler
     MPI_TRY(MPI_Op_create(add_bf16, 1, &t->add_bf16), e);
     return 0;
@@ -71,9 +71,8 @@ static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
         p->counts[r] = (int)range_length(part);
         p->places[r] = (int)(part.begin - bucket.begin);
     }
-    if (t->last) t->last->next = p;
-    else t->first = p;
-    t->last = p;
+    *t->end = p;
+    t->end = &p->next;
     t->started++;
     return 0;
 }
@@ -119,7 +118,7 @@ static int mpi_wait_for(Transport *t, int64_t transfers, Error *e) {
         for (size_t i = 0; p->own && i < p->count; i++)
             p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];
         t->first = p->next;
-        if (!t->first) t->last = NULL;
+        if (!t->first) t->end = &t->first;
         memory_free(p->sent);
         memory_free(p->received);
         memory_free(p);
