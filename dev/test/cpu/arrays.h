@@ -19,7 +19,7 @@ static inline float *random_array(size_t n, float size) {
     return x;
 }
 
-// n NaNs between guards
+// Returns n NaNs between guards.
 static inline float *guarded_array(size_t n) {
     float *base = aligned_alloc(64, (n + 2 * GUARD + 15) / 16 * 64); // at a cache line, as the engine's arrays are
     for (size_t i = 0; i < n + 2 * GUARD; i++) memcpy(base + i, &guard_bits, sizeof guard_bits);

@@ -1,5 +1,5 @@
-// test_attention: forward and backward against plain double references on random shapes, guards and threads. dev/oracle
-// checks the gradient's formula.
+// Compares attention with plain loops in double, on random shapes, with guards and threads. dev/oracle checks the gradient's
+// formula.
 #include "arrays.h"
 #include "cpu/attention.h"
 
@@ -7,9 +7,9 @@ typedef struct {
     size_t B, T, NH, D;
 } Shape;
 
-// Of the attentions made from here on, and of the references: dropout; positions in documents, or NULL.
+// attention_create and the references use these.
 static Dropout dropout;
-static uint16_t *position; // (B, T)
+static uint16_t *position; // (B, T) positions in documents, or NULL
 
 static Attention attention_create(int threads, size_t T, size_t D) {
     return (Attention){threads,    T,       D,       malloc(attention_scratch(threads, T, D) * sizeof(float)),
@@ -28,7 +28,7 @@ static const float *vector_of(const float *qkv, Shape s, size_t b, size_t t, siz
 
 static size_t first_key(Shape s, size_t b, size_t t) { return position ? t - position[b * s.T + t] : 0; }
 
-// Row t of head (b, h): p (t + 1) = softmax of the scaled scores. Returns their log-sum-exp.
+// Writes p (t + 1), the softmax of row t of head (b, h). Returns the log-sum-exp of its scores.
 static double reference_row(double *p, const float *qkv, Shape s, size_t b, size_t h, size_t t) {
     const float *q = vector_of(qkv, s, b, t, 0, h);
     double max = -INFINITY, sum = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The kernels of a machine with AVX2 and without AVX-512, forced by the build: the tests of the CPU's kernels and of plans.
+# Runs the tests of the CPU's kernels and of plans in a build for AVX2 without AVX-512.
 set -u
 . "$(dirname "$0")/../checks.sh" avx2
 case $build in *-san* | *-avx2) skip_suite "this build's own tests do" ;; esac

@@ -1,5 +1,5 @@
-// The CPU engine in bf16 (--dtype bf16) against itself in fp32, on the same weights, which bf16 holds exactly: loss,
-// gradients, per-example norms; bits in state. test_masks has its bits on several threads and with recomputation.
+// Compares the CPU engine in bf16 with itself in fp32: loss, gradients, per-example norms. bf16 holds the weights exactly.
+// test_masks compares bits between threads and modes of recomputation.
 #include "base/float16.h"
 #include "cpu/matmul_kernel.h"
 #include "world.h"
@@ -7,9 +7,9 @@
 enum { ROWS = 6, T = 24 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 48, .vocab = 70, .context = T};
 
-static double dropout; // of the engines made from here on; above 0 they have the mask of documents as well
+static double dropout; // typed_engine's; above 0 it masks documents, too
 
-// Nearer to GPT-2's own values than small_params', as in the tests of the CUDA engine: rounding is a smaller share then.
+// Makes weights that are closer to GPT-2's than small_params', as the CUDA engine's tests do: rounding matters less then.
 static World rounded_world(void) {
     World w = world_of(shape, T, ROWS, 1);
     for (int k = 0; k < w.model.tensor_count; k++) {
@@ -56,7 +56,7 @@ static void check_step(float smoothing) {
 static void test_step(void) { check_step(0); }
 static void test_step_of_smoothed_loss(void) { check_step(0.2f); }
 
-// Master weights are fp32: what is loaded comes back to the bit, and the kernels read it rounded.
+// Master weights are fp32: store returns the loaded bits; the kernels read rounded ones.
 static void test_weights(void) {
     Error e;
     uint64_t hash[2];
@@ -67,7 +67,7 @@ static void test_weights(void) {
     CHECK(engine_store(engine, STATE_PARAM, all_of(&w), back, &e) == 0, "%s", e.what);
     CHECK(!memcmp(back, w.param, w.model.flat_count * sizeof(float)), "other weights came back");
     CHECK(engine_hash(engine, all_of(&w), &hash[0], &e) == 0, "%s", e.what);
-    w.param[7] *= 1 + 1e-6f; // less than bf16 shows
+    w.param[7] *= 1 + 1e-6f; // less than the precision of bf16
     CHECK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e) == 0, "%s", e.what);
     CHECK(engine_hash(engine, all_of(&w), &hash[1], &e) == 0 && hash[0] != hash[1], "the hash leaves the masters out");
     free(back);

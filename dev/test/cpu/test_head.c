@@ -1,5 +1,5 @@
-// The head of the CPU engine: the same losses and gradients in one chunk as in several, the same distribution from
-// engine_logits as from the losses, logits far from 0; and sums of squares of arrays as long as wte.
+// The head of the CPU engine: one chunk or several give the same losses and gradients; engine_logits and the losses see one
+// distribution; logits far from 0. Also sums of squares of arrays as long as wte.
 #include "cpu/layers.h"
 #include "world.h"
 
@@ -11,7 +11,7 @@ static const ModelConfig many_words = {1, 1, 8, 65536, MANY_T};
 
 static void test_several_chunks(void) {
     World w = world_of(many_words, MANY_T, MANY_ROWS, 2);
-    Outcome o[2]; // of an engine that takes one row at a time, and all at once
+    Outcome o[2]; // [0]: one row at a time; [1]: all at once
     for (int i = 0; i < 2; i++) {
         int micro_batch = i ? MANY_ROWS : 1;
         Engine *engine = engine_of(&w, (EngineConfig){.micro_batch = micro_batch, .threads = 2});
@@ -97,7 +97,7 @@ static void test_large_logits(void) {
     check_large_logits(0.3f);
 }
 
-// Of more elements than one block of sums.
+// The arrays are longer than one block of sums.
 static void test_sums_of_large_arrays(void) {
     const size_t n = ((size_t)2 << 21) + 5000;
     float *x = malloc(n * sizeof *x), *y = malloc(n * sizeof *y);

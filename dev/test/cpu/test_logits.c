@@ -1,5 +1,5 @@
-// engine_logits reuses keys and values of earlier calls: whatever happened in between, its bits are a new
-// engine's; and where each block has its own keys and values, it computes the new tokens only.
+// engine_logits reuses keys and values of earlier calls. Whatever came between, it gives the bits of a new engine. If each
+// block has its own keys and values, it computes only the new tokens.
 #include "cpu/engine_cpu.h"
 #include "world.h"
 
@@ -27,10 +27,10 @@ static uint64_t draws;
 static int draw(int n) { return (int)(rng_u32(seed, 0, draws++) % (uint32_t)n); }
 
 typedef struct {
-    World w; // its weights are the engine's, its tokens the text so far
+    World w; // the engine's weights, and the text so far
     EngineConfig config;
     Engine *engine;
-    uint16_t row[T + 1]; // of an evaluation or a step
+    uint16_t row[T + 1]; // for an evaluation or a step
     int n;
 } Sequence;
 
@@ -45,7 +45,7 @@ static void text_close(Sequence *x) {
     world_close(&x->w);
 }
 
-// The same bits as from a new engine.
+// Checks that the logits have the bits of a new engine's.
 static void check_logits(Sequence *x, const char *kind, const char *after) {
     float got[V], want[V];
     Error e = {0};
@@ -68,7 +68,7 @@ static void train_a_step(Sequence *x) {
     CHECK_OK(engine_store(x->engine, STATE_PARAM, all, x->w.param, &e), &e);
 }
 
-// One of the events that may come between two tokens.
+// Makes one of the events that may come between two tokens; returns its name.
 static const char *something(Sequence *x) {
     Error e = {0};
     float losses[T];

@@ -1,6 +1,6 @@
-// Masks of dropout and of documents. Spans of dropout's masks against math/dropout.h (test_math pins their bits); an engine
-// with both masks has the same bits in any micro-batch, on any number of threads and with any recomputation; a packed row
-// is its documents alone. dev/oracle has the gradients.
+// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h (test_math pins their bits). An
+// engine with both masks has the same bits in any micro-batch, on any number of threads and with any recomputation. A packed
+// row equals its documents alone. dev/oracle checks the gradients.
 #include "cpu/masks.h"
 #include "cpu/matmul.h"
 #include "world.h"
@@ -38,7 +38,7 @@ static Engine *masked_engine(const World *w, double p, bool documents, int threa
                                        .dropout = dropout_of(p, 9)});
 }
 
-// Rows [row, row + rows), which are examples FIRST + row, ...; micro_batch at a time.
+// Measures rows [row, row + rows), micro_batch at a time. Row r is example FIRST + r.
 static Outcome measure_rows(const World *w, Engine *engine, int row, int rows, int micro_batch) {
     return measure(w, engine, w->tokens + row * (T + 1), FIRST + row, rows, micro_batch, GNS_EXACT);
 }
@@ -66,7 +66,7 @@ static void test_same_bits(void) {
     check_same_bits(0, false, DTYPE_BF16);
 }
 
-// An example's masks do not depend on the rows beside it: the losses' sum, and the examples' norms.
+// An example's masks, and so its loss and norms, do not depend on the rows beside it.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);
@@ -106,7 +106,8 @@ static void test_only_training_drops(void) {
     world_close(&w);
 }
 
-// Losses and logits of a row of documents, the first the rest of one, against an engine without the mask on each alone.
+// Compares a row of documents with each document alone in an engine without the mask: losses and logits. The row begins
+// within a document.
 static void check_packed(World *w, const int *lengths) {
     Error e;
     float packed[T], alone[T], logits[2][50];

@@ -1,5 +1,5 @@
-// test_matmul: every product against plain loops in double, on random shapes; edges, poison, guards, threads. Also the
-// vector exp of vector_math.h and GELU, against libm in double.
+// Compares every product with plain loops in double, on random shapes; edges, poison, guards, threads. Also compares
+// vector_math.h's exp and GELU with libm in double.
 #include "arrays.h"
 #include "cpu/layers.h"
 #include "cpu/matmul_kernel.h"
@@ -9,7 +9,7 @@
 
 static size_t random_below(size_t n) { return random_next() % n; }
 
-// Random numbers between guards, as the operand of +=.
+// Returns random numbers between guards, as the operand of +=.
 static float *guarded_random(size_t n) {
     float *x = guarded_array(n);
     for (size_t i = 0; i < n; i++) x[i] = random_float();
@@ -32,15 +32,15 @@ static void find_kernels(void) {
         if (kernel->available()) kernels[kernel_count++] = kernel;
 }
 
-// x as values of the type; x becomes what these are.
+// Returns x as values of the type; rounds x to them.
 static void *values_of(float *x, size_t n, Dtype type) {
     void *values = malloc(n * value_bytes(type) + 1);
     for (size_t i = 0; i < n; i++) value_set(values, i, x[i], type), x[i] = value_get(values, i, type);
     return values;
 }
 
-// The largest error, in units of what rounding may do to a sum of K products of numbers up to 1, and to a result of the
-// type; NaN counts as huge.
+// Returns the largest error; 1: as large as rounding may make it, for a sum of K products of numbers up to 1 and a result of
+// the type. NaN counts as huge.
 static double worst_error(const void *got, Dtype type, const float *want, size_t n, size_t K) {
     double worst = 0, unit = 6e-8 * (8 + sqrt((double)K)) * (1 + sqrt((double)K));
     double rounding = type == DTYPE_BF16 ? 0x1.01p-8 : 0;
@@ -94,7 +94,7 @@ static void check_case(Matmul one, Matmul many, Case t) {
     float *a = random_array(t.M * t.K, 1), *b = random_array(t.K * t.N, 1), *bias = random_array(t.N, 1);
     void *a_values = values_of(a, t.M * t.K, type), *b_values = values_of(b, t.K * t.N, type),
          *bias_values = values_of(bias, t.N, type);
-    float *c[3], *sums[3]; // expected, of one thread, of many; the last two are values
+    float *c[3], *sums[3]; // expected; one thread; many threads. The last two hold values
     for (int i = 0; i < 3; i++) {
         c[i] = t.accumulate ? guarded_random(n) : guarded_array(n);
         sums[i] = t.accumulate ? guarded_random(t.N) : guarded_array(t.N);

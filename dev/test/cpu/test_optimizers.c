@@ -1,5 +1,5 @@
-// The updates of the CPU engine (--optimizer): the same bits on any number of threads, nothing from a gradient that is not
-// finite, and bf16 beside fp32. dev/oracle checks them against the papers.
+// The CPU engine's updates (--optimizer): the same bits on any number of threads; no change if a gradient is not finite;
+// bf16 close to fp32. dev/oracle checks them against the papers.
 #include "arrays.h"
 #include "base/float16.h"
 #include "cpu/layers.h"
@@ -40,7 +40,7 @@ static float *state_of(World *w, Engine *engine, StateKind kind) {
     return x;
 }
 
-// The passes read the new weights, rounded where they are.
+// Checks that the passes read the new weights, rounded in bf16.
 static void check_weights(World *w, Engine *engine, const float *param, Dtype dtype) {
     Error e = {0};
     float loss[2][ROWS * T];
@@ -52,7 +52,7 @@ static void check_weights(World *w, Engine *engine, const float *param, Dtype dt
     engine_destroy(other);
 }
 
-// Weights after all steps.
+// Returns the weights after all steps.
 static float *train(World *w, Optimizer optimizer, int threads, Dtype dtype) {
     Engine *engine = optimizing_engine(w, optimizer, threads, dtype);
     for (int step = 1; step <= STEPS; step++) make_step(w, engine, optimizer, step);
@@ -96,7 +96,7 @@ static void test_nonfinite_gradient(void) {
     world_close(&w);
 }
 
-// The pass over n parameters against one parameter at a time, in double.
+// Compares the pass over n parameters with one parameter at a time in double.
 static void check_adamw(size_t n, bool decay) {
     enum { PARAM, GRAD, MOMENT1, MOMENT2, ARRAYS };
     const AdamWStep step = adamw_step(1e-2, 0.9, 0.95, 1e-8, 0.1, 3, 0.5);
@@ -127,7 +127,7 @@ static void test_adamw_of_any_length(void) {
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) check_adamw(lengths[i], i % 2);
 }
 
-// Masters are fp32: what three steps did to them is as in fp32 but for the gradients' rounding.
+// Masters are fp32: three steps differ from fp32 only by the gradients' rounding.
 static void test_bf16(void) {
     if (!matmul_kernel(DTYPE_BF16)) SKIP("this machine has no instructions for bf16");
     World w = world_of(shape, T, STEPS * ROWS, 1);

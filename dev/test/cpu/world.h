@@ -1,4 +1,4 @@
-// world: a small model with its weights and tokens, CPU engines of it, and what they measure.
+// world: a small model with weights and tokens, CPU engines of it, and their measurements.
 #pragma once
 
 #include "../small_model.h"
@@ -19,7 +19,7 @@ static inline float *floats_of(const World *w) {
     return x;
 }
 
-// Tokens: `rows` rows of seq_len and one more.
+// Makes `rows` rows of seq_len + 1 tokens.
 static inline World world_of(ModelConfig shape, int seq_len, int rows, uint64_t seed) {
     World w = {.seq_len = seq_len};
     Error e = {0};
@@ -37,7 +37,7 @@ static inline void world_close(World *w) {
     free(w->param), free(w->tokens);
 }
 
-// An engine with the world's weights. config: without its model.
+// Returns an engine with the world's weights. Sets model and seq_len of config.
 static inline Engine *engine_of(const World *w, EngineConfig config) {
     Error e = {0};
     Engine *engine = NULL;
@@ -53,7 +53,7 @@ typedef struct {
     float *grad;
 } Outcome;
 
-// A step without update, of `rows` rows, which are examples `first`, first + 1, ...
+// Makes a step without update, of `rows` rows: examples first, first + 1, ...
 static inline Outcome measure(const World *w, Engine *engine, const uint16_t *tokens, int first, int rows,
                               int micro_batch, GnsMode mode) {
     Error e = {0};

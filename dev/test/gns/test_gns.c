@@ -10,7 +10,7 @@
 enum { D = 20, MAX_B = 32 };
 
 typedef struct {
-    double mean, deviation; // of one example's gradient, in each direction
+    double mean, deviation; // one example's gradient, in each direction
     uint64_t stream, drawn;
 } Source;
 
@@ -46,7 +46,7 @@ static Norms source_norms(Source *s, int B) {
     return norms_of(B, g);
 }
 
-// Averages after `steps` steps of B examples. half_life: in steps.
+// Returns averages after `steps` steps of B examples. half_life: steps.
 static GnsTracker tracked(Source *source, int B, double half_life, double steps) {
     GnsTracker t;
     gns_init(&t, half_life);
@@ -83,8 +83,8 @@ static void test_identities(void) {
 
 // ---- the averages ---------------------------------------------------------------------------------------------------
 
-// Compares averages, sum of squared weights and errors with sums over the whole history. Steps change in size; steps of
-// one example in between must leave no trace. diff_sq: a difference has the square of its step's weight.
+// Compares averages, squared weights and errors with sums over the whole history. Steps vary in size. Steps of one example
+// must change nothing. diff_sq: a difference has the square of its step's weight.
 static void check_tracker(bool diff_sq) {
     enum { STEPS = 60 };
     const double half_life = 700;
@@ -136,7 +136,7 @@ static void check_tracker(bool diff_sq) {
         CHECK_CLOSE(e.s_se, sqrt(ss / diffs / 2 * sum_w2), 1e-12, 0);
         CHECK(e.significant == (mean_g >= 3 * e.g2_se), "significant %d", e.significant);
         if (mean_g <= 0) continue;
-        // dR = (dS - R dG2) / G2, its square averaged over the steps themselves
+        // The mean over the steps of dR^2, dR = (dS - R dG2) / G2
         double R = mean_s / mean_g, rr = 0;
         for (int i = 1; i <= last; i++)
             rr += v[i] / diffs * pow((s[i] - s[i - 1] - R * (g2[i] - g2[i - 1])) / mean_g, 2);
@@ -149,8 +149,8 @@ static void test_tracker(void) {
     check_tracker(true);
 }
 
-// gns_lower solves its equation; for an exact S it is S / (G2 + k SE), at G2 <= 0 too. The 95% of gns.h rest on this
-// equation and its constants (test_scaled_lower).
+// gns_lower solves its equation. If S is exact, the bound is S / (G2 + k SE), also for G2 <= 0. The 95% in gns.h rest on
+// this equation and its constants (test_scaled_lower).
 static void test_lower_formula(void) {
     for (int i = -3; i <= 20; i++) {
         double g2 = 0.1 * i;
@@ -186,7 +186,8 @@ static void calibration_observe(GnsCalibration *c, Source *total, Source *ln, in
     gns_calibration_update(c, B, a.n, a.q, b.n, b.q, 1, done);
 }
 
-// total has 2.5 times the scale of ln. The ratio waits for significance, is right, and stays when significance is lost.
+// total has 2.5 times the scale of ln. The ratio is 1 until both scales are significant, then right; it stays when they no
+// longer are.
 static void test_calibration(void) {
     GnsCalibration c;
     gns_calibration_init(&c, 20);
@@ -204,7 +205,7 @@ static void test_calibration(void) {
     CHECK(c.ratio > 1 && c.ratio < 6, "ratio %g, was about 2.5 when last seen", c.ratio);
 }
 
-// Two estimates that share `common` of their noise: 1 all of it, 0 none.
+// Draws two estimates that share a part `common` of their noise: 1 all, 0 none.
 static void draw_pair(double common, uint64_t stream, uint64_t step, double g2[2], double s[2]) {
     double shared[2] = {rng_normal(stream, step, 0), rng_normal(stream, step, 1)}, rest = sqrt(1 - common * common);
     for (uint64_t i = 0; i < 2; i++) {
@@ -236,7 +237,7 @@ static void test_calibration_error(void) {
     }
 }
 
-// gns_scaled_lower solves gns_lower's equation with c S; c's error adds to that of S. Each error lowers the bound.
+// gns_scaled_lower solves gns_lower's equation for c S. The error of c adds to that of S: each lowers the bound.
 static void test_scaled_lower(void) {
     Source source = source_make(1, 10, 521);
     GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);
@@ -252,7 +253,7 @@ static void test_scaled_lower(void) {
     CHECK(R < 0.7 * gns_scaled_lower(&t, (GnsFactor){c, 0, 0}, 2, 10), "bound %g", R);
 }
 
-// A half-life holds as many samples at 8 rows as at 256, and more in its first tenth.
+// A half-life has as many samples at 8 rows as at 256. Early in a run, samples are closer.
 static void test_samples_are_spaced_in_tokens(void) {
     const double half_life = 4e5, row = 512;
     Noise noise = {0};
@@ -298,7 +299,7 @@ static void test_calibration_is_wary(void) {
     }
 }
 
-// A given ratio is used, even below 1; without one the measured ratio.
+// A given ratio counts, even below 1; otherwise the measured one.
 static void test_ratio(void) {
     CHECK(noise_ratio(&(Noise){.fixed_ratio = 0.5, .calibration.ratio = 3}) == 0.5, "not the given one");
     CHECK(noise_ratio(&(Noise){.calibration.ratio = 3}) == 3, "not the measured one");
@@ -350,7 +351,7 @@ static void test_ranks_unbiased(void) {
 
 // ---- A model's groups -----------------------------------------------------------------------------------------------
 
-// S / G2 of averages of this half-life in tokens, from their definition.
+// Averages with this half-life in tokens, computed from their definition.
 typedef struct {
     double g2, s, half_life;
 } Average;
@@ -377,16 +378,16 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
     CHECK(fabs(got - want) <= 1e-9 * fabs(want), "%s after step %d: %g, want %g", what, step, got, want);
 }
 
-// Adds a step of ranks with one row each: their estimate equals that from the examples' norms.
+// Adds a step of ranks with one row each: they give the estimate of the examples' norms.
 static void observe_single_rows(Noise *noise, int B, Norms norms) {
     int64_t rows[MAX_B];
     for (int b = 0; b < B; b++) rows[b] = 1;
     noise_observe_ranks(noise, rows, B, B * norms.n, B * B * norms.q, noise->tokens_since_ranks);
 }
 
-// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times the half-life; a step
-// that measures them counts for all tokens since the one before. The calibration's half-life is a tenth of the tokens
-// done at first. `total` has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
+// Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a measurement
+// counts for all tokens since the one before. At first the calibration's half-life is a tenth of the tokens done. `total`
+// has the LayerNorms' half-life, and begins with the first step at which a ramp follows it.
 static void test_groups(void) {
     enum { HALF_LIFE = 900, STEPS = 60, FOLLOWED_FROM = 9, FOLLOWED_TO = 30 };
     enum { LN, SAMPLED_LN, TOTAL, TYPE, LAYER = TYPE + 4, FOLLOWED = LAYER + 2, AVERAGES };

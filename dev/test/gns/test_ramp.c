@@ -1,4 +1,4 @@
-// The batch ramp, for scripted aims and, in a closed loop, for simulated gradient noise; and replay.
+// The batch ramp: scripted aims, simulated gradient noise in a closed loop, open-loop modes, and replay.
 #include "../test.h"
 
 #include "gns/noise.h"
@@ -61,8 +61,8 @@ static void test_follows(void) {
     CHECK(ramp_batch(&fixed, 100, 80000) == 8 && fixed.state.rows == 0, "a fixed batch listened");
 }
 
-// If step_rows is huge, target, aim and lower are waste x kappa x c times the scale, the scale one standard error
-// below, and its 95% bound. Otherwise they are the root of x times kappa x c times these.
+// The critical batch is kappa x c times the scale. If step_rows is huge, the target is waste times that; otherwise it is the
+// root of x times that. aim and lower use the scale one standard error below, and its 95% bound.
 static void test_target(void) {
     RampConfig c = config_make(RAMP_GNS);
     c.kappa = 4;
@@ -89,7 +89,7 @@ static void test_target(void) {
 
 // ---- the law --------------------------------------------------------------------------------------------------------
 
-// The target for norms without an error: a scale of 100 rows; unknown if g2 <= 0.
+// Returns the target for exact norms with a scale of 100 rows; unknown if g2 <= 0.
 static RampTarget target_at(double x, double kappa, double waste, double rows, double g2) {
     RampConfig c = config_make(RAMP_GNS);
     c.step_rows = x, c.kappa = kappa, c.waste = waste;
@@ -104,8 +104,8 @@ static RampTarget target_at(double x, double kappa, double waste, double rows, d
 // Seconds for one piece of progress if a step takes a + b B seconds.
 static double seconds_at(double B, double a, double b, double critical) { return (a + b * B) * (1 / B + 1 / critical); }
 
-// The target must be the batch of the fewest seconds, found by trying all, up to the waste's limit. f times the best
-// batch costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
+// Up to the waste's limit the target must be the batch of the fewest seconds, found by trying all. f times the best batch
+// costs (1 + y^2 + (f + 1 / f) y) / (1 + y)^2 times as much, y = sqrt(x / critical).
 static void test_law(void) {
     static const double prices[][2] = {{0.003, 0.002}, {0.06, 0.01}, {1, 0.02}, {5, 0.005}}; // a, b
     for (size_t i = 0; i < sizeof prices / sizeof *prices; i++) {
@@ -131,7 +131,7 @@ static void test_law(void) {
     CHECK(isinf(hidden.aim) && isinf(hidden.lower), "%g, %g", hidden.aim, hidden.lower);
 }
 
-// Lines a + b B give a / b in two digits, within its limits. A batch without a time is ignored.
+// Lines a + b B give a / b in two digits, within the limits. Ignores a batch without a time.
 static void test_step_rows(void) {
     static const int64_t rows[] = {4, 16, 64};
     static const struct {
@@ -169,11 +169,11 @@ static void test_why(void) {
     CHECK(!*why, "%s", why);
 }
 
-// ---- the loop, closed: simulated gradients, the program's averages, its calibration, its ramp ------------------------
+// ---- The closed loop: simulated gradients; the program's averages, calibration and ramp ------------------------------
 
-// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective
-// directions than the LayerNorms', but as large a share of a step's |G|^2, because its scale is larger. Most of the
-// noise is common: the two estimates of |G|^2 correlate at 0.9.
+// Simulates what models of 0.2M parameters showed at 16 and 64 rows. The whole model's noise has more effective directions
+// than the LayerNorms', but is as large a share of a step's |G|^2, because its scale is larger. Most of the noise is common:
+// the two estimates of |G|^2 correlate at 0.9.
 enum { MAX_STEPS = 8000, WHOLE = 36, NORMS = 16, SEQ_LEN = 512 };
 static const double common_noise = 0.97, run_tokens = 80e6, million = 1e6;
 
@@ -200,8 +200,8 @@ static double true_g2(const World *w, double tokens) { // falls by 10^4 in the f
     return w->still ? 1e-3 : 2e-5 + pow(fmax(tokens / million, 0.08) / 0.08, -2);
 }
 
-// Draws one step's norms of a group, in their exact distribution, from the step's normals: the mean gradient's noise,
-// and separately the sum of squares around the mean.
+// Draws a group's norms of one step from normals, in their exact distribution: the mean gradient's noise, and the sum of
+// squares around the mean.
 static void group_draw(const double *normal, int directions, double g2, double trace, double B, double around,
                        double *n, double *q) {
     *q = 0;
@@ -305,7 +305,7 @@ static Outcome simulate_seeds(const World *w, int seeds) {
                      exact / seeds};
 }
 
-// The study's curve from 32 rows. Its constant batch of 32 takes 4,883 steps.
+// The study's curve, from 32 rows. A constant batch of 32 takes 4,883 steps.
 static void test_study(void) {
     for (int total = 0; total < 2; total++) {
         Outcome o = simulate_seeds(&(World){.total = total, .first = 32}, 60);
@@ -320,7 +320,7 @@ static void test_study(void) {
     }
 }
 
-// The batch must not pass a constant target: its mean stays below, by no more than the noise explains.
+// The mean batch must stay below a constant target, by no more than the noise explains.
 static void test_still(void) {
     static const double rows[] = {40, 100, 400};
     for (int i = 0; i < 3; i++)
@@ -378,8 +378,8 @@ static void test_seesaw(void) {
     CHECK(ramp_batch(&r, 9, 9e5) == 100, "a constant rate moved the batch");
 }
 
-// Four times the reference batch, at the peak (0.01) and at 30% of it. A power of up to 0.5 stays; a larger one falls
-// with the schedule: 0.5 + 0.3 x 0.5.
+// Four times the reference batch, at the peak rate (0.01) and at 30% of it. A power up to 0.5 is constant; a larger one
+// falls with the schedule, such as 1 to 0.5 + 0.3 x 0.5.
 static void test_lr(void) {
     RampConfig c = config_make(RAMP_GNS);
     static const struct {
@@ -445,7 +445,7 @@ static void test_steps(void) {
         CHECK_ERROR(ramp_check_list(bad[i], &fewest, &most, &e), &e, ERR_USAGE, "no list of batches");
 }
 
-// A checkpoint's batch is limited by today's options; so are the most rows of a step.
+// The present options limit a checkpoint's batch, and the most rows of a step.
 static void test_settle(void) {
     RampConfig c = config_make(RAMP_GNS);
     Error e = {0};

@@ -1,4 +1,4 @@
-// Random numbers, AdamW and schedules against what their papers say.
+// Compares random numbers, AdamW and schedules with their papers.
 #include "../test.h"
 
 #include "math/adamw.h"
@@ -35,8 +35,8 @@ static void test_philox_known_answers(void) {
     }
 }
 
-// Draws by a Python program written from the text of rng.h: the words in integers, log and cos to 60 digits. Other draws
-// would be as random, but a resumed run would no longer draw those of its checkpoint.
+// Drawn by a Python program written from the text of rng.h: words in integers, log and cos to 60 digits. Pins the draws: a
+// resumed run must draw what it drew before.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, stream, index, u64;
@@ -58,7 +58,7 @@ static void test_known_draws(void) {
     }
 }
 
-// Drawn by the oracle's own Philox (dev/oracle/gpt2.py): bit c says that column `first` + c drops.
+// Drawn by the oracle's own Philox (dev/oracle/gpt2.py). Bit c: column first + c drops.
 static void test_known_masks(void) {
     static const struct {
         double p;
@@ -151,7 +151,7 @@ static void test_schedules(void) {
         }
 }
 
-// Steps until the scale is `to`; -1: it stops before.
+// Returns the steps until the scale is `to`; -1: never.
 static int steps_to(LossScale *s, bool overflow, double to) {
     for (int steps = 0; steps <= 10 * LOSS_SCALE_INTERVAL; steps++) {
         if (s->scale == to) return steps;

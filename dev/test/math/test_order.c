@@ -1,14 +1,14 @@
-// The order of the data: fixed by known values of many keys, and a bijection of every size.
+// The order of the data: known values of many keys, and a bijection for every size.
 #include "../test.h"
 
 #include "math/mixture.h"
 #include "math/permutation.h"
 
-// Checkpoints rely on this order: another would pass the other tests, but a resumed run would read other text. The
-// values are from permutation_example of dev/bench/torch_twin.py, which is written from the definition.
+// Pins the order: with another one a resumed run would read other text. The values are from permutation_example in
+// dev/bench/torch_twin.py, written from the definition.
 static void test_known_order(void) {
     static const struct {
-        uint64_t n, seed, epoch, x[3]; // of k = 0, 1 and n - 1
+        uint64_t n, seed, epoch, x[3]; // x: images of 0, 1 and n - 1
     } known[] = {
         {10, 1337, 0, {1, 6, 2}},
         {10, 1337, 1, {5, 8, 4}},
@@ -31,7 +31,7 @@ static void test_known_order(void) {
         }
 }
 
-// Known choices of a source, from Order.place of the same file.
+// Known choices of a source, from Order.place in the same file.
 static void test_known_draws(void) {
     static const struct {
         uint64_t seed, example;

@@ -5,8 +5,7 @@
 #include "cpu/layers.h"
 #include "../trainer.h"
 
-// Shapes odd and even, one of a single block, one of a single row, and one whose head goes in chunks of 256 rows: 64
-// MiB over 65536 logits.
+// Odd and even shapes; one block; one row; and a head in chunks of 256 rows (64 MiB of 65536 logits a row).
 static const struct {
     ModelConfig model; // L, NH, C, V, context
     int rows, seq_len;
@@ -27,7 +26,7 @@ static void make_model(int shape, Model *model) {
     CHECK_OK(model_create(model, &shapes[shape].model, &e), &e);
 }
 
-// Bytes of a line of the plan, 0 where it has none of that name. The lines must make the sum.
+// Returns the bytes of the plan's line `what`; 0: no such line. Checks that the lines add up.
 static size_t planned(const EngineConfig *config, const char *what) {
     MemoryPlan plan;
     size_t bytes = 0, sum = 0;
@@ -49,9 +48,8 @@ static size_t planned_in_all(const EngineConfig *config) {
 // Every array begins at a multiple of 64 bytes.
 static size_t of_floats(size_t n) { return round_up(4 * n, 64); }
 
-// What is recomputed is kept of one block alone: GELU's output, or all but the block's input (11 C values a token and
-// statistics). An engine without training has the weights and one block's memory, whatever would be recomputed or
-// measured.
+// Blocks share what is recomputed: GELU's output, or all but the block's input (11 C values a token, and statistics). An
+// engine without training needs the weights and one block's memory, whatever the other modes.
 static void test_plans(void) {
     for (int i = 0; i < SHAPES; i++) {
         Model model;
@@ -95,7 +93,7 @@ int __wrap_posix_memalign(void **out, size_t alignment, size_t bytes) {
     return __real_posix_memalign(out, alignment, bytes);
 }
 
-// The plan in one piece, and the engine itself in another.
+// Checks that an engine allocates twice: itself, and all that the plan says.
 static void check_taken(const EngineConfig *config, const char *what) {
     Engine *engine = NULL;
     MemoryPlan plan;
@@ -123,7 +121,7 @@ static void test_taken_as_planned(void) {
     }
 }
 
-// ---- What the program asks for. Its engines say so in the log. ------------------------------------------------------
+// ---- What the program asks for: its engines print it  ------------------------------------------------------
 
 static int create_and_tell(Engine **out, const EngineConfig *config, Error *e) {
     printf("an engine of %zu bytes\n", planned_in_all(config));

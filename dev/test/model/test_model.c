@@ -1,15 +1,15 @@
-// The model's presets against what was published, and initial weights against their definition.
+// Compares the presets with what was published, and initial weights with their definition.
 #include "../test.h"
 
 #include "model/model.h"
 
-// Radford et al. 2019, table 2, with the parameter counts of the models that Hugging Face serves (wte counted once); dN:
-// the depths and widths that llm.c's -e takes, heads of 64.
+// GPT-2: Radford et al. 2019, table 2; parameters as in Hugging Face's models (wte counted once). dN: depths and widths of
+// llm.c's -e, heads of 64.
 static void test_presets(void) {
     static const struct {
         const char *name;
         int layers, heads, channels;
-        size_t parameters; // of GPT-2's vocabulary and context; 0: not published
+        size_t parameters; // with GPT-2's vocabulary and context; 0: not published
     } want[] = {
         {"gpt2-124M", 12, 12, 768, 124439808},
         {"gpt2-350M", 24, 16, 1024, 354823168},
@@ -59,8 +59,8 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-// Weights N(0, 0.02^2), those of the projections into the residual stream divided by sqrt(2 layers), LayerNorm gains 1,
-// everything else 0 (Radford et al. 2019, section 2.3; Hugging Face's GPT2PreTrainedModel._init_weights), by name.
+// Weights are N(0, 0.02^2); projections into the residual stream are divided by sqrt(2 layers). LayerNorm gains are 1, all
+// else 0 (Radford et al. 2019, section 2.3; Hugging Face's GPT2PreTrainedModel._init_weights).
 static double wanted_deviation(const char *name, int layers) {
     if (ends_with(name, ".bias") || strstr(name, "ln_")) return 0;
     return ends_with(name, "c_proj.weight") ? 0.02 / sqrt(2.0 * layers) : 0.02;
@@ -92,7 +92,7 @@ static void test_initial_weights(void) {
     model_destroy(&model);
 }
 
-// A value is a function of its place, whatever piece of the tensor is asked for; and of the seed.
+// A value depends on its place and the seed, not on the piece of the tensor that is asked for.
 static void test_initial_weights_in_pieces(void) {
     enum { ALL = 3000, FIRST = 1000, PIECE = 500 };
     Model model;

@@ -1,6 +1,6 @@
-// Engines that keep only the owned ranges, through engine.h, on either engine (test_shards_cuda is the CUDA build of this
-// file). Each rank of one process has an engine and gets the whole batch, so nothing is reduced. The bits must equal
-// those of one engine that keeps everything, also after ranks have exchanged weights.
+// Engines that keep only the owned ranges, through engine.h (test_shards_cuda is the CUDA build of this file). The ranks are
+// engines of one process. Each gets the whole batch, so nothing is reduced. Their bits must equal those of an engine that
+// keeps everything, also after ranks have exchanged weights.
 #include "../test.h"
 
 #include "ranks/transport.h"
@@ -24,7 +24,7 @@ enum { SHAPES = sizeof shapes / sizeof *shapes };
 static uint64_t seed;
 static const float POISON = -7.25f;
 
-// The arrays that a rank keeps a share of, besides the moments.
+// What a rank shards, besides the moments.
 typedef enum { SHARED_MOMENTS, SHARED_GRADS, SHARED_WEIGHTS } Shared;
 
 typedef struct {
@@ -188,7 +188,7 @@ static int begins(void *context, Range range, Error *e) {
     CHECK(i == last || i == 0 || rank->begun[i + 1] == 1, "bucket %d begins before the next one", i);
     CHECK(i == 0 || i + 2 > last || rank->finished[i + 2] == 1, "bucket %d begins before %d is final", i, i + 2);
     rank->begun[i]++;
-    TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // 0: those of the micro-step before
+    TRY(collect_from(rank, i == 0 ? 0 : i + 2, e)); // bucket 0 begins: collect the micro-step before
     if (i == 0) rank->micro_steps++, rank->pending = last + 1;
     return 0;
 }
@@ -255,7 +255,7 @@ static int whole_gradients(World *w, int step, Error *e) {
 
 // ---- What must be equal ---------------------------------------------------------------------------------------------
 
-// A rank holds the whole engine's bits in its owned ranges, and nothing elsewhere; `whole` arrays it holds everywhere.
+// Checks that a rank stores the whole engine's bits in its owned ranges, and nothing elsewhere; whole: everywhere.
 static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) {
     Error e = {0};
     for (size_t i = 0; i < w->model.flat_count; i++) w->y[i] = POISON;
@@ -371,7 +371,7 @@ static void test_shares_that_recompute(void) {
 
 typedef struct {
     World *w;
-    int next; // the first bucket that is not there yet
+    int next; // first bucket that has not arrived
 } Arrivals;
 
 // Loads the buckets of a range that have not arrived.

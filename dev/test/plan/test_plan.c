@@ -57,7 +57,7 @@ static const Model *model_of(const char *preset, int vocab, int seq_len) {
     return &made[i];
 }
 
-static Options options; // of the plan made last
+static Options options; // options of the plan made last
 
 static Plan make_plan(const Model *model, const char *device, int micro_batch, int seq_len) {
     Error e;
@@ -83,14 +83,14 @@ static double sum_work(const Workload *w, WorkFamily family, bool flops) {
     return sum;
 }
 
-// A micro-step of bf16, of the plan's rows.
+// Counts a micro-step of the plan's rows in bf16.
 static Workload micro_step(const Plan *p, ExactNorms exact) {
     Workload w = {.value = 2, .head_bytes = p->device.head_bytes, .exact = exact};
     return workload_micro_step(&p->shape, p->shape.micro_batch, w);
 }
 
-// Products: 6 FLOPs a token for each weight of the matrices (forward, and two in the backward), and causal attention
-// 7 C (T + 1) a layer instead of the 6 C T that the formula counts (the backward computes q k^T again).
+// Products take 6 FLOPs per token and weight: 2 forward, 4 backward. Causal attention takes 7 C (T + 1) per layer; the
+// formula counts 6 C T, since it ignores that the backward pass computes q k^T again.
 static void test_work_is_the_formula(void) {
     Plan p = plan_of("d12", "H200", 64);
     Workload w = micro_step(&p, EXACT_NONE);
@@ -100,7 +100,7 @@ static void test_work_is_the_formula(void) {
     CHECK_CLOSE(sum_work(&w, FAMILY_ATTENTION, true), N * L * 7 * C * (T + 1), 1e-12, 0);
     double all = sum_work(&w, FAMILY_BLOCK_MATMUL, true) + sum_work(&w, FAMILY_HEAD_MATMUL, true);
     CHECK_CLOSE(all + N * L * 6 * C * T, N * model_flops_per_token(p.shape.model, 1024), 2e-3, 0);
-    // a LayerNorm: two values read and two written in bf16, three read and one written back; 25 of each
+    // 25 LayerNorms, in bf16: forward reads two values and writes two; backward reads three and writes one
     CHECK_CLOSE(sum_work(&w, FAMILY_LAYERNORM, false), 25 * N * C * 2 * 8, 1e-12, 0);
     // logits read and written in place
     CHECK_CLOSE(sum_work(&w, FAMILY_CROSSENTROPY, false), N * 50304 * 4, 1e-12, 0);
@@ -134,15 +134,15 @@ static void test_recomputing_and_exact_norms_cost(void) {
     CHECK_CLOSE(sum_work(&gelu, FAMILY_GELU, false) - sum_work(&none, FAMILY_GELU, false), 11 * N * 4 * C * 4, 1e-9, 0);
     CHECK_CLOSE(sum_work(&block, FAMILY_BLOCK_MATMUL, true) - sum_work(&none, FAMILY_BLOCK_MATMUL, true),
                 11 * 2 * N * 8 * C * C, 1e-9, 0); // qkv, proj and fc of eleven blocks
-    // every example's gradient of every matrix, in fp32, is read, and the sum read and written: once, or for the head
-    // once in each of its 4 chunks of 16 examples
+    // Reads every example's gradient of every matrix, in fp32; reads and writes the sum once. The head does so in each of
+    // its 4 chunks of 16 examples.
     double blocks = 12 * 12 * C * C, head = 50304 * C;
     CHECK_CLOSE(sum_work(&exact, FAMILY_EXACT_NORMS, false), 4 * (blocks * (64 + 2) + head * (64 + 4 * 2)), 1e-9, 0);
-    // within the products: rows of the head's gradients alone
+    // Fused into the products: only rows of the head's gradients.
     p.shape.recompute = RECOMPUTE_NONE;
     Workload fused = micro_step(&p, EXACT_FUSED);
     CHECK_CLOSE(sum_work(&fused, FAMILY_EXACT_NORMS, false), 2 * 4 * N * C, 1e-9, 0);
-    // 25 tensors (N, C) in each pass, and the probabilities below the diagonal; eleven blocks' attention once more
+    // 25 tensors (N, C) in each pass, and the probabilities below the diagonal; recomputing adds eleven blocks.
     CHECK(sum_work(&block, FAMILY_DROPOUT, true) == 0, "masks without dropout");
     p.shape.dropout.below = 1;
     Workload drops = micro_step(&p, EXACT_NONE);
@@ -157,7 +157,7 @@ static void test_recomputing_and_exact_norms_cost(void) {
         CHECK(sum_work(&fused, f, false) == sum_work(&none, f, false), "family %d", f);
 }
 
-// Which devices, precisions and channels fuse exact norms; and what a step with them then takes.
+// Which devices, precisions and channels fuse exact norms, and what these cost in a step.
 static void test_fused_exact_norms(void) {
     static const struct {
         const char *device;
@@ -240,8 +240,8 @@ static double mib_of(const Plan *p) {
     return sum / (1 << 20);
 }
 
-// MiB of the CUDA engine's own plan, which is exact, and of 532 MiB that CUDA takes; exact norms batched (measured
-// false). And of running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800 MiB.
+// measured false: the CUDA engine's own plan, which is exact, and CUDA's 532 MiB; exact norms are batched. measured true:
+// running H200s by nvidia-smi (4 ranks: by the trainer's log), with chunks of the head of 800 MiB.
 static void test_memory_estimate(void) {
     static const struct {
         const char *preset;
@@ -274,14 +274,14 @@ static void test_memory_estimate(void) {
         double mib = mib_of(&p);
         CHECK(fabs(mib / cases[i].mib - 1) < 0.05, "case %zu: %.0f MiB, want %.0f", i, mib, cases[i].mib);
     }
-    // Exact norms within the products: a table of ints by head chunk and rows, not the largest gradient of an example.
+    // Fused exact norms need a table of ints for each chunk of the head, but no example's gradient.
     Plan ln = plan_of("d12", "H200", 64), exact = ln;
     exact.shape.gns = GNS_EXACT;
     CHECK_CLOSE(mib_of(&exact) - mib_of(&ln), (4.0 * 64 * 1024 * 768 + 4.0 * 16 * 50304) / (1 << 20), 1e-3, 0);
 }
 
-// Several ranks: NCCL's measured part to the MiB; gradients in bf16 need a buffer of the largest bucket: the embeddings,
-// or with a small vocabulary the last block with ln_f.
+// Several ranks need NCCL's measured memory. Gradients in bf16 need a buffer of the largest bucket: the embeddings, or with
+// a small vocabulary the last block with ln_f.
 static void test_library_memory(void) {
     Plan large = plan_of("d12", "H200", 64), small = make_plan(model_of("d2", 256, 64), "H200", 1, 64);
     const double bucket[] = {768 * (50304 + 1024), 12 * 128 * 128 + 13 * 128 + 2 * 128};
@@ -300,9 +300,9 @@ static void test_library_memory(void) {
     CHECK_CLOSE(mib_of(&large) - gpu, 12 * (double)large.shape.model->flat_count / (1 << 20) - 532, 1e-3, 0);
 }
 
-// Bytes a parameter by ZeRO's stages, bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments; of those with a
-// star a rank of 8 keeps an eighth. 0: 18. 1: 4*/8 + 2 + 4 + 8*/8 = 7.5. 2: gradients of two blocks and the embeddings,
-// besides its share of the sums. 3: 4*/8 + 2*/8 of weights, and 2 for those in the slots.
+// Bytes per parameter at each stage of ZeRO, in bf16, by hand: 4 + 2 of weights, 4 of gradients, 8 of moments. 8 ranks.
+// Stage 0: 18. 1: 4/8 + 2 + 4 + 8/8 = 7.5. 2: gradients of two blocks and the embeddings, and an eighth of the sums. 3:
+// 4/8 + 2/8 of weights, and 2 for those in the slots.
 static void test_state_bytes(void) {
     double block = 12 * 768 * 768 + 13 * 768, embeddings = (50304 + 1024) * 768;
     double all = (double)model_of("d12", 50257, 1024)->flat_count;
@@ -326,7 +326,7 @@ static void test_largest_micro_batch(void) {
     CHECK((p.device.spec.memory_bytes = (double)memory.total) > 0 && plan_largest_micro_batch(&p) == 0, "not one row");
     for (double bytes = 3e6; bytes < 100e6; bytes *= 1.7) {
         p.device.spec.memory_bytes = bytes;
-        int fits = 0; // the plain way
+        int fits = 0; // found one by one
         for (int b = 1; b == fits + 1; b++) {
             plan_memory(&p, b, &memory);
             if ((double)memory.total <= 0.97 * bytes) fits = b;
@@ -366,8 +366,8 @@ static void test_ring(void) {
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
 }
 
-// Two ranks, 10 rows a step and a link so slow that the backward pass hides little. Exposed: the layers' gradients less
-// that time, the embeddings', and what is gathered; of each bucket half of its bytes, after one latency.
+// Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed are the blocks' gradients less that
+// pass, the embeddings' gradients, and what is gathered. A bucket takes one latency and half of its bytes.
 static void test_exposed(void) {
     Plan p = make_plan(model_of("d2", 256, 64), "H200", 10, 64);
     PlanEfficiency *s = &p.device.efficiency;
@@ -398,8 +398,8 @@ static void test_exposed(void) {
                 1e-9, 0);
 }
 
-// ZeRO-3 with that link, those rows and five layers: two blocks stay in memory from pass to pass, so every other pass
-// gathers 3/5 of them again.
+// ZeRO-3 with that link, those rows and five layers. Two blocks stay in their slots between passes, so a pass gathers 3/5
+// of the blocks again.
 static void test_exposed_weights(void) {
     Error e;
     Model model;
@@ -424,7 +424,7 @@ static void test_exposed_weights(void) {
     model_destroy(&model);
 }
 
-// Muon gives ranks different shares; a plan describes the fullest rank.
+// With Muon ranks own different shares. A plan describes the fullest rank.
 static void test_fullest_rank(void) {
     enum { RANKS = 8 };
     Error e;
@@ -448,7 +448,7 @@ static void test_fullest_rank(void) {
           memory.item[2].bytes, 8 * least, 8 * most);
 }
 
-// 10 rows on 4 ranks in micro-batches of 2: the first has 3 rows, so 2 + 1.
+// 10 rows on 4 ranks in micro-batches of 2: rank 0 has 3 rows, 2 + 1.
 static void test_steps_are_cut(void) {
     Plan p = plan_of("d12", "H200", 2);
     p.ranks = 4;
@@ -520,7 +520,7 @@ static void test_seconds_of_a_run(void) {
     ramp_destroy(&ramp);
 }
 
-// By hand, in a run of 100 steps.
+// Checkpoints of a run of 100 steps, counted by hand.
 static void test_checkpoints_at_a_time(void) {
     static const struct {
         int64_t every, best_every, keep, want;

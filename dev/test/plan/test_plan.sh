@@ -22,15 +22,15 @@ plans_this_cpu() {
 plans_a_run_without_length() {
     plan --model d2 --device H200 && said '^device +H200' && ! said '^run ' > /dev/null && ! said 'checkpoints are written' > /dev/null
 }
-hours_are_tokens_over_speed() { # of the same page; without --val nothing is added
+hours_are_tokens_over_speed() { # both on one page; without --val nothing is added
     # shellcheck disable=SC2086
     plan $d12 --device H200 || return 1
     awk '/tok\/s, MFU/ { gsub(",", "", $3); speed = $3 } /^run/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^hours/) hours = $i }
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
-# Many ranks, each with enough tokens for its link: the latency of the rings limits them.
-waiting_share() { # RANKS: of the step, in percent
+# Many ranks, each with enough tokens for its link: the rings' latency limits the step.
+waiting_share() { # RANKS: prints the percentage of a step that waits
     plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
 }
 reports_latency_bound() {
@@ -43,7 +43,7 @@ reports_latency_bound() {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
     plan --model d6 --batch-tokens 8192 --seq-len 1024 --ranks 8 --device H100 && said '^  compute-bound up to 8 ranks: ' # rows
 }
-compares_the_modes() { # of a model too large for one card
+compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --ranks 4 --batch-tokens 524288 --micro-batch 4 --zero 3 --reduce micro-step && said '^> +4 +3 +1 +[0-9.]+ +131,072 +compute ' &&
         said '^  compute-bound up to 255 ranks: ' && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 5 with 1, 3 with 2, 3 with 3$' || return 1
     awk '$1 == ">" { $1 = ""; $0 = $0 } $1 == 4 && $7 > 0 { memory[$2] = $4; n++ }
@@ -55,7 +55,7 @@ reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
 }
-reports_memory_too_small() { # an error for this machine, a note for another; the remedy that helps
+reports_memory_too_small() { # an error for this machine, a note for another; names a remedy that helps
     local fits
     plan --device "RTX 4090" --model gpt2-1558M && said 'NOT EVEN ONE ROW FITS' && said '; general kernels' &&
         said '^note: the model does not fit: .* use --recompute block and --zero 3 on more ranks' &&
@@ -70,7 +70,7 @@ reports_memory_too_small() { # an error for this machine, a note for another; th
         grep -qE '^error: the model does not fit: [0-9.]+ GiB are needed.*\(CPU' error.txt && [ "$(wc -l < error.txt)" = 1 ] ||
         { cat error.txt plan.txt; return 1; }
 }
-plans_with_the_users_figures() { # of a GPU that is not in the table, or other figures than the table's
+plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of the table's
     plan --device 'Radeon X' --device-flops 120 --device-bandwidth 960 --device-memory 24 --model gpt2-124M --steps 10 &&
         said '^device +Radeon X: 120 TFLOP/s bf16, 960 GB/s, 24 GiB \(figures as given; general kernels\)' && said ' MiB of 23839; the largest' &&
         said '^run +10 steps of 4 rows, ' || return 1
@@ -87,7 +87,7 @@ plans_with_the_users_figures() { # of a GPU that is not in the table, or other f
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
-# The plan has as many steps as the run.
+# The plan predicts the number of the run's steps.
 predicts_the_steps() {
     local small="--train code_train_*.bin --vocab-size 256 --layers 1 --heads 1 --channels 16 --seq-len 32 --lr 1e-3
         --train-tokens 30000 --micro-batch 8 --gns off --checkpoint-every 0" ramp planned made
@@ -104,15 +104,15 @@ predicts_the_steps() {
     done
 }
 
-tunes_a_gpu_only() { # like the run
+tunes_a_gpu_only() { # as a run does
     "$train" --dry-run --tune --model d2 --steps 3 > log 2>&1
     local code=$?
     [ $code = 64 ] && grep -q '^error: --tune is for GPUs, and the plan is for CPU, ' log || { echo "code $code"; cat log; return 1; }
     "$train" --dry-run --tune --model d2 --steps 3 --device H100 > log 2>&1 || { cat log; return 1; }
 }
 
-# As the CUDA trainer does (test_cuda_build.sh compares). A plan for this machine, and a run whose shared config file
-# names a GPU, take the same shapes.
+# Refuses what the CUDA trainer refuses (test_cuda_build.sh compares). The same shapes are fine in a plan for this machine,
+# and in a run whose config file names a GPU.
 refuses_for_a_gpu_what_only_the_cpu_can() {
     local wide="--model d1 --channels 192 --vocab-size 256 --seq-len 16" shard=code_train_000000.bin code what
     # shellcheck disable=SC2086

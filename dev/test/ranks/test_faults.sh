@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# One rank of a run comes to harm; the whole run must end soon, with a code that is not 0, saying which rank and why.
+# Harms one rank of a run. The whole run must end soon, with a code other than 0, and say which rank and why.
 #
 #     dev/test/ranks/test_faults.sh          each fault once or twice, for make test
 #     dev/test/ranks/test_faults.sh ROUNDS   at random times, ROUNDS rounds of six (make test-faults)
 #     dev/test/ranks/test_faults.sh 0 STOPS  requests to stop at random times, under random delays of threads and MPI calls
 #                                            (make test-stops)
 #
-# Uses $GNS_BUILD (dev/test/run.sh sets it). A deadline that must end the run is some 2 s; otherwise it is long enough for a
-# slow disk and busy cores. A run may take 25 s more to end.
+# Uses $GNS_BUILD (dev/test/run.sh sets it). Where the deadline must end the run it is about 2 s; elsewhere it is long enough
+# for a slow disk and busy cores. A run may take 25 s more to end.
 set -u
 rounds=${1:-0} stops=${2:-0}
 . "$(dirname "$0")/../checks.sh" faults
@@ -24,8 +24,8 @@ deadline=30 # seconds of a step; set-up has six times that, a checkpoint three t
 
 seq 1 150 | "$tokenize" --tokenizer bytes --out t - > log 2>&1 && mv t_train_*.bin t.bin || { cat log; exit 1; }
 
-# machine.sh COUNT COMMAND: machines of COUNT ranks each, as far as a rank can tell: by the launcher's variables, by its
-# directory for what ranks share, and by the machine's name.
+# machine.sh COUNT COMMAND: runs COMMAND as if each machine had COUNT ranks. Fakes the launcher's variables, its directory
+# for what ranks share, and the machine's name.
 cat > machine.sh << 'EOF'
 #!/bin/sh
 machine=$((OMPI_COMM_WORLD_RANK / $1))
@@ -35,16 +35,16 @@ shift
 exec "$@"
 EOF
 chmod +x machine.sh
-machine=() # all ranks are on this one
+machine=() # empty: one machine
 
-options() { # of every run
+options() { # prints the options of every run
     echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 --deadline $deadline ${mode-}
 }
 forever="--steps 100000000"
 zero3="--zero 3 --layers 3" # a mode in which every pass transfers weights
 
-launch() { # RANKS COMMAND...: into `log`; the exit code
+launch() { # RANKS COMMAND...: writes `log`, returns the exit code
     local ranks=$1
     shift
     begun=$EPOCHREALTIME
@@ -53,7 +53,7 @@ launch() { # RANKS COMMAND...: into `log`; the exit code
 }
 own_words() { grep -E '^(error|warning)|exited|Exit code' log | tail -n 6; }
 
-# How it ended: CODES (a pattern) and what some line must say; 2 if only that line is missing.
+# Checks the exit code against CODES (a pattern), and that some line says TEXT. Returns 2 if only that line is missing.
 ended() { # CODE CODES TEXT
     # shellcheck disable=SC2254
     case $1 in
@@ -63,8 +63,8 @@ ended() { # CODE CODES TEXT
     esac
     grep -qE "$3" log || { echo "nobody says '$3':" && own_words && return 2; }
 }
-soon() { # AFTER: within the deadline that ended it and 25 s of a harm that came so many seconds after the start, or
-    # after joining, which is to take no time worth mentioning
+soon() { # AFTER: checks that the run ended within its deadline and 25 s of the harm. The harm came AFTER seconds after the
+    # start, or after joining, which takes next to no time
     awk -v now="$EPOCHREALTIME" -v begun="$begun" -v after="$1" '
         match($0, /no progress for [0-9]+ s/) { deadline = substr($0, RSTART + 16, RLENGTH - 18) + 0 }
         END { late = now - begun - after - deadline - 25; if (late > 0) { print late " s too late"; exit 1 } }' log
@@ -72,7 +72,7 @@ soon() { # AFTER: within the deadline that ended it and 25 s of a harm that came
 one_error() { [ "$(grep -cE '^(error|stopped)' log)" = 1 ] || { echo "not one error:"; grep '^error' log; return 1; }; }
 nobody_accused() { ! grep -E '^error.*(is stopped|keeps the others)' log; }
 
-run() { # RANKS CODES TEXT [NAME=VALUE...] OPTIONS...: with these variables (fault.c)
+run() { # RANKS CODES TEXT [NAME=VALUE...] OPTIONS...: NAME=VALUE are variables for fault.c
     local ranks=$1 codes=$2 text=$3 variables=()
     shift 3
     while [[ ${1-} == *=* ]]; do variables+=(-x "$1") && shift; done
@@ -87,9 +87,9 @@ harm() { # RANKS RANK ACTION AFTER CODES TEXT OPTIONS...
     told=$?
     [ $told != 1 ] && soon "$4" && return $told
 }
-# About once in a hundred times, with busy cores, Open MPI 4.1.4 ends a job in time and with the right code, but without a
-# word on which rank it was. Tries again, for harms that only Open MPI reports.
-harm_that_mpi_tells() { # as harm
+# Tries again: about once in a hundred times, with busy cores, Open MPI 4.1.4 ends a job in time and with the right code, but
+# does not name the rank. For harms that only Open MPI reports.
+harm_that_mpi_tells() { # the arguments of harm
     local told
     for _ in 1 2 3; do
         harm "$@"
@@ -98,7 +98,7 @@ harm_that_mpi_tells() { # as harm
     done
     return $told
 }
-# 78 beside the code that mpirun should return: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
+# Besides mpirun's own code 78 is right: a rank that dies early may make mpirun hang (scripts/mpirun.sh).
 killed() { harm_that_mpi_tells "$1" "$2" kill "$3" 78 "process rank $2 .* exited on signal 9|^error .*; rank $2 \(process [0-9]+\) is stopped or gone"; }
 exits() { harm_that_mpi_tells "$1" "$2" "exit:$4" "$3" "@($4|78)" "Process name: \[\[[0-9]*,1\],$2\]"; }
 exits_with_0() { harm_that_mpi_tells "$1" "$2" exit:0 "$3" "@(1|78)" "process rank $2 .*exiting improperly|process rank $2"; }
@@ -107,29 +107,29 @@ stopped() {
     deadline=2 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): (step|set-up).*; rank $2 \(process [0-9]+\) is stopped or gone" \
         --checkpoint-every 0
 }
-# All watchdogs run: the board tells which rank is at the earliest collective, whatever some ranks alone did for
+# All watchdogs run. The board shows which rank is at the earliest collective, even if some ranks alone worked on
 # checkpoints. One watchdog reports.
 hangs() {
     deadline=2 harm "$1" "$2" hang "$3" 78 "^error \(rank [0-9]\): (step|set-up|checkpoint).*; rank $2 \(process [0-9]+\) keeps the others waiting\. " "${@:4}" &&
         one_error
 }
-# Each rank sees its own machine's ranks only. The machine that knows reports first; the others may see a late rank that
-# waits as they do, and accuse nobody.
-stopped_elsewhere() { # AFTER: the last rank, which its neighbour on machine 1 sees
+# Each rank sees the ranks of its own machine only. The machine of the stopped rank reports first. The others may see a late
+# rank that waits as they do; they accuse nobody.
+stopped_elsewhere() { # AFTER: stops the last rank; its neighbour on machine 1 sees it
     local machine=("$work/machine.sh" 2)
     deadline=3 harm 4 3 stop "$1" 78 "^error \(rank 2 on node1\): .*; rank 3 \(process [0-9]+ on node1\) is stopped or gone" \
         --checkpoint-every 0 && one_error
 }
-stopped_alone() { # on a machine of its own, which nobody sees
+stopped_alone() { # stops a rank that is alone on its machine: no other rank sees it
     local machine=("$work/machine.sh" 1)
     deadline=2 harm 3 1 stop "$1" 78 "^error \(rank [02] on node[02]\): .*; this machine's 1 rank runs, collective number [0-9]+: look at the other machines" \
         --checkpoint-every 0 && nobody_accused
 }
-# before MPI knows the rank, or while it joins
+# Stops a rank before MPI knows it, or while it joins.
 never_came() { deadline=0.5 harm "$1" "$2" stop 0 78 "^error \(rank [0-9]\): set-up: .*start of MPI; rank $2 has not started"; }
 stopped_early() { deadline=0.5 harm "$1" "$2" stop "$3" 78 "^error \(rank [0-9]\): .*; rank $2 (\(process [0-9]+\) is stopped or gone|has not started)"; }
 
-with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and one that runs PROGRAM with these options as well
+with_another() { # CODE TEXT PROGRAM OPTIONS...: two ranks, and a third that runs PROGRAM with more OPTIONS
     # shellcheck disable=SC2046
     launch 2 "$train" $(options) --steps 9 --out a : -np 1 --oversubscribe "$3" $(options) --steps 9 --out a "${@:4}"
     ended $? "$1" "$2"
@@ -142,28 +142,28 @@ another_build() {
 }
 nowhere_to_write() { : > file && run 3 74 '^error \(rank 0\): file' --steps 9 --out file/out && one_error; }
 
-# A checkpoint is written for longer than the others have patience in a step: the reason is told all the same.
-not_finite_while_saving() { # OPTIONS...: all know, and wait for the save with a checkpoint's patience
+# Writing a checkpoint takes longer than a step's deadline. The run still gives the reason of its end.
+not_finite_while_saving() { # OPTIONS...: all ranks know, and wait for the save under a checkpoint's deadline
     deadline=2 run 2 76 '^error \(rank 0\): step 4.* not finite' FAULT_FSYNC=0.2 --steps 99 --out nan --lr 100 --grad-clip 0 \
         --weight-decay 100 --checkpoint-every 3 "$@" && one_error && [ -s nan/step_00000003/MANIFEST.json ]
 }
-asked_to_stop_while_saving() { # OPTIONS...: two saves, and both make progress
+asked_to_stop_while_saving() { # OPTIONS...: two saves; both make progress
     # shellcheck disable=SC2086
     deadline=2 run 2 75 '^stopped \(rank 0\): SIGUSR1 after step' FAULT_FSYNC=0.2 FAULT_SAVING=ask $forever --out stop \
         --checkpoint-every 400 "$@" && one_error
 }
-# Long work of rank 0 that makes progress is no hang, however long the others wait. A call that never returns is one.
+# Long work of rank 0 is no hang while it makes progress. A call that never returns is one.
 saves_slowly() { # OPTIONS...
     deadline=1 run 2 0 '^model in slow/step_00000003' FAULT_FSYNC=0.25 --steps 3 --out slow "$@"
 }
 samples_slowly() {
     deadline=1 run 2 0 '^model in slow/step_00000002' FAULT_FLUSH=0.05 --steps 2 --out slow --sample-every 1 --sample-tokens 50
 }
-hangs_while_saving() { # OPTIONS...: in the last save, or in one beside training, when the next is due
+hangs_while_saving() { # OPTIONS...: in the last save; or in a save beside training, found when the next is due
     deadline=1 run 2 78 '^error \(rank [01]\): checkpoint .*; rank 0 \(process [0-9]+\) keeps the others waiting\. .*or raise --deadline' \
         FAULT_SAVING=hang --out hung "$@" && soon 3
 }
-# The same while rank 0 reads the checkpoint to go on from.
+# The same while rank 0 reads the checkpoint to resume from.
 resumes_slowly() {
     run 2 0 . --steps 3 --out slow && deadline=0.7 run 2 0 '^resuming from slow/step_00000003' FAULT_READ=0.4 --steps 6 --out slow
 }
@@ -171,25 +171,25 @@ hangs_while_resuming() {
     run 2 0 . --steps 3 --out slow && deadline=0.5 run 2 78 '^error \(rank [01]\): set-up.*; rank 0 \(process [0-9]+\) keeps the others waiting' \
         FAULT_READ=1000 --steps 6 --out slow && soon 2
 }
-alone() { # srun --mpi=pmix says only that there is PMIx, and MPI that there is one rank: there is nobody to wait for
+alone() { # as under srun --mpi=pmix with one rank: PMIx is there, and no other rank to wait for
     local machine=(env -u OMPI_COMM_WORLD_SIZE)
     deadline=0.1 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=0.4 --steps 3 --out alone
 }
 asked_while_joining() { harm "$1" "$2" ask 0 75 '^stopped \(rank 0\): a signal to another rank after step 1, saved in'; }
-ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # whose thread has not run since MPI_Init
+ends_before_open_mpi() { run 2 0 '^model in starved/step_00000001' FAULT_STARVE=1 --steps 1 --out starved; } # Open MPI's thread has not run since MPI_Init
 await_steps() { until grep -qs '"step"' stop/metrics.jsonl || ! kill -0 "$job" 2> /dev/null; do sleep 0.05; done; }
-asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh hands it to the ranks, also while they are being started
+asked_to_stop() { # SIGNAL... start|step: scripts/mpirun.sh passes signals to the ranks, also while they start
     # shellcheck disable=SC2086
     run 3 75 '^stopped \(rank 0\): (SIGUSR1|a signal to another rank) after step' $forever --out stop &
     local job=$! script signal
-    until script=$(listeners launcher) || ! kill -0 $job; do sleep 0.02; done # not before it hears it
+    until script=$(listeners launcher) || ! kill -0 $job; do sleep 0.02; done # until it catches signals
     [ "${*: -1}" = start ] || await_steps
     for signal in "${@:1:$#-1}"; do kill -"$signal" "$script" && sleep 0.1; done
     wait $job && one_error
 }
 
 marked() { grep -lszxF "GNS_STOP=$PWD" /proc/[0-9]*/environ | cut -d / -f 3 | grep .; } # processes of this run
-listeners() { # launcher|mpirun|rank: processes to signal, once they hear requests
+listeners() { # launcher|mpirun|rank: prints the processes of that kind that catch signals by now
     local process processes name
     processes=$([ "$1" = launcher ] && pgrep -P "$(pgrep -P "$job" timeout)" 2> /dev/null || [ "$1" = launcher ] || marked)
     for process in $processes; do
@@ -201,9 +201,9 @@ listeners() { # launcher|mpirun|rank: processes to signal, once they hear reques
     done 2> /dev/null | grep .
 }
 pick() { echo "${@:1+RANDOM%$#:1}"; }
-# One or two of the signals to mpirun.sh, to a rank or to both, or SIGKILL to mpirun.sh or mpirun, while ranks start or
-# train. All processes end, with 75 and a checkpoint. Two signals may give 78: one 2 s after the first ends a rank. After
-# SIGKILL a run that trained is saved all the same.
+# Sends one or two signals to mpirun.sh, to a rank or to both, or SIGKILL to mpirun.sh or mpirun, while ranks start or
+# train. All processes must end, with 75 and a checkpoint. Two signals may give 78: the second ends a rank if it comes 2 s
+# after the first. After SIGKILL, too, a run that has trained must be saved.
 stopped_at_random() { # NUMBER
     local preload=delays.so target targets signal code codes=75 job left='' wrong='' end
     read -ra targets <<< "$(pick launcher rank "launcher launcher" "rank rank" "launcher rank" "rank launcher")"
@@ -232,8 +232,8 @@ stopped_at_random() { # NUMBER
     [ -z "$wrong" ] || { cp -r . "$(mktemp -d /tmp/stop.XXXX)" && echo "${signal-} ${targets[*]}: $wrong" && return 1; } # to look at
 }
 
-# Faults are mostly waited for, so some run at a time, each in a directory of its own: two mpiruns that start in one TMPDIR
-# make and remove the same directories, and one may fail.
+# Runs three faults at a time, since most only wait. Each has its own TMPDIR: two mpiruns that start in one make and remove
+# the same directories, and one may fail.
 one() { # NUMBER NAME ARGUMENTS...
     local result
     mkdir "$work/$1" && cd "$work/$1" && cp ../t.bin . || exit 70
@@ -244,7 +244,7 @@ one() { # NUMBER NAME ARGUMENTS...
 }
 tests=0
 fault() { # NAME ARGUMENTS...
-    while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done # which may be told of one that ended long ago
+    while [ "$(jobs -rp | wc -l)" -ge 3 ]; do wait -n; done # wait -n may report one that ended long ago
     tests=$((tests + 1))
     one $tests "$@" &
 }

@@ -31,11 +31,11 @@ both() { # CODE COMMAND...: one rank on each machine
     local code=$?
     [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
 }
-on_both() { # CODE OPTIONS...: a run
+on_both() { # CODE OPTIONS...: trains
     both "$1" "$train" --train "code_train_*.bin" --val "code_val_*.bin" "${shape[@]}" "${sizes[@]}" --threads 1 \
         --train-tokens "${tokens:-512}" --val-tokens 64 --hellaswag questions.jsonl --hellaswag-every 4 --tokenizer bytes --zero ${zero:-0} "${@:2}"
 }
-refused() { # TEXT: in a single line, and nothing is written
+refused() { # TEXT: checks that the error is one line, and that nothing was written
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
@@ -44,10 +44,10 @@ other_directory() { # each rank writes what it owns: all must see --out
     mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) && zero=1 on_both 0 --out "$work/run"
     rm -r "$work/run"
 }
-other() { # TEXT CHANGE OPTIONS...: of machine 1's files
+other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
 }
-other_data() { # shards by content and, since checkpoints name them, by name
+other_data() { # shards must have equal contents and, since checkpoints name them, equal names
     local text change
     while IFS='|' read -r text change; do other "$text" "$change" || return 1; done << 'END'
 this rank has other training data (--train) than rank 0|change code_train_000000.bin
@@ -61,13 +61,13 @@ other_replay() {
     make_machines && on_both 0 --out "$work/run" && metrics=$work/run/metrics.jsonl && sed 's/"batch": 8/"batch": 16/' "$metrics" > other.jsonl || return 1
     other "this rank has another run to replay (--ramp) than rank 0" "cp $metrics ../m0; cp ../other.jsonl metrics.jsonl; rm -r $work/run" --ramp replay:metrics.jsonl
 }
-other_data_to_evaluate_on() { # with a model in a place that both machines see
+other_data_to_evaluate_on() { # both machines see the model
     make_machines && on_both 0 --out "$work/run" && change m1/code_val_000000.bin && evaluates 65 "$work/run" && refused "this rank has other validation data"
 }
-evaluates() { # CODE [MODEL]: by default one that is on both machines
+evaluates() { # CODE [MODEL]: the default is on both machines
     both "$1" "$train" --eval-only --model "${2-mod}" --val "code_val_*.bin" --threads 1
 }
-other_model() { # by a weight, or by its shape
+other_model() { # another weight, or another shape
     make_machines && on_both 0 --out run && rm -rf mod && mv m0/run/step_00000004 mod && rm -r m0/run mod/MANIFEST.json || return 1
     for m in "${machines[@]}"; do cp -r mod "$m"; done
     evaluates 0 || return 1
@@ -91,8 +91,8 @@ other_checkpoint() { # all machines must have the checkpoint to resume from
 
 export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
-runs_with() { # RANKS CORES CORES_OF THREADS BOUND: the launcher's cores, each rank's; the threads of each rank, and the note of a
-    # BOUND one
+runs_with() { # RANKS CORES CORES_OF THREADS BOUND: CORES of the launcher, CORES_OF each rank; wants THREADS a rank, and a
+    # note if BOUND is not empty
     local bound=$5
     rm -rf cores
     "${mpi[@]}" -np "$1" -x LD_PRELOAD="$work/cores.so" -x CORES_HERE="$2" -x CORES_OF="$3" "$train" --train "code_train_*.bin" "${small[@]}" --val-every 0 --steps 1 --out cores < /dev/null > log 2>&1 || { cat log; return 1; }
@@ -100,7 +100,7 @@ runs_with() { # RANKS CORES CORES_OF THREADS BOUND: the launcher's cores, each r
     sed -n '/^note: rank 0 may run/,/=none)/p' log | xargs > note # which 80 columns fold
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
-cores() { # of their own; shared by all; shared by some; fewer than ranks; bound
+cores() { # each rank has its own; all share; some share; fewer cores than ranks; bound ranks
     while IFS='|' read -r -a with; do runs_with "${with[@]}" "" || { echo "${with[*]}"; return 1; }; done << 'END'
 2|8|0-3,4-7|4
 3|16|0-15|5
@@ -114,7 +114,7 @@ END
 
 # ---- Launchers without PMIx ------------------------------------------------------------------------------------------
 
-strangers() { # CODE TEXT OPTIONS...: of one of four processes that srun started without PMIx
+strangers() { # CODE TEXT OPTIONS...: one of four processes that srun started without PMIx
     SLURM_STEP_NUM_TASKS=4 "$train" "${@:3}" > log 2>&1
     local code=$?
     [ $code = "$1" ] && grep -q -- "$2" log || { echo "exit code $code, not $1 with $2: ${*:3}"; tail -n 3 log; return 1; }

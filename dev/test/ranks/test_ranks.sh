@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several ranks train what one trains: mpirun with 1 to 5 of them on this machine. Uses $GNS_BUILD (dev/test/run.sh sets
+# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Uses $GNS_BUILD (dev/test/run.sh sets
 # it). Each rank has one thread, and a run is small enough that the number of cores does not matter.
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
@@ -7,7 +7,7 @@ has_mpi || skip_suite "no Open MPI here, or a build without it"
 mpi_here
 cd "$work" || exit 70
 
-# The same text whenever this is run: words with a tendency to follow one another.
+# Writes the same text in every run: words that tend to follow one another.
 awk 'BEGIN {
     n = split("to be or not that is the question whether it nobler in mind suffer slings and arrows of outrageous fortune", w)
     for (i = 0; i < 16000; i++) {
@@ -36,8 +36,8 @@ run() { # RANKS OUT OPTIONS...; RANKS 0: without mpirun
     [ $code = "${wanted:-0}" ] || { echo "exit code $code, not ${wanted:-0}:"; cat "$out.log"; return 1; }
 }
 
-# close A B NAME TOLERANCE [OTHER]: the values of NAME in two metrics files, or of OTHER in the second, one by one; a null
-# equals only a null.
+# close A B NAME TOLERANCE [OTHER]: compares NAME in two metrics files, step by step; with OTHER, NAME in A and OTHER in B. A
+# null equals only a null.
 close() {
     paste <(grep -oE "\"$3\": [^,}]*" "$1/metrics.jsonl") <(grep -oE "\"${5-$3}\": [^,}]*" "$2/metrics.jsonl") |
         awk -v what="$1 and $2: $3" -v tolerance="$4" '
@@ -49,7 +49,7 @@ close() {
 
 exact_run="--gns exact --steps 30"
 short="--gns exact --steps 16 --batch-tokens 176"
-# Such a kappa, because c stays 1: so short a run does not get to know it.
+# kappa makes up for c, which stays 1: so short a run does not measure it.
 ramp_run="--ramp gns --batch-min 5 --batch-max 40 --train-tokens 30000 --gns-half-life 6000 --ramp-kappa 128 --ramp-waste 1 --ramp-step-rows 1e9"
 
 agree() { # A B
@@ -63,7 +63,7 @@ same_run() { same "$1" "$2" && same_moments "$1" "$2"; }
 resumes() { run "$@" && grep -q "^resuming from $2/step_" "$2.log"; } # as run
 forget_newest() { rm -r "$(newest_checkpoint "$1")"; }
 close_total() { close "$1" "$2" gns_total_s 1e-4 && close "$1" "$2" gns_total_g2 1e-4; }
-wide() { micro=20 layers=4 run "$@"; } # one micro-step a step; blocks take turns in memory
+wide() { micro=20 layers=4 run "$@"; } # one micro-step a step; blocks share slots of memory
 
 one_rank() { run 1 e1_192 $exact_run --batch-tokens 192 && run 1 e1_176 $exact_run --batch-tokens 176 && run 1 r1 $ramp_run; }
 exact_agrees() { # RANKS BATCH_TOKENS: 176 is 11 rows, which ranks cannot divide evenly
@@ -73,7 +73,7 @@ ramp_agrees() { run "$1" "r$1" $ramp_run && agree r1 "r$1"; } # RANKS
 the_ramp_grew() {
     [ "$(grep -o '"batch": [0-9]*' r1/metrics.jsonl | sort -u | wc -l)" -ge 3 ] || { echo "fewer than 3 batch sizes"; return 1; }
 }
-measures_a_step() { # then the run is the one that is told what it measured
+measures_a_step() { # a run that measures --ramp-step-rows equals one that is given the same number
     local mode x measured=${ramp_run/--ramp-step-rows 1e9/}
     for mode in "--zero 1 --optimizer muon" "--zero 3 --recompute block"; do
         rm -rf measured told
@@ -83,8 +83,8 @@ measures_a_step() { # then the run is the one that is told what it measured
     run 1 told1 $measured --ramp-step-rows "$x" && agree told1 told
 }
 runs_repeat() { run 3 again $ramp_run && same r3 again; }
-# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit: in steps of 5 to 40 rows, 1 to 7 micro-steps of 3 rows on a rank,
-# some ranks with one less; and in one micro-step of up to 20 rows, where ZeRO-2 and 3 have no whole gradient. With three
+# ZeRO 0, 2 and 3 equal ZeRO 1, the default, bit for bit. First in steps of 5 to 40 rows: 1 to 7 micro-steps of 3 rows on a
+# rank, one less on some. Then in one micro-step of up to 20 rows, where ZeRO-2 and 3 keep no whole gradient. With three
 # ranks the last part of a bucket is the longest.
 zero_agrees() {
     local zero
@@ -98,7 +98,7 @@ zero_agrees() {
     for zero in 0 2; do micro=2 layers=4 run 3 two$zero $short --zero $zero || return 1; done # two micro-steps at most
     same two0 two2
 }
-zero_in_bf16() { # the weights that travel are rounded, the masters are not
+zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
     "$train" --dry-run --dtype bf16 --model d1 > bf16.log 2>&1
     [ $? != 69 ] || skip "no instructions for bf16" || return
     run 2 h0 $ramp_run --dtype bf16 --zero 0 && ! same_weights h0 r2 > /dev/null || return 1
@@ -106,12 +106,12 @@ zero_in_bf16() { # the weights that travel are rounded, the masters are not
         run 2 h$zero $ramp_run --dtype bf16 --zero $zero && same h0 h$zero || return 1
     done
 }
-a_smoothed_loss() { # with the other numbers of a step, over all ranks
+a_smoothed_loss() { # is summed over ranks, like the other numbers of a step
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
 }
-# Another optimizer on several ranks: as on one, and the same bits at every stage. Muon's matrices are whole on a rank; of
-# five ranks one has none of a block.
+# Several ranks agree with one, and every stage has the same bits. Muon keeps matrices whole: of five ranks one owns none of
+# a block.
 optimizer_agrees() { # OPTIMIZER RANKS
     local all="o_$1_$2" zero
     layers=4 run 1 "o_$1" $short --optimizer "$1" || return 1
@@ -121,14 +121,14 @@ optimizer_agrees() { # OPTIMIZER RANKS
     agree "o_$1" "${all}_1" && close_total "o_$1" "${all}_1" && same_run "${all}_0" "${all}_1" && same_run "${all}_1" "${all}_2" &&
         same_run "${all}_2" "${all}_3"
 }
-another_optimizer_resumes() { # at another stage; and gradients that are sharded, with blocks that take turns in memory
+another_optimizer_resumes() { # at another stage; then with sharded gradients: blocks share slots of memory
     forget_newest o_muon_5_0 && forget_newest o_lamb_3_1
     layers=4 resumes 5 o_muon_5_0 $short --optimizer muon --zero 2 && same_run o_muon_5_0 o_muon_5_1 &&
         layers=4 resumes 3 o_lamb_3_1 $short --optimizer lamb --zero 0 && same_run o_lamb_3_1 o_lamb_3_0 || return 1
     for zero in 0 2; do wide 2 ow_$zero $short --optimizer muon --zero $zero || return 1; done
     same_run ow_0 ow_2 && agree ow_0 o_muon
 }
-goes_on_from_the_moments() { # on rows that are all alike: as the run itself went on, to the bit
+goes_on_from_the_moments() { # all rows are alike, so it has the bits of the run that went on itself
     local optimizer ranks=0 small="--seq-len 16 --threads 1 --batch-tokens 96 --lr-schedule constant --gns off --train same_*.bin" from="--with-optimizer"
     printf 'to be or not to %.0s' {1..300} > same.txt && "$tokenize" --tokenizer bytes --out same same.txt > /dev/null || return 1
     moved() { mpi "$1" "$train" $small ${more-} --lr 1e-3 --micro-batch 3 $from --model "${@:2}"; } # RANKS MODEL OPTIONS...
@@ -149,7 +149,7 @@ goes_on_from_the_moments() { # on rows that are all alike: as the run itself wen
     printf x | dd of=on_adamw/step_00000010/training/optimizer.safetensors bs=1 seek=2000 conv=notrunc status=none
     refuses 65 'optimizer.safetensors' on_adamw/step_00000010 --out refused
 }
-fills_its_hours() { # --train-hours: the length, and what a step costs, are decided once, and a resumed run has them
+fills_its_hours() { # --train-hours: a run decides its length and step_rows once; a resumed run keeps both
     local begun took tokens base="--ramp gns --batch-min 5 --batch-max 40 --ramp-kappa 128 --checkpoint-every 5 --keep 0"
     begun=$(date +%s%N)
     run 2 t2 $base --train-hours 0.002 && took=$((($(date +%s%N) - begun) / 1000000)) || return 1
@@ -161,13 +161,13 @@ fills_its_hours() { # --train-hours: the length, and what a step costs, are deci
     wanted=64 run 2 t2 $base --train-hours 0.003 &&
         grep -q "this run has 0.002, and its length is decided. use --train-tokens; its length is" t2.log
 }
-reduced_at_every_micro_step() { # the sum's order is another: the same up to rounding
+reduced_at_every_micro_step() { # another order of summation: equal up to rounding
     run 3 m3 $ramp_run --zero 2 --reduce micro-step && agree r1 m3 &&
         run 3 m_weights $ramp_run --zero 3 --reduce micro-step --recompute block && same_weights m3 m_weights || return 1
     # one micro-step is the whole step
     wide 3 m_one $ramp_run --zero 2 --reduce micro-step && same w3_0 m_one
 }
-resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts of the state, as if nothing had happened
+resumes_in_another_mode() { # a checkpoint of three ranks that owned parts of the state: the same bits
     run 3 z2 $ramp_run --zero 1 --checkpoint-every 20 --keep 0 && same_weights r3 z2 && forget_newest z2 && cp -r z2 z3 &&
         resumes 3 z3 $ramp_run --zero 0 && same r3 z3 || return 1
     # with sharded gradients and weights
@@ -175,9 +175,9 @@ resumes_in_another_mode() { # from a checkpoint of three ranks that owned parts 
         micro=20 layers=4 resumes 3 z_3_2 $ramp_run --zero 2 && same w3_0 z_3_2
 }
 resumes_with_other_ranks() { resumes 2 z2 $ramp_run --zero 1 && agree r3 z2; }
-# Compares the plan, and the program's own memory by a small model, with what is resident. On some ranks MPI has copies of a
-# few blocks more.
-peak_memory() { # OPTIONS...: of each rank, MiB
+# Compares resident memory with the plan plus the program's own memory, measured by a small model. On some ranks MPI keeps
+# copies of a few blocks.
+peak_memory() { # OPTIONS...: prints each rank's, MiB
     mpi 4 "$root/$build/dev/test/run/peak_memory" "$train" --train code_train_000000.bin --vocab-size 256 --heads 2 --seq-len 16 \
         --micro-batch 1 --batch-tokens 64 --steps 1 --gns ln --threads 1 --zero 3 --out "peak${*//[^0-9]/}" "$@" 2> peak.log
 }
@@ -187,7 +187,7 @@ sharded_weights_take_the_planned_memory() {
     # shellcheck disable=SC2086
     plan=$("$train" --dry-run --vocab-size 256 --heads 2 --seq-len 16 --threads 1 --gns ln --micro-batch 1 --batch-tokens 64 --ranks 4 \
         --zero 3 $deep | awk '/memory in all/ { print $4 }') || return 1
-    # One after the other: of two mpiruns that start in one TMPDIR one may fail.
+    # One after the other: if two mpiruns start in one TMPDIR, one may fail.
     # shellcheck disable=SC2086
     peak_memory --layers 1 --channels 16 | sort -n > base.txt && peak_memory $deep | sort -n > deep.txt || return 1
     paste base.txt deep.txt | awk -v plan="$plan" '
@@ -196,14 +196,14 @@ sharded_weights_take_the_planned_memory() {
             if (n != 4 || !(plan > 0) || peak / want > 1.05 || peak / want < 0.95 || most / want > 1.15) {
                 print "planned " plan " MiB and " base " of the program, took" all; exit 1 } }'
 }
-bf16_on_the_wire() { # rounds gradients to 8 bits: another run, near by, at each stage; of the first step the same gradient, rounded
+bf16_on_the_wire() { # rounds gradients to 8 bits: other losses, but close; the first step's gradient differs by its rounding
     local zero
     for zero in 1 3; do micro=4 run 3 bf16_$zero $exact_run --batch-tokens 192 --comm-dtype bf16 --zero $zero || return 1; done
     same_weights bf16_1 bf16_3 && ! same_weights e3_192 bf16_1 > /dev/null && close e3_192 bf16_1 loss 0.02 || return 1
     for run in e3_192 bf16_1; do mkdir -p first_$run && head -n 1 $run/metrics.jsonl > first_$run/metrics.jsonl; done
     close first_e3_192 first_bf16_1 grad_norm 1e-3
 }
-masks_agree() { # dropout and document masks are the same for every number of ranks and micro-batch; each line is a document
+masks_agree() { # any number of ranks and any micro-batch has the same dropout and document masks; a line is a document
     local few="--gns exact --steps 12 --batch-tokens 176 --tokenizer lines" from zero
     from=$(newest_checkpoint e1_192) && mkdir lines && cp "$from/merges.txt" lines || return 1
     sed 's/"Ċ": 10/"<|endoftext|>": 10/' "$from/vocab.json" > lines/vocab.json
@@ -213,15 +213,15 @@ masks_agree() { # dropout and document masks are the same for every number of ra
     for zero in 0 3; do run 3 d3_$zero $few --zero $zero --recompute block && agree d1 d3_$zero || return 1; done
     same_weights d3_0 d3_3 && close_total d1 d3_3
 }
-the_ranks_own_estimate() { # of the noise scale, which knows nothing of per-example norms: near the exact one at the end
+the_ranks_own_estimate() { # the noise scale without per-example norms: close to the exact one at the end
     lr=0 micro=1 run 4 long --gns exact --steps 400 --batch-tokens 128 --gns-half-life 1e6 --skip-loss-z 2 || return 1
     paste <(grep -o '"gns_ranks_s": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_s": [^,}]*' long/metrics.jsonl | tail -n 1) \
         <(grep -o '"gns_ranks_g2": [^,}]*' long/metrics.jsonl | tail -n 1) <(grep -o '"gns_total_g2": [^,}]*' long/metrics.jsonl | tail -n 1) |
         awk 'function off(a, b) { return a / b < 0.95 || a / b > 1.05 }
             NF != 8 || off($2, $4) || off($6, $8) { print "ranks and exact: S " $2 ", " $4 "; G2 " $6 ", " $8; exit 1 }'
 }
-the_estimate_of_single_rows() { # where the norms are those of micro-steps of one row, it is the exact one
-    # So short that the half-life of gns_total has its full length from the first step on, that of gns_ranks.
+the_estimate_of_single_rows() { # with micro-steps of one row it equals the exact one
+    # The half-life is so short that gns_total has all of it from the first step on, like gns_ranks.
     micro=1 run 2 rows $exact_run --batch-tokens 128 --zero 2 --reduce micro-step --gns-half-life 2 || return 1
     close rows rows gns_ranks_s 1e-5 gns_total_s && close rows rows gns_ranks_g2 1e-5 gns_total_g2
 }
@@ -229,15 +229,15 @@ a_skipped_step_measures_nothing() {
     grep '"skipped"' long/metrics.jsonl > skipped.txt || { echo "none was skipped"; return 1; }
     ! grep gns_ranks skipped.txt
 }
-samples_between_steps() { # rank 0 alone needs all weights then, of which some would only travel in the next step, or do so
-    # for each token (ZeRO-3)
+samples_between_steps() { # rank 0 needs all weights then: some would travel in the next step only, or (ZeRO-3) for each
+    # token
     layers=4 run 3 silent $short --zero 1 || return 1
     for zero in 1 3; do
         layers=4 run 3 sampled$zero $short --zero $zero --sample-every 5 --sample-tokens 3 --deadline 15 && same_weights sampled$zero silent || return 1
     done
     cmp sampled1/samples.jsonl sampled3/samples.jsonl
 }
-one_rank_samples() { # and checks: the others would wait for it at the end of the program, under a deadline
+one_rank_samples() { # and --check too: other ranks would wait for it under a deadline
     local from
     from=$(newest_checkpoint r2)
     answers() { # CODE TEXT RANKS OPTIONS...
@@ -249,12 +249,12 @@ one_rank_samples() { # and checks: the others would wait for it at the end of th
         answers 64 '^error.*: --check.* not 2' 2 --check "$from" && answers 0 . 1 --check "$from" &&
         answers 0 . 1 --sample-only --model "$from" --sample-tokens 3
 }
-not_finite_while_weights_travel() { # MPI must not go on with them in memory that is given back
+not_finite_while_weights_travel() { # MPI must not read or write their memory after it is freed
     local small="--train code_train_*.bin --vocab-size 256 --heads 2 --channels 512 --seq-len 16 --batch-tokens 192 --threads 1"
     wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
-replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that speak of another batch
+replays() { # CODE ROWS...: 4 ranks replay steps of these rows; the options say another batch
     local code=$1 step=0 rows=0 batch
     shift
     for batch in "$@"; do
@@ -265,15 +265,15 @@ replays() { # CODE ROWS...: 4 ranks, steps of so many rows, under options that s
     wanted=$code lr=${lr:-0} micro=2 run 4 replay --ramp replay:replayed.jsonl --train-tokens $((16 * rows)) ${replay_more-} || return 1
     [ "$code" != 0 ] || [ "$(grep -c '"batch"' replay/metrics.jsonl)" = $# ]
 }
-a_last_step_of_fewer_rows_than_ranks() { # a rank without rows sends its parts of the weights in the same order
+a_last_step_of_fewer_rows_than_ranks() { # a rank without rows starts the same transfers
     lr=1e-3 replays 0 8 8 1 && rm -rf whole && mv replay whole &&
         lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay
 }
-too_small_a_batch_to_replay() { # what the file says counts, but for a last step that a horizon cut short
+too_small_a_batch_to_replay() { # the file's steps count, except a last one that the horizon cut short
     replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or replay' replay.log &&
         replay_more="--batch-tokens 128" replays 64 3
 }
-alone_without_mpirun() { run 0 alone $exact_run --batch-tokens 192 && same_weights e1_192 alone; } # the same bits as mpirun -np 1
+alone_without_mpirun() { run 0 alone $exact_run --batch-tokens 192 && same_weights e1_192 alone; } # as with mpirun -np 1
 
 while read -r -a test; do try "${test[@]}" < /dev/null; done << 'EOF'
 one_rank

@@ -1,11 +1,11 @@
-// What the transport between CPU ranks refuses before it asks anything of MPI, and how matrices are shared that stay
-// whole. That it carries what it should is test_ranks.sh's.
+// What the MPI transport refuses before it calls MPI, and how whole matrices are divided among ranks. test_ranks.sh tests
+// its transfers.
 #include "ranks/transport.h"
 #include "../test.h"
 
 #include <limits.h>
 
-// MPI counts in int: a bucket that is longer would be cut at wrong places.
+// MPI counts in int: a longer bucket would be cut at wrong places.
 static void test_too_large_a_bucket(void) {
     Comm comm = {.ranks = 2, .local_ranks = 2};
     Transport *t = NULL;
@@ -18,7 +18,7 @@ static void test_too_large_a_bucket(void) {
     if (t) api->destroy(t);
 }
 
-// The parts of a bucket follow each other and make it; a block's matrices each lie in one of them.
+// Checks that the parts of a bucket are contiguous and cover it. Returns how often a part cuts a matrix.
 static size_t check_parts(const Model *model, int bucket, int ranks, size_t *shares) {
     Range whole = model_bucket(model, bucket);
     size_t end = whole.begin, cut = 0;
@@ -39,7 +39,7 @@ static size_t check_parts(const Model *model, int bucket, int ranks, size_t *sha
 
 static void test_whole_matrices(void) {
     enum { RANKS = 20, LAYERS = 12 };
-    // the largest share of the blocks, over the mean: as the sizes 3, 1, 4 and 4 of a block's matrices allow
+    // Largest share of the blocks over the mean: as good as matrices of 3, 1, 4 and 4 C^2 elements allow.
     static const double uneven[RANKS + 1] = {[1] = 1, [2] = 1, [3] = 1, [4] = 4.0 / 3, [8] = 4.0 / 3, [5] = 1.25};
     for (int layers = 1; layers <= LAYERS; layers++) {
         Model model;

@@ -1,4 +1,4 @@
-// Whom a watchdog blames, by boards of a few ranks. test_faults.sh shows that a run tells its watchdogs what they need.
+// Which rank a watchdog blames, for boards of a few ranks. test_faults.sh tests that runs feed their watchdogs.
 #include "ranks/watchdog.h"
 #include "../test.h"
 
@@ -8,37 +8,37 @@
 
 enum { MOST_RANKS = 4, ABSENT = -1, SAID = 1000 };
 
-// Ranks of one machine, by how many collectives each has begun; ABSENT ones never started. Rank 0 reports.
+// A board of one machine: the number of collectives that each rank has begun; ABSENT: never started. Rank 0 reports.
 typedef struct {
     const char *name;
-    int ranks, here; // in all; on this machine, as the launcher says
+    int ranks, here; // ranks in all; on this machine, as the launcher says
     int begun[MOST_RANKS];
-    int stopped; // rank without a heartbeat; 0: none
+    int stopped; // the rank without a heartbeat; 0: none
     bool set_up; // not all ranks have joined
     bool orphaned;
-    bool hands;          // rank 0 is handing its device work when its deadline passes
-    const char *says[4]; // parts of the report; the process of a rank is 0 in them
-    int silent;          // bits: ranks that it must not name
+    bool hands;          // rank 0 hands work to its device while its deadline passes
+    const char *says[4]; // parts of the report; process numbers read 0
+    int silent;          // bits: ranks that the report must not name
 } Board;
 
 static const Board boards[] = {
-    // Only the late rank at the earliest collective is to blame: the others wait for it.
+    // Blame only the rank at the earliest collective: the others wait for it.
     {"earliest", 4, 4, {6, 5, 4, 6}, .silent = 1 << 1 | 1 << 3,
      .says = {"step 7: no progress for 0.5 s (--deadline); last collective: a sum;",
               "; rank 2 (process 0) keeps the others waiting"}},
     {"two_earliest", 4, 4, {6, 4, 5, 4}, .silent = 1 << 2,
      .says = {"; rank 1 (process 0) keeps the others waiting; rank 3 (process 0) keeps the others waiting"}},
     {"all_level", 3, 3, {4, 4, 4}, .silent = 1 << 1 | 1 << 2, .says = {"last collective: a sum."}},
-    // A rank without a heartbeat is to blame, whatever collective the others are at.
+    // Blame a rank without a heartbeat, whatever collectives the others have begun.
     {"stopped", 3, 3, {6, 4, 5}, .stopped = 2, .silent = 1 << 1, .says = {"; rank 2 (process 0) is stopped or gone"}},
     {"never_started", 3, 3, {1, 1, ABSENT}, .set_up = true, .silent = 1 << 1, .says = {"set-up: ", "; rank 2 has not started"}},
     {"never_started_elsewhere", 4, 3, {1, 1, ABSENT, ABSENT}, .set_up = true, .silent = 1 << 1 | 1 << 2,
      .says = {"; 1 of this machine's 3 ranks have not started"}},
-    // Without its launcher the set-up ends long before its deadline.
+    // Without a launcher the set-up ends long before its deadline.
     {"orphaned", 2, 2, {1, ABSENT}, .set_up = true, .orphaned = true,
      .says = {"set-up: no progress for 5 s (the launcher is gone)"}},
     {"abort_waits", 2, 2, {1, 1}, .hands = true},
-    // The earliest rank of this machine may wait for a rank of another machine: named, not accused.
+    // The earliest rank here may wait for a rank of another machine: name it, blame nobody.
     {"other_machines", 4, 3, {6, 5, 4, ABSENT}, .silent = 1 << 1,
      .says = {"this machine's 3 ranks run; rank 2 (process 0) is at the earliest collective, collective number 4: look at "
               "the other machines too"}},
@@ -60,13 +60,13 @@ static Watchdog *watchdog_of(const Board *board, WatchdogEntry *entries, int ran
     return w;
 }
 
-// A device that must not be aborted while it is handed work: the process then ends with another code.
+// Ends the process with another code if the device is aborted while it is handed work.
 static atomic_bool handed;
 static void abort_device(void *) {
     if (!atomic_load(&handed)) _exit(3);
 }
 
-// The others start first, so that rank 0 finds them on the board, and with longer deadlines, so that rank 0 reports.
+// The others start first: rank 0 finds them on the board. Their deadlines are longer: rank 0 reports.
 static void wait_too_long(const Board *board) {
     WatchdogEntry *entries = calloc(1, watchdog_board_bytes(board->ranks));
     for (int rank = 1; rank < board->ranks; rank++) {
@@ -106,7 +106,7 @@ static Child start(const Board *board) {
     return child;
 }
 
-// Reads the child's report. The numbers of processes become 0.
+// Reads the child's report, and replaces process numbers by 0.
 static void report_of(Child child, char text[SAID]) {
     int status = 0;
     size_t used = 0;
