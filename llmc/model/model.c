@@ -151,10 +151,8 @@ int model_bucket_at(const Model *model, size_t element) {
     return 1 + (int)size_min(block, (size_t)model->config.layers - 1);
 }
 
-size_t model_bucket_largest(const Model *model) {
-    size_t most = 0;
-    for (int i = 0; i < model_bucket_count(model); i++) most = size_max(most, range_length(model_bucket(model, i)));
-    return most;
+size_t model_bucket_largest(const Model *model) { // the embeddings, or the last block with ln_f
+    return size_max(range_length(model_bucket(model, 0)), range_length(model_bucket(model, model->config.layers)));
 }
 
 void model_init_values(const Model *model, const Tensor *tensor, uint64_t seed, size_t first, size_t n, float *out) {

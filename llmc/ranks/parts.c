@@ -14,18 +14,15 @@ static size_t piece_begin(const Model *model, int layer, int i, int pieces) {
     return model_tensor(model, first[other ? MATRICES : pieces - 1][i], layer)->offset;
 }
 
+// Block after block, the pieces go to the ranks in turn. Within a block, pieces ascend with the ranks that own them.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks) {
     if (bucket == 0) return transport_part(model_bucket(model, 0), r, ranks);
-    int layer = bucket - 1, pieces = ranks < MATRICES ? ranks : MATRICES;
-    int from = (int)((int64_t)layer * pieces % ranks); // ranks from, from + 1, ... own the block's pieces,
-    int wrapped = from + pieces - ranks;               // and, after the last rank, ranks [0, wrapped)
-    int i = r < wrapped ? r : r - from + (wrapped > 0 ? wrapped : 0); // pieces ascend with the ranks
-    bool has = r < wrapped || (r >= from && r < from + pieces);
-    if (has) return (Range){piece_begin(model, layer, i, pieces), piece_begin(model, layer, i + 1, pieces)};
-    // Otherwise return an empty part where the next rank's part begins: parts ascend.
-    int before = r < from ? (wrapped > 0 ? wrapped : 0) : pieces;
-    size_t at = piece_begin(model, layer, before, pieces);
-    return (Range){at, at};
+    int layer = bucket - 1, pieces = ranks < MATRICES ? ranks : MATRICES, first = 0, end = 0;
+    for (int i = 0; i < pieces; i++) {
+        int owner = (int)(((int64_t)layer * pieces + i) % ranks);
+        first += owner < r, end += owner <= r;
+    }
+    return (Range){piece_begin(model, layer, first, pieces), piece_begin(model, layer, end, pieces)};
 }
 
 int transport_fullest_rank(const Model *model, int ranks) {
