@@ -43,36 +43,31 @@ static const PlanEfficiency cpu_efficiency = {
 
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e) {
     const double bf16_bytes = 2;
+    const bool elsewhere = *wanted && here->is_cpu; // a GPU, planned by the CPU trainer
     char names[400];
     const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name, names, sizeof names);
-    DeviceSpec spec = {.name = *wanted ? wanted : NULL, .devices_a_machine = 1};
     if (*wanted && *names) return FAIL(e, ERR_USAGE, "say which", "--device %.60s may be one of %s", wanted, names);
     if (*wanted && !known && !(own->bf16_flops > 0 && own->bandwidth > 0)) {
         device_spec_names(names, sizeof names);
         FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
         return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
     }
-    if (known) spec = *known;
-    *out = (PlanDevice){.value = (double)here->value_bytes, .head_bytes = (double)here->head_bytes};
-    if (*wanted && here->is_cpu) out->value = bf16_bytes, out->head_bytes = CUDA_HEAD_BYTES;
-    out->measured = !*wanted && here->is_cpu;
-    out->fuses_exact = *wanted ? spec.hopper && out->value < sizeof(float) : here->exact_is_fused;
-    if (out->measured) {
-        out->spec = (DeviceSpec){.bandwidth = here->bandwidth, .devices_a_machine = 1};
-        out->peak = here->flops;
-        out->efficiency = cpu_efficiency;
-    } else if (spec.name) {
-        out->spec = spec;
-        out->peak = out->value < 4 ? spec.bf16_flops : spec.fp32_flops;
-        out->efficiency = gpu_efficiency;
-    }
-    snprintf(out->name, sizeof out->name, "%s", out->spec.name ? out->spec.name : here->name);
-    if (!*wanted && here->memory_bytes > 0) out->spec.memory_bytes = here->memory_bytes;
-    out->own = own->bf16_flops > 0 || own->bandwidth > 0 || own->memory_bytes > 0;
-    if (own->bf16_flops > 0) out->peak = own->bf16_flops;
-    if (own->bandwidth > 0) out->spec.bandwidth = own->bandwidth;
-    if (own->memory_bytes > 0) out->spec.memory_bytes = own->memory_bytes;
-    if (own->network > 0) out->spec.network = own->network;
+    PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = 1},
+                    .measured = !*wanted && here->is_cpu,
+                    .own = own->bf16_flops > 0 || own->bandwidth > 0 || own->memory_bytes > 0,
+                    .value = elsewhere ? bf16_bytes : (double)here->value_bytes,
+                    .head_bytes = elsewhere ? CUDA_HEAD_BYTES : (double)here->head_bytes};
+    snprintf(d.name, sizeof d.name, "%s", known ? known->name : *wanted ? wanted : here->name);
+    d.efficiency = d.measured ? cpu_efficiency : gpu_efficiency;
+    d.fuses_exact = *wanted ? d.spec.hopper && d.value < sizeof(float) : here->exact_is_fused;
+    d.peak = d.measured ? here->flops : d.value < sizeof(float) ? d.spec.bf16_flops : d.spec.fp32_flops;
+    if (d.measured) d.spec.bandwidth = here->bandwidth;
+    if (!*wanted && here->memory_bytes > 0) d.spec.memory_bytes = here->memory_bytes;
+    if (own->bf16_flops > 0) d.peak = own->bf16_flops;
+    if (own->bandwidth > 0) d.spec.bandwidth = own->bandwidth;
+    if (own->memory_bytes > 0) d.spec.memory_bytes = own->memory_bytes;
+    if (own->network > 0) d.spec.network = own->network;
+    *out = d;
     return 0;
 }
 

@@ -307,10 +307,9 @@ int comm_same_build(Comm *comm, Error *e) {
 static int cores_each(const Comm *comm, int cores) { return cores > comm->local_ranks ? cores / comm->local_ranks : 1; }
 
 int comm_threads(const Comm *comm) {
-    int quota = thread_quota(""), mine = comm->cores;
-    if (comm->local_ranks == 1) return getenv("OMP_NUM_THREADS") || quota > mine ? 0 : quota;
-    if (mine > cores_each(comm, comm->cores_here)) mine = cores_each(comm, comm->cores_here);
-    return quota / comm->local_ranks < mine ? cores_each(comm, quota) : mine;
+    int quota = thread_quota(""), share = cores_each(comm, quota < comm->cores_here ? quota : comm->cores_here);
+    if (comm->local_ranks == 1) return getenv("OMP_NUM_THREADS") || quota > comm->cores ? 0 : quota;
+    return comm->cores < share ? comm->cores : share;
 }
 
 bool comm_is_bound(const Comm *comm) {
