@@ -140,41 +140,38 @@ static int source_open(Dataset *data, DatasetSource *source, Shard *shard, Error
 int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, uint64_t seed, Error *e) {
     assert(seq_len > 0 && vocab_size > 0);
     Dataset *data;
+    Sources found;
     double sum = 0;
-    int code;
     *out = NULL;
-    TRY(memory_alloc((void **)&data, sizeof *data, "data set", e));
-    *data = (Dataset){.seq_len = seq_len, .vocab_size = vocab_size, .seed = seed, .info.epoch = INFINITY};
-    TRY_GOTO(sources_find(&data->sources, files, e));
-    size_t sources = (size_t)data->sources.count, shards = 0, first = 0;
-    for (size_t s = 0; s < sources; s++) shards += (size_t)data->sources.source[s].shards;
-    data->info.shards = (int)shards;
-    data->info.sources = data->sources.count;
-    data->info.weighted = data->sources.weights > 0;
-    TRY_GOTO(memory_alloc_zero((void **)&data->shards, shards * sizeof *data->shards, "shards", e));
+    TRY(sources_find(&found, files, e));
+    size_t sources = (size_t)found.count, shards = 0, first = 0;
+    for (size_t s = 0; s < sources; s++) shards += (size_t)found.source[s].shards;
+    size_t bytes = shards * sizeof(Shard) + sources * sizeof(double) + (sources + 1) * sizeof(uint64_t);
+    int code = memory_alloc_zero((void **)&data, sizeof *data + bytes, "data set", e);
+    if (code) return sources_free(&found), code;
+    *data = (Dataset){.sources = found, .seq_len = seq_len, .vocab_size = vocab_size, .seed = seed};
+    data->info = (DatasetInfo){.shards = (int)shards, .sources = found.count, .epoch = INFINITY};
+    data->info.weighted = found.weights > 0;
+    data->shards = (Shard *)(data + 1);
+    data->share_end = (double *)(data->shards + shards);
+    data->counts = (uint64_t *)(data->share_end + sources);
     for (size_t i = 0; i < shards; i++) data->shards[i].fd = -1;
-    TRY_GOTO(memory_alloc((void **)&data->share_end, sources * sizeof(double), "sources", e));
-    TRY_GOTO(memory_alloc_zero((void **)&data->counts, (sources + 1) * sizeof(uint64_t), "sources", e));
-    for (size_t s = 0; s < sources; s++) {
-        DatasetSource *source = &data->sources.source[s];
-        TRY_GOTO(source_open(data, source, &data->shards[first], e));
+    for (size_t s = 0; s < sources && !code; s++) {
+        DatasetSource *source = &found.source[s];
+        code = source_open(data, source, &data->shards[first], e);
         first += (size_t)source->shards;
         sum += source->weight;
-        data->share_end[s] = s + 1 < sources ? sum / data->sources.weights : 1;
+        data->share_end[s] = s + 1 < sources ? sum / found.weights : 1;
     }
-    *out = data;
-done:
     if (code) dataset_close(data);
+    else *out = data;
     return code;
 }
 
 void dataset_close(Dataset *data) {
     if (!data) return;
-    for (int i = 0; data->shards && i < data->info.shards; i++)
+    for (int i = 0; i < data->info.shards; i++)
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
-    memory_free(data->shards);
-    memory_free(data->share_end);
-    memory_free(data->counts);
     sources_free(&data->sources);
     memory_free(data);
 }
