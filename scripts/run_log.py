@@ -124,21 +124,16 @@ SAMPLE = {"step!": COUNT, "text!": TEXT, "tokens": COUNT, "prompt": (str, type(N
 ROW = {"step!": COUNT, "tokens!": NUMBER, "gns_layer": [UNKNOWN], "*": UNKNOWN}
 
 
-def parse_number(text, kind=float):
-    """Reads a number as JSON has it. 1e308 and 1e999 stand for infinity."""
-    value = kind(text)
-    if abs(value) in (UNBOUNDED, math.inf):
-        return math.copysign(math.inf, value)
-    if not abs(value) <= LARGEST:
-        raise ValueError(f"a run writes no {text[:20]}")
-    return value
+def read_float(text):
+    """Reads a float of JSON. 1e308 and 1e999 stand for infinity."""
+    value = float(text)
+    return value if abs(value) < UNBOUNDED else math.copysign(math.inf, value)
 
 
 def parse(where, data, shape):
     """Parses bytes as JSON, checks the shape and returns the value. where: names the bytes in a Fault."""
     try:
-        value = json.loads(data.decode(errors="replace"), parse_float=parse_number, parse_constant=parse_number,
-                           parse_int=lambda text: parse_number(text, int))
+        value = json.loads(data.decode(errors="replace"), parse_float=read_float)
     except (ValueError, RecursionError) as error:
         raise Fault(EXIT_INPUT, f"{where}: not JSON: {error}") from None
     check(where, value, shape)
@@ -147,16 +142,19 @@ def parse(where, data, shape):
 
 def check(where, value, shape, name=""):
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
-    if not isinstance(value, kind) or kind in (NUMBER, COUNT) and (isinstance(value, bool) or abs(value) == math.inf) or (
-            kind == COUNT and value < 0):
+    wrong = not isinstance(value, kind)
+    if isinstance(value, (int, float)):
+        unbounded = abs(value) == math.inf
+        wrong |= not unbounded and not abs(value) <= LARGEST or kind == COUNT and value < 0
+        wrong |= kind in (NUMBER, COUNT) and (unbounded or isinstance(value, bool))
+    if wrong:
         what = NAMES.get(kind, "text or null")
         raise Fault(EXIT_INPUT, f'{where}: "{name}" is not {what}' if name else f"{where}: not {what}")
     if isinstance(shape, list):
         for element in value:
             check(where, element, shape[0], name)
     elif isinstance(shape, dict):
-        required = [field[:-1] for field in shape if field.endswith("!")]
-        for field in dict.fromkeys([*required, *value]):
+        for field in dict.fromkeys((*value, *(field[:-1] for field in shape if field.endswith("!")))):
             of = shape.get(field + "!", shape.get(field, shape.get("*")))
             if of:
                 check(where, value.get(field), of, field)

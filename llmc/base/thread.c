@@ -2,12 +2,15 @@
 
 #include <limits.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
+
+enum { TICK_MS = 100 };
 
 int worker_start(Worker *w, void *(*run)(void *), void *argument, const char *what, Error *e) {
     sigset_t all, before;
@@ -28,28 +31,20 @@ void worker_join(Worker *w) {
 }
 
 void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
-    pthread_condattr_t attributes;
-    *t = (Ticker){.tick = tick, .context = context};
+    *t = (Ticker){.tick = tick, .context = context, .end = eventfd(0, EFD_CLOEXEC)};
     pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->ends, &attributes);
-    pthread_condattr_destroy(&attributes);
 }
 
 static void *run_ticker(void *ticker) {
-    const long tenth = 100000000, second = 1000000000; // ns
     Ticker *t = ticker;
-    pthread_mutex_lock(&t->lock);
-    while (!t->stop) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += (until.tv_nsec + tenth) / second;
-        until.tv_nsec = (until.tv_nsec + tenth) % second;
-        pthread_cond_timedwait(&t->ends, &t->lock, &until);
-        if (!t->stop) t->tick(t->context);
+    struct pollfd end = {t->end, POLLIN, 0}; // without a descriptor the end takes a tenth of a second
+    for (bool stop = false; !stop;) {
+        poll(&end, 1, TICK_MS);
+        pthread_mutex_lock(&t->lock);
+        stop = t->stop;
+        if (!stop) t->tick(t->context);
+        pthread_mutex_unlock(&t->lock);
     }
-    pthread_mutex_unlock(&t->lock);
     return NULL;
 }
 
@@ -58,10 +53,10 @@ int ticker_start(Ticker *t, const char *what, Error *e) { return worker_start(&t
 void ticker_destroy(Ticker *t) {
     pthread_mutex_lock(&t->lock);
     t->stop = true;
-    pthread_cond_signal(&t->ends);
     pthread_mutex_unlock(&t->lock);
+    eventfd_write(t->end, 1);
     worker_join(&t->worker);
-    pthread_cond_destroy(&t->ends);
+    close(t->end);
     pthread_mutex_destroy(&t->lock);
 }
 

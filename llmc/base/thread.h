@@ -20,8 +20,8 @@ void worker_join(Worker *w); // waits for its end
 // owner's data.
 typedef struct {
     pthread_mutex_t lock; // usable after ticker_create
-    pthread_cond_t ends;
     Worker worker;
+    int end; // an eventfd that ticker_destroy writes
     bool stop;
     void (*tick)(void *context);
     void *context;

@@ -74,13 +74,6 @@ def random_texts(count):
     return texts
 
 
-def code_points():
-    """Every code point assigned in Unicode 14, in a context that shows its class."""
-    assert unicodedata.unidata_version >= "14"
-    cs = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs")]
-    return [f"a{c}1{c} {c}  {c}!{c}" for c in cs]
-
-
 def files():
     texts = []
     for path in [*glob.glob(os.path.join(DATA, "*.txt")), *glob.glob("llmc/*/*.[ch]"), "/usr/include/stdio.h"]:
@@ -140,7 +133,6 @@ def main():
     print(f"  seed {SEED}")
     reference = openai()
     wrong = compare("files", files(), reference)
-    wrong += compare("code_points", code_points(), reference)
     wrong += compare("random_texts", random_texts(100000), reference)
     wrong += compare("long_words", long_words(), reference)
     wrong += train()
