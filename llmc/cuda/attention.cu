@@ -19,11 +19,16 @@ bool attention_sums(AttentionShape s) {
            s.C() % WEIGHT_GRADIENT_TILE != 0;
 }
 
+#ifndef GNS_FP32
 static bool is_fast(AttentionShape s) { return (s.D == 64 || s.D == 128) && sm90_runs(); }
+#endif
 
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e) {
     TRY(attention_check(a.shape.D, e));
-    return (is_fast(a.shape) ? attention_sm90_forward : attention_tiled_forward)(a, stream, e);
+#ifndef GNS_FP32
+    if (is_fast(a.shape)) return attention_sm90_forward(a, stream, e);
+#endif
+    return attention_tiled_forward(a, stream, e);
 }
 
 int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs, cudaStream_t stream, Error *e) {
@@ -31,5 +36,8 @@ int attention_backward(const Attention &a, ColumnGradient bias, ColumnJobs *jobs
     float *lse2 = (float *)a.workspace, *delta = lse2 + (size_t)s.heads() * s.padded_T();
     float *columns = bias.sum ? column_begin(jobs, &bias, 1, attention_split(s), 3 * s.C()) : NULL;
     TRY(attention_check(s.D, e));
-    return (is_fast(s) ? attention_sm90_backward : attention_tiled_backward)(a, {lse2, delta, columns}, stream, e);
+#ifndef GNS_FP32
+    if (is_fast(s)) return attention_sm90_backward(a, {lse2, delta, columns}, stream, e);
+#endif
+    return attention_tiled_backward(a, {lse2, delta, columns}, stream, e);
 }
