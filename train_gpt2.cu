@@ -103,8 +103,8 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
 static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
     const Linear l = linear_of(engine, LINEAR_BIAS, y, x, w, layer, N);
     if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
-    return matmul_run(engine->matmul, {.m = N, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS}, y, x, l.weight, l.bias,
-                      e);
+    const MatmulShape shape = {.m = N, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS};
+    return matmul_run(engine->matmul, shape, {y, x, l.weight, l.bias}, e);
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
@@ -120,21 +120,21 @@ static int linear_residual(Engine *engine, const Pass *p, real *sum, const real 
     // cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.
     if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
-    return matmul_add(engine->matmul, shape, sum, {1, residual}, 1, x, l.weight, l.bias, e);
+    return matmul_run(engine->matmul, shape, {sum, x, l.weight, l.bias, 1, 1, residual}, e);
 }
 
 // dx (N, in) = dy (N, out) W^T
 static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    return matmul_run(engine->matmul, {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true}, dx, dy,
-                      weight(engine, w, layer), NULL, e);
+    const MatmulShape shape = {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
+    return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
 }
 
 // Adds x (rows, in)^T dy (rows, out) to dW (in, out), fp32; `first` overwrites dW.
 static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
                    Error *e) {
     MatmulShape shape = {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = !first};
-    return matmul_run(engine->matmul, shape, dw, x, dy, NULL, e);
+    return matmul_run(engine->matmul, shape, {dw, x, dy}, e);
 }
 
 // dweight with per-example squares: g_b (in, out) = x_b (T, in)^T dy_b (T, out), dW += sum of g_b, *squares += sum of
@@ -148,8 +148,8 @@ static int dweight_exact(Engine *engine, float *dw, bool first, double *squares,
         MatmulShape shape = {.m = in, .n = out, .k = T, .transpose_a = true, .out_float = true};
         shape.batch = B - b < most ? B - b : most;
         shape.stride_a = (int64_t)T * in, shape.stride_b = (int64_t)T * out, shape.stride_out = (int64_t)count;
-        TRY(matmul_run(engine->matmul, shape, engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b,
-                       NULL, e));
+        TRY(matmul_run(engine->matmul, shape, {engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b},
+                       e));
         TRY(reduce_examples(dw, squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream, e));
     }
     return 0;
@@ -288,8 +288,8 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
 // logits (rows, Vp) = lnf wte^T for rows [first, first + rows), in fp32 if in_float, else real.
 static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Error *e) {
     int Vp = engine->config.model->vocab_padded, C = engine->config.model->config.channels;
-    return matmul_run(engine->matmul, {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float},
-                      engine->logits, engine->lnf + first * C, weight(engine, WTE, 0), NULL, e);
+    const MatmulShape shape = {.m = rows, .n = Vp, .k = C, .transpose_b = true, .out_float = in_float};
+    return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + first * C, weight(engine, WTE, 0)}, e);
 }
 
 // Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte and |U_i|^2 to
@@ -351,8 +351,8 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
                      train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, T, model->config.vocab, Vp,
                      engine->stream, e));
     if (!train) return 0;
-    return matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, engine->dy + first * C, engine->logits,
-                      weight(engine, WTE, 0), NULL, e); // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
+    return matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
+                      {engine->dy + first * C, engine->logits, weight(engine, WTE, 0)}, e);
 }
 
 // Computes the losses of the pass; in training also dy, the gradient of lnf, and the head's gradient of wte.
@@ -419,7 +419,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
         TRY(linear_sm90(d, engine->stream, e));
     } else if (fused)
         TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       engine->dwide, branch, w, k->fc, e));
+                       {engine->dwide, branch, w, k->fc}, e));
     else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }

@@ -143,8 +143,9 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
     real *more = extra ? randoms<real>(extra) : NULL;
     void *out = zeros<char>(out_bytes);
     Error e = {};
-    run_case(b, name, times, 2.0 * s.m * s.n * s.k, bytes,
-             [&](int i) { bench_check(matmul_run(b->mm, s, out, left + i % SETS * a, right, more, &e), &e); });
+    run_case(b, name, times, 2.0 * s.m * s.n * s.k, bytes, [&](int i) {
+        bench_check(matmul_run(b->mm, s, {out, left + i % SETS * a, right, more}, &e), &e);
+    });
 }
 
 // counted: the vocabulary, for LINEAR_SOFTMAX.
@@ -484,7 +485,7 @@ static void measure_ceilings(Bench *b) {
     MatmulShape s = forward(n, n, n, MATMUL_PLAIN);
     real *left = randoms<real>((size_t)n * n), *right = randoms<real>((size_t)n * n), *out = zeros<real>((size_t)n * n);
     Error e = {};
-    const BenchCall multiply = [&](int) { bench_check(matmul_run(b->mm, s, out, left, right, NULL, &e), &e); };
+    const BenchCall multiply = [&](int) { bench_check(matmul_run(b->mm, s, {out, left, right}, &e), &e); };
     time_hot(&b->nvml, 0.5, multiply); // warms the card up
     const double flops = 2.0 * n * n * n, product_bytes = 3.0 * n * n * sizeof(real);
     const Timing t = run_case(b, "8192^3", 0, flops, product_bytes, multiply);

@@ -107,7 +107,7 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
         Error e = {};
         MatmulShape shape = {
             .m = s.in, .n = s.out, .k = (int)rows, .transpose_a = true, .out_float = true, .accumulate = add};
-        must(matmul_run(mm, shape, dw, x, dy, NULL, &e), &e);
+        must(matmul_run(mm, shape, {dw, x, dy}, &e), &e);
         if (!p.bias) return;
         ColumnJobs jobs = {workspace};
         must(bias_backward(dy, {dbias, exact ? squares + 1 : NULL, !add}, dy, NULL, s.B, s.T, s.out, &jobs, 0, &e), &e);

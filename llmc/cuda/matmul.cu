@@ -99,16 +99,22 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     uint32_t align = (uint32_t)plan->align;
     const bool wide = s->out_float || sizeof(real) == 4; // else demand split-K sums in fp32
     uint32_t reductions = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t alignments[] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                                 &workspace_bytes, sizeof workspace_bytes);
-    for (int i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &align, sizeof align);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-                                                      &reductions, sizeof reductions);
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t name;
+        const void *value;
+        size_t bytes;
+    } attributes[] = {
+        {CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes, sizeof workspace_bytes},
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, sizeof align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, sizeof align},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, sizeof align},
+    };
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    for (const auto &a : attributes)
+        if (status == CUBLAS_STATUS_SUCCESS)
+            status = cublasLtMatmulPreferenceSetAttribute(preference, a.name, a.value, a.bytes);
     *count = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
         status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan->operation, plan->a, plan->b, plan->out, plan->out,
@@ -120,18 +126,10 @@ static int plan_ask(Matmul *mm, const MatmulPlan *plan, int most, cublasLtMatmul
     return 0;
 }
 
-typedef struct {
-    void *out;
-    const void *a, *b, *extra;
-    float alpha;
-    MatmulAddend addend;
-} Operands;
-
 static cublasStatus_t plan_launch(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm,
-                                  const Operands *o) {
-    return cublasLtMatmul(mm->handle, plan->operation, &o->alpha, o->b, plan->a, o->a, plan->b, &o->addend.beta,
-                          o->addend.c, plan->out, o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES,
-                          mm->stream);
+                                  const MatmulOperands *o) {
+    return cublasLtMatmul(mm->handle, plan->operation, &o->alpha, o->b, plan->a, o->a, plan->b, &o->beta, o->c,
+                          plan->out, o->out, plan->out, algorithm, mm->workspace, MATMUL_WORKSPACE_BYTES, mm->stream);
 }
 
 // ---- Tuning ---------------------------------------------------------------------------------------------------------
@@ -146,7 +144,7 @@ static const float TUNE_TIE = 0.995f; // replace the first answer only below thi
 
 // *out = mean milliseconds per run, over about `ms` milliseconds, after `settle` milliseconds of runs; infinite if the
 // algorithm does not run. each: estimate of one run.
-static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const Operands *o,
+static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlgo_t *algorithm, const MatmulOperands *o,
                      float each, float settle, float ms, float *out, Error *e) {
     const int before = (int)fminf(ceilf(settle / each), TUNE_RUNS_MAX);
     const int timed = (int)fminf(ceilf(ms / each), TUNE_RUNS_MAX);
@@ -170,7 +168,7 @@ typedef struct {
 
 // Chooses up to TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look, the heuristic's first in front.
 static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
-                          const Operands *o, Candidate *finalist, int *finalists, Error *e) {
+                          const MatmulOperands *o, Candidate *finalist, int *finalists, Error *e) {
     Candidate all[MATMUL_ANSWERS_MAX];
     for (int i = 0; i < count; i++) {
         all[i] = {i, INFINITY, 0.0f};
@@ -192,7 +190,7 @@ static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatm
 
 // *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
-                        const Operands *o, int *fastest, Error *e) {
+                        const MatmulOperands *o, int *fastest, Error *e) {
     Candidate finalist[TUNE_FINALISTS];
     int finalists;
     float ms;
@@ -255,7 +253,7 @@ static int choice_read(Matmul *mm, const MatmulPlan *plan, const char *text, cub
 }
 
 // Sets the plan's algorithm: the tuned one of this shape, now or earlier, else the heuristic's first.
-static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e) {
+static int plan_choose(Matmul *mm, MatmulPlan *plan, const MatmulOperands *o, Error *e) {
     const MatmulShape *s = &plan->shape;
     char key[SHAPE_KEY_BYTES]; // " m,n,k,flags,epilogue,batch,alignment="
     cublasLtMatmulHeuristicResult_t found[MATMUL_ANSWERS_MAX];
@@ -273,7 +271,8 @@ static int plan_choose(Matmul *mm, MatmulPlan *plan, const Operands *o, Error *e
     return 0;
 }
 
-static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const Operands *o, Error *e) {
+static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int align, const MatmulOperands *o,
+                       Error *e) {
     plan->shape = *s;
     plan->align = align;
     TRY(operation_create(plan, e));
@@ -311,7 +310,8 @@ __global__ static void epilogue_kernel(real *out, const real *extra, size_t coun
 
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
 // Finds or creates the plan of a shape. A full table is emptied first.
-static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const Operands *o, Error *e) {
+static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int align, const MatmulOperands *o,
+                    Error *e) {
     for (int i = 0; i < mm->count; i++)
         if (mm->plan[i].align == align && memcmp(&mm->plan[i].shape, shape, sizeof *shape) == 0) {
             *out = &mm->plan[i];
@@ -329,10 +329,13 @@ static int plan_get(Matmul *mm, MatmulPlan **out, const MatmulShape *shape, int 
     return 0;
 }
 
-static int product_run(Matmul *mm, const MatmulShape &s, const Operands &o, Error *e) {
+int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands, Error *e) {
+    MatmulOperands o = operands;
+    if (!o.c) o.c = o.out;
+    if (!s.accumulate) o.beta = 0;
     const size_t out_bytes = s.out_float ? sizeof(float) : sizeof(real);
     // Alignment: the largest power of two, at most 16 (fast kernels need no more), that divides every row's address.
-    uintptr_t bits = (uintptr_t)o.out | (uintptr_t)o.addend.c | (uintptr_t)o.a | (uintptr_t)o.b | 16;
+    uintptr_t bits = (uintptr_t)o.out | (uintptr_t)o.c | (uintptr_t)o.a | (uintptr_t)o.b | 16;
     bits |= (uintptr_t)(s.n * out_bytes) | (uintptr_t)((s.transpose_a ? s.m : s.k) * sizeof(real)) |
             (uintptr_t)((s.transpose_b ? s.k : s.n) * sizeof(real));
     bits |= (uintptr_t)(s.stride_out * out_bytes) | (uintptr_t)((s.stride_a | s.stride_b) * sizeof(real));
@@ -343,16 +346,6 @@ static int product_run(Matmul *mm, const MatmulShape &s, const Operands &o, Erro
     if (!plan->apart) return 0;
     return launch({1024, 256, mm->stream}, e, epilogue_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
                   s.n, s.epilogue == MATMUL_BIAS);
-}
-
-int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
-               Error *e) {
-    return product_run(mm, shape, {out, a, b, extra, 1, {shape.accumulate ? 1.0f : 0.0f, out}}, e);
-}
-
-int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, const void *extra, Error *e) {
-    return product_run(mm, shape, {out, a, b, extra, alpha, addend}, e);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

@@ -24,7 +24,7 @@ struct MatmulShape {
     bool transpose_a = false; // a is stored (k, m)
     bool transpose_b = false; // b is stored (n, k)
     bool out_float = false;   // out is fp32, otherwise real
-    bool accumulate = false;  // out += instead of out =
+    bool accumulate = false;  // out += instead of out =, or += another c (MatmulOperands)
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // number of products; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next
@@ -60,17 +60,15 @@ typedef struct {
 int matmul_create(Matmul *mm, void *workspace, cudaStream_t stream, Error *e);
 void matmul_destroy(Matmul *mm);
 
-// extra: operand of the epilogue, or NULL.
-int matmul_run(Matmul *mm, const MatmulShape &shape, void *out, const void *a, const void *b, const void *extra,
-               Error *e);
-
-// out = alpha op(a) op(b) + beta c, then the epilogue. c: like out, may be out. shape: accumulate set; not DGELU.
-typedef struct {
-    float beta;
-    const void *c;
-} MatmulAddend;
-int matmul_add(Matmul *mm, const MatmulShape &shape, void *out, MatmulAddend addend, float alpha, const void *a,
-               const void *b, const void *extra, Error *e);
+// out = alpha op(a) op(b) + beta c, then the epilogue.
+struct MatmulOperands {
+    void *out;
+    const void *a, *b;
+    const void *extra = NULL; // of the epilogue
+    float alpha = 1, beta = 1;
+    const void *c = NULL; // like out; NULL: out. Read if shape.accumulate; not with MATMUL_DGELU
+};
+int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &operands, Error *e);
 
 // Turns tuning on or off and forgets all plans. Tuning times each of the heuristic's answers for a new shape, on the
 // product's own operands (out is written many times), and keeps the fastest on a hot card: about a second per shape. It

@@ -119,9 +119,9 @@ static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int
     poly.stride_a = poly.stride_b = poly.stride_out = square;
     gram.like_batch = poly.like_batch = next.like_batch = LIKE_MATRICES;
     next.stride_a = wide ? square : all, next.stride_b = wide ? all : square, next.stride_out = all;
-    TRY(matmul_run(mm, gram, s->gram, x, x, NULL, e));
-    TRY(matmul_add(mm, poly, s->poly, {MUON_B, s->gram}, MUON_C, s->gram, s->gram, NULL, e));
-    return matmul_add(mm, next, y, {MUON_A, x}, 1, wide ? s->poly : x, wide ? x : s->poly, NULL, e);
+    TRY(matmul_run(mm, gram, {s->gram, x, x}, e));
+    TRY(matmul_run(mm, poly, {s->poly, s->gram, s->gram, NULL, MUON_C, MUON_B, s->gram}, e));
+    return matmul_run(mm, next, {y, wide ? s->poly : x, wide ? x : s->poly, NULL, 1, MUON_A, x}, e);
 }
 
 template <int W>

@@ -74,7 +74,7 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     real *product = device_new<real>(y.size());
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l.epilogue)};
     if (takes_bias(l.epilogue)) shape.epilogue = MATMUL_BIAS;
-    CALL_OK(matmul_run(library, shape, product, l.x, l.weight, l.bias, &e));
+    CALL_OK(matmul_run(library, shape, {product, l.x, l.weight, l.bias}, &e));
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {
         if (l.epilogue == LINEAR_DGELU) want[i] *= derivative_of_gelu(value(c.extra[i]));

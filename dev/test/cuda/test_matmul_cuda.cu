@@ -78,7 +78,10 @@ template <typename X> static void product_case(const MatmulShape &s) {
             if (s.accumulate) device_set(out, std::vector<X>(n, (X)before));
             else CUDA_OK(cudaMemset(out, POISON, n * sizeof(X)));
         },
-        [&] { CALL_OK(matmul_run(mm, s, out, a.device, b.device, extra.device, &e)); }, {{out, n * sizeof(X)}});
+        [&] {
+            CALL_OK(matmul_run(mm, s, {out, a.device, b.device, extra.device}, &e));
+        },
+        {{out, n * sizeof(X)}});
     const std::vector<double> want = product_reference(s, a, b, extra, s.accumulate ? before : 0.0);
     check_close("out", host_from(out, n), want, sizeof(X) == 2 ? 2 * ROUNDING : 1e-5, sizeof(X) == 2 ? 5e-3 : 1e-5);
     case_end();
@@ -117,7 +120,7 @@ static void test_addend(void) {
         run_twice(
             "addend", [&] { CUDA_OK(cudaMemset(out, POISON, n * sizeof(real))); },
             [&] {
-                CALL_OK(matmul_add(mm, s, out, {1, c.device}, 1, a.device, b.device, bias.device, &e));
+                CALL_OK(matmul_run(mm, s, {out, a.device, b.device, bias.device, 1, 1, c.device}, &e));
             },
             {{out, n * sizeof(real)}});
         std::vector<double> want = product_reference(s, a, b, bias, 0.0);

@@ -217,14 +217,14 @@ static void batched_case(Matmul *mm, WeightGradientShape s) {
     MatmulShape shape = {.m = s.in, .n = s.out, .k = s.T, .transpose_a = true, .out_float = true};
     shape.batch = s.B, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
     shape.stride_out = (int64_t)p.count();
-    CALL_OK(matmul_run(mm, shape, each, p.d_x, p.d_dy, NULL, &e));
+    CALL_OK(matmul_run(mm, shape, {each, p.d_x, p.d_dy}, &e));
     device_set(p.g.squares, std::vector<double>(1, SQUARES_BEFORE));
     CUDA_OK(cudaMemset(dw, 0, p.count() * sizeof(float)));
     void *scratch = workspace_new(reduce_examples_workspace_bytes(s.B));
     CALL_OK(reduce_examples(dw, p.g.squares, each, s.B, p.count(), scratch, 0, &e));
     CHECK_CLOSE(squares, host_from(p.g.squares, 1)[0] - SQUARES_BEFORE, 1e-5, 0);
     shape = {.m = s.in, .n = s.out, .k = s.B * s.T, .transpose_a = true, .out_float = true};
-    CALL_OK(matmul_run(mm, shape, dw, p.d_x, p.d_dy, NULL, &e));
+    CALL_OK(matmul_run(mm, shape, {dw, p.d_x, p.d_dy}, &e));
     compare_accuracy(p, ours, host_from(dw, p.count()));
     columns_check("bias", p.bias, as_doubles(p.dy), s.T);
     case_end();
