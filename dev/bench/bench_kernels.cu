@@ -1,7 +1,7 @@
-// bench_kernels: every matrix product and kernel of a training step, one after the other on a hot card (timing.cuh): time,
-// energy, clock, and the share of the ceiling, which is the larger of the time that its bytes take at the card's copy
-// bandwidth (inputs once, outputs once) and that its FLOPs take at the rate of an 8192^3 product, both measured in the
-// same run. Then what they add up to, by their number in a step of one micro-step.
+// bench_kernels: every matrix product and kernel of a training step, one after the other on a hot card (timing.cuh):
+// time, energy, clock, and the share of the ceiling, which is the larger of the time that its bytes take at the card's
+// copy bandwidth (inputs once, outputs once) and that its FLOPs take at the rate of an 8192^3 product, both measured in
+// the same run. Then what they add up to, by their number in a step of one micro-step.
 //
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //

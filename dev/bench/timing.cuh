@@ -1,13 +1,13 @@
 // timing: how the benchmarks of kernels measure: hot, and in joules.
 //
 // A training step runs at the card's power limit, so a kernel is measured as it runs there: over and over for a while,
-// on a card that earlier calls have warmed up, with the clock that the power limit then leaves. A kernel that needs less
-// energy gets a higher clock, which a few calls on a cool card do not show.
-// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even while the host asks NVML,
-//    which takes 4 ms here.
+// on a card that earlier calls have warmed up, with the clock that the power limit then leaves. A kernel that needs
+// less energy gets a higher clock, which a few calls on a cool card do not show.
+// 1. Calls are queued in batches, three of which are in flight: the device never waits, not even while the host asks
+//    NVML, which takes 4 ms here.
 // 2. The first SETTLE_SECONDS do not count: the clock follows a change of power after 50 to 100 ms.
-// 3. NVML's energy counter moves every 100 ms. Power is taken from its first to its last move, and energy a call is power
-//    times the time of a call.
+// 3. NVML's energy counter moves every 100 ms. Power is taken from its first to its last move, and energy a call is
+//    power times the time of a call.
 #pragma once
 
 #include "cuda/cuda_common.cuh"

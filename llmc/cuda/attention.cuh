@@ -54,8 +54,8 @@ struct Attention {
 // Writes out and lse.
 int attention_forward(const Attention &a, cudaStream_t stream, Error *e);
 
-// True if the backward can sum the columns of dqkv, qkv's bias gradient, and is the best place for it, on a GPU with
-// linear_sm90. The sums cost the backward 7%: more than in weight_gradient if C is whole tiles there, less if not.
+// True if attention_backward should sum the columns of dqkv, the gradient of qkv's bias, on a GPU with linear_sm90. The
+// sums cost it 7%. Where C is a multiple of WEIGHT_GRADIENT_TILE, they cost weight_gradient less.
 bool attention_sums(AttentionShape s);
 
 // Writes dqkv. Unless bias.sum is NULL (see attention_sums), adds a job for its column sums (3C) to jobs.

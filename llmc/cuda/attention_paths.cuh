@@ -8,8 +8,8 @@
 // Softmax runs in base 2: exp2(x log2 e) is one multiply-add and one instruction.
 constexpr float LN2 = 0.6931471805599453f;
 
-// Workspace of the backward, filled by its first kernel. Rows from T on are padding, with lse2 infinite, so that P =
-// exp2(S - lse2) = 0, and delta 0.
+// Workspace of the backward, filled by its first kernel. Rows from T on are padding: lse2 is infinite, so P = exp2(S -
+// lse2) is 0; delta is 0.
 struct AttentionRows {
     float *lse2;  // (B, NH, padded T) lse * log2(e)
     float *delta; // (B, NH, padded T) rowsum(dO * O); attention_sm90 divides it by dropout's scale
@@ -49,7 +49,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
 };
 
-// Bit of a lane's element i in a mask of kept elements. Bit k of all lanes' 16-bit halves is the k-th 8 x 8 matrix.
+// Returns the bit of a lane's element i in a mask of kept elements. Bits k of all lanes' 16-bit halves form the k-th
+// 8 x 8 matrix.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -78,13 +79,13 @@ __device__ static inline int fragment_column(int i) { return i / 4 * 8 + (int)th
 // Index of a lane's k-th element in its first (i = 0) or second (i = 1) row.
 __device__ static inline int fragment_element(int i, int k) { return k / 2 * 4 + 2 * i + k % 2; }
 
-// Random block of a lane's elements of a 16 x 16 tile (math/dropout.h): elements 2 w and 2 w + 1 use word w.
+// Returns the random block of a lane's elements of a 16 x 16 tile (math/dropout.h): elements 2 w, 2 w + 1 use word w.
 __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned query0, unsigned key0) {
     unsigned lane = threadIdx.x % 32;
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
-// Mask of the E elements that a lane holds of a tile of 16 queries from query0, 2 E keys from key0: 1 if kept.
+// Returns a mask of a lane's E elements in the tile of 16 queries from query0, 2 E keys from key0. 1: kept.
 template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &h, int query0, int key0) {
     unsigned kept = 0;
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
@@ -108,7 +109,7 @@ template <int E> __device__ static inline unsigned lane_kept_transposed(const He
     return transposed;
 }
 
-// Mask of the packed elements 2 i and 2 i + 1: all ones in the half of a kept one. prmt replicates a byte's sign bit.
+// Returns a mask for packed elements 2 i and 2 i + 1: all ones in a kept one's half. prmt replicates a byte's sign bit.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));

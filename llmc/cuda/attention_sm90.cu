@@ -4,8 +4,8 @@
 // (0.4 GB), and exponentials 0.1 ms (4.0e8, 16 per clock and multiprocessor). All three must overlap:
 // - Blocks are persistent, one per multiprocessor, of one or two teams. A team's feeder draws tiles and copies them to
 //   shared memory; its two warpgroups own 64 queries each.
-// - Warpgroups are not synchronised: one computes its softmax while another multiplies, and one team works while the other
-//   starts or ends a tile of queries.
+// - Warpgroups are not synchronised: one computes its softmax while another multiplies, and one team works while the
+//   other starts or ends a tile of queries.
 // - Within a warpgroup the softmax of a tile runs beside the product P V of the tile before.
 #include "cuda/attention_sm90.cuh"
 #ifndef GNS_FP32

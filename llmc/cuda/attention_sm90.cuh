@@ -1,4 +1,4 @@
-// attention_sm90: what the forward and backward on Hopper share: tiles of heads, products, drawing of tiles, masks.
+// attention_sm90: shared by Hopper's forward and backward: tiles of heads, products, the drawing of tiles, masks.
 #pragma once
 
 #include "cuda/attention_paths.cuh"
@@ -162,13 +162,13 @@ struct HeadTile {
     int tile, head, b, column; // column of the head in (NH, D)
 };
 
-// Draws the next tile, for one of `workers` that draw until none is left.
+// Draws the next tile. `workers` threads draw until none is left.
 // - Tiles are not assigned at launch: a block that starts late, because NCCL holds its multiprocessor, leaves its tiles
 //   to others. (Assigned tiles made kernels up to 1.8 times as long then.) No result depends on the block.
 // - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
 //   kernel.
 // - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2
-//   until its tiles are done. Lots are of one size, so that the last keeps all blocks busy.
+//   until its tiles are done. Lots are about equal, so that the last one keeps all blocks busy.
 // - Within a lot the last tiles come first: the longest ones, for queries under the causal mask.
 __device__ static inline HeadTile work_draw(unsigned *ticket, int workers, int at_once, int tiles, AttentionShape s) {
     int lots = (s.heads() + at_once - 1) / at_once, lot_heads = (s.heads() + lots - 1) / lots;

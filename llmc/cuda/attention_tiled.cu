@@ -1,12 +1,12 @@
 // attention_tiled: attention on any GPU, for any D <= 128, zero-padded to DP = 64 or 128 in shared memory.
 //
 // A block of 4 warps owns ROWS rows (queries in the forward and for dQ, keys for dK and dV) and walks over tiles of the
-// other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ has a
-// separate kernel: 7 products instead of 5, but no sum over blocks, hence no atomics and no order to enforce.
+// other side. A warp owns WARP_ROWS rows; a few lanes hold a row's scores, so its softmax needs no shared memory. dQ
+// has a separate kernel: 7 products instead of 5, but no sum over blocks, hence no atomics and no order to enforce.
 //
 // All precisions share the kernels. Two things differ: how a warp multiplies, and which elements of an accumulator
-// (WARP_ROWS, N) a lane holds. A lane holds parts of two rows: element i lies in row own_row() + element_row(i) and column
-// element_column(i). element(0, k) numbers the elements of the first row, element(1, k) of the second, k ascending.
+// (WARP_ROWS, N) a lane holds. A lane holds parts of two rows: element i lies in row own_row() + element_row(i) and
+// column element_column(i); element(r, k) is the k-th element in row r = 0 or 1.
 #include "cuda/attention_paths.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/vec.cuh"
@@ -44,7 +44,8 @@ __device__ static int element(int i, int k) { return fragment_element(i, k); }
 __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
-// Mask of a lane's kept elements, of a warp's rows from `row` and columns from `column`. TRANSPOSED: rows are keys.
+// Returns the mask of a lane's kept elements in a warp's rows from `row` and columns from `column`. TRANSPOSED: rows
+// are keys.
 template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
     return TRANSPOSED ? lane_kept_transposed<E>(h, column, row) : lane_kept<E>(h, row, column);
 }

@@ -42,8 +42,8 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Documents. Grid: a block per example; a thread per stretch of tokens, all of one length. A thread finds the
-// separators in its stretch; scans over threads find the last separator before it and the first after it.
+// Documents. Grid: a block per example; a thread per stretch of tokens, all equally long. A thread finds the separators
+// in its stretch; scans over threads find the last separator before it and the first after it.
 
 enum { SCAN_THREADS = 256 };
 

@@ -135,7 +135,8 @@ typedef struct {
     RowDropout drop;
 } BackwardRows;
 
-// A tile is TILE rows. The next is fetched during its computation: with dresidual 96 bytes a thread, in 128 registers.
+// A tile is TILE rows. The next tile is fetched while one is computed: 96 bytes per thread with dresidual, in 128
+// registers.
 enum { BACKWARD_THREADS_MAX = 512, TILE = 4 / sizeof(real) };
 
 // A thread's 8 columns of a tile.

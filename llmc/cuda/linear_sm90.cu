@@ -3,9 +3,9 @@
 // Blocks are persistent, one per multiprocessor, in pairs. A pair computes 256 rows x 192 columns, each block 128 rows;
 // each block fetches half of the weight tile for both. A block consists of
 // - a producer thread, which copies stages (64 of the summed dimension) to shared memory, and
-// - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: adds the bias, rounds,
-//   applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU occupies
-//   the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
+// - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: it adds the bias,
+//   rounds, applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU
+//   occupies the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
 // A block's tiles are numbered by turns. A warpgroup waits for the stages of its turn only after the other has seen all
 // stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two phases ahead returns at
 // once. A row's result does not depend on other rows.

@@ -48,9 +48,9 @@ size_t column_bytes(ColumnSplit split, int sets, int C);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
-// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Leaves segments outside
-// alone. x: the range's first element, aligned to 16 bytes. segments: in device memory, ascending, without overlap. NaN and
-// infinity propagate to their sum.
+// squares[s] = sum of x^2 over the part of segment s < S that lies in the range, or += if `add`. Leaves segments
+// outside the range alone. x: the range's first element, aligned to 16 bytes. segments: in device memory, ascending,
+// without overlap. NaN and infinity propagate to the sum of their segment.
 size_t reduce_squares_workspace_bytes(int S);
 int reduce_squares(double *squares, const float *x, Range range, const Range *segments, int S, bool add,
                    void *workspace, cudaStream_t stream, Error *e);
@@ -68,8 +68,8 @@ int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error
 // sum (n) += x (n); `first` overwrites it.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);
 
-// *sum += hash (base/hash.h) of n values of 2 or 4 bytes; `place`: the first value's place in the hash. Integer sums: the
-// order of blocks does not matter.
+// *sum += hash (base/hash.h) of n values of 2 or 4 bytes. place: the first value's place in the hash. Sums of integers:
+// the order of blocks does not matter.
 int reduce_hash(uint64_t *sum, const void *x, size_t value_bytes, size_t n, uint64_t place, cudaStream_t stream,
                 Error *e);
 

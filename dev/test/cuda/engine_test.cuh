@@ -1,5 +1,5 @@
-// engine_test: shared by the tests of the CUDA engine: both engines, small models with all their numbers, and the results
-// of a step over a batch. Built for each type of the CUDA engine.
+// engine_test: shared by the tests of the CUDA engine: both engines, small models with all their numbers, and the
+// results of a step over a batch. Built for each type of the CUDA engine.
 //
 // Every such program takes [seed [small]]: a seed to repeat a run (0: from the clock), and `small` for fewer cases and
 // steps, which still run every kernel, for tools that slow everything down.

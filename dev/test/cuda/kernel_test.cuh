@@ -134,9 +134,9 @@ static void check_close(const char *name, const std::vector<X> &got, const std::
     check_within(name, got, want, tolerance);
 }
 
-// bf16 has 8 significant bits, so rounding changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8, and
-// the absolute part, are for the fp32 arithmetic before; the fp32 build has only that. fp16 has 11 bits, too many for the
-// rest to be enough.
+// bf16 has 8 significant bits, so rounding changes a number by at most 2^-8 / (1 + 2^-8) of itself. The rest of 2^-8,
+// and the absolute part, are for the fp32 arithmetic before; the fp32 build has only that. fp16 has 11 bits, too many
+// for the rest to be enough.
 static const bool FP16 = REAL_DTYPE == DTYPE_FP16;
 static const double ROUNDING = FP16 ? 1.0 / 2048 : sizeof(real) == 2 ? 1.0 / 256 : 0.0;
 static const double REAL_RELATIVE = sizeof(real) == 2 ? ROUNDING + (FP16 ? 1e-5 : 0) : 2e-5,

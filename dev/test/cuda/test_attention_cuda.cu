@@ -1,5 +1,5 @@
-// Attention on the GPU against a float64 twin on the CPU, every path against every other, and bit for bit against itself
-// (kernel_test.cuh).
+// Attention on the GPU against a float64 twin on the CPU, every path against every other, and bit for bit against
+// itself (kernel_test.cuh).
 #include "kernel_test.cuh"
 
 #include "cuda/attention_paths.cuh"
@@ -265,8 +265,9 @@ static void check_against_twin(AttentionShape s, double deviation, Worst worst[2
     Problem problem(s, deviation, kind);
     const Results<double, double> want =
         twin(problem.host_qkv, problem.host_dout, problem.first, problem.masks.dropout, s);
-    // What is kept grows by 1 / (1 - p), and with it the rounding of out. Few channels do not average it: with 5, an emulation
-    // of the roundings in bf16 reached 1.26 times the tolerance in 400 draws, with 16 channels 0.8, with 64 0.44.
+    // What is kept grows by 1 / (1 - p), and with it the rounding of out. Few channels do not average it: with 5, an
+    // emulation of the roundings in bf16 reached 1.26 times the tolerance in 400 draws, with 16 channels 0.8, with 64
+    // 0.44.
     const double slack = fmax(1, deviation) / (1 - kind.p) * (kind.p > 0 && s.D < 16 ? 1.6 : 1);
     for (int path = PUBLIC; path <= (sizeof(real) == 2 ? TILED : PUBLIC); path++) // fp32 has one path
         compare(&worst[path], s, path_names[path], problem.run((Path)path), want, slack);
@@ -304,8 +305,8 @@ static void test_twin_masks(void) {
     for (int path : {PUBLIC, TILED}) print_worst(path_names[path], &worst[path]);
 }
 
-// More heads than an H100 has multiprocessors (132): they are drawn in lots of unequal size, of 67 and 66 heads, of 89, 89
-// and 87.
+// More heads than an H100 has multiprocessors (132): they are drawn in lots of unequal size, of 67 and 66 heads, of 89,
+// 89 and 87.
 static void test_twin_unequal_lots(void) {
     static const AttentionShape shapes[] = {{7, 150, 19, 64}, {5, 70, 53, 64}, {19, 70, 7, 128}, {53, 35, 5, 128}};
     Worst worst[2] = {};

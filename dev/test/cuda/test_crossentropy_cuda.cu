@@ -3,8 +3,8 @@
 
 #include "cuda/crossentropy.cuh"
 
-// How far off the arithmetic may be before the result is rounded. It is fp32, and |x| + log T reaches 64 here, 92 in base
-// 2, where half a unit in the last place is 2^-19 and 2^-18. An error of an exponent is a relative error of p:
+// How far off the arithmetic may be before the result is rounded. It is fp32, and |x| + log T reaches 64 here, 92 in
+// base 2, where half a unit in the last place is 2^-19 and 2^-18. An error of an exponent is a relative error of p:
 //   2 x 2^-19             logsumexp = max + log(sum), shift = logsumexp + log T
 //   3 x 2^-18 ln 2        max log2 e, shift log2 e, x log2 e - shift log2 e
 //   1.3e-6                log2 e as a float, times 64

@@ -73,7 +73,8 @@ static void check_backward(const Case &k) {
     check_close("dwpe", host_from(d_dwpe, dwpe.size()), want_wpe, SUM_RELATIVE, SUM_ABSOLUTE);
 }
 
-// |E_b|^2, <E_b, U_b> and |dwpe_b|^2 of one example; U_b (V, C). Returns sum |E U|, on which rounding of <E, U> depends.
+// |E_b|^2, <E_b, U_b> and |dwpe_b|^2 of one example; U_b (V, C). Returns sum |E U|, on which rounding of <E, U>
+// depends.
 static double squares_reference(double squares[3], const Case &k, int b, const float *U) {
     std::vector<double> E((size_t)k.V * k.C, 0.0);
     double magnitude = 0.0;

@@ -1,5 +1,5 @@
-// Promises of the CUDA engine: the same bits whatever is recomputed, kept, left in its memory, tuned or run twice; ranges
-// add up to the whole; a gradient that is not a number changes nothing. Arguments: engine_test.cuh.
+// Promises of the CUDA engine: the same bits whatever is recomputed, kept, left in its memory, tuned or run twice;
+// ranges add up to the whole; a gradient that is not a number changes nothing. Arguments: engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
@@ -41,8 +41,8 @@ static void test_same_bits(void) {
     masked = false;
 }
 
-// Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is created,
-// except for its tables, its ticket and the state that is loaded.
+// Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is
+// created, except for its tables, its ticket and the state that is loaded.
 static Engine *engine_filled(const World *w, int byte, Recompute recompute) {
     const size_t n = w->model.flat_count;
     std::vector<UpdateRule> rule(n / DECAY_GRANULE);
@@ -224,8 +224,8 @@ static void test_accumulation(void) {
     masked = false;
 }
 
-// A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing. Tuning
-// itself trains nothing.
+// A tuning of one engine gives the same bits in another; one from another machine is refused and changes nothing.
+// Tuning itself trains nothing.
 static void test_tuning(void) {
     Error e = {};
     double losses[3][STEPS];
@@ -349,8 +349,8 @@ static void check_stored(Engine *engine, const World *w, StateKind kind, float *
     CHECK(memcmp(got, want, bytes) == 0, "%s, array %d differs", w->c->name, kind);
 }
 
-// A store of weights and moments waits for the last update, not for work queued later, so that a snapshot is taken during
-// the next step; a store of gradients waits for all queued work.
+// A store of weights and moments waits for the last update, not for work queued later, so that a snapshot is taken
+// during the next step; a store of gradients waits for all queued work.
 static void test_store_beside_step(void) {
     static const StateKind kinds[] = {STATE_MOMENT1, STATE_PARAM, STATE_MOMENT2, STATE_GRAD};
     World w(&cases[3], 1);

@@ -67,7 +67,8 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
     check_within("row", std::vector<real>(first, first + l.out), want, tolerance);
 }
 
-// All rows against cuBLASLt's product: each is one rounding away from the sum. Its dGELU is no oracle: not known how exact.
+// All rows against cuBLASLt's product: each is one rounding away from the sum. Its dGELU is no oracle: not known how
+// exact.
 static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = 1e-4;

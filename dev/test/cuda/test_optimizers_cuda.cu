@@ -1,6 +1,7 @@
-// The updates of the CUDA engine (--optimizer): against the CPU engine, and against plain loops in double that round where
-// Newton-Schulz does; the same bits twice, over any scratch, in any pieces and beside any other matrices; nothing from a
-// gradient that is not finite. Gradients are random, and those of low rank that training makes. Arguments: engine_test.cuh.
+// The updates of the CUDA engine (--optimizer): against the CPU engine, and against plain loops in double that round
+// where Newton-Schulz does; the same bits twice, over any scratch, in any pieces and beside any other matrices; nothing
+// from a gradient that is not finite. Gradients are random, and those of low rank that training makes. Arguments:
+// engine_test.cuh.
 #include "engine_test.cuh"
 
 #include "cuda/engine.cuh"
