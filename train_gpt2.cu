@@ -47,7 +47,7 @@ static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
     return row_dropout(dropout_at(p->dropout, p->dropout.example, l), place, p->T);
 }
 
-// Returns the attention of block l, for the forward.
+// Returns attention's operands in block l; those of the backward are not set.
 static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
     const AttentionMasks masks = {p->documents ? engine->document_first : NULL,
                                   p->documents ? engine->document_last : NULL,
@@ -165,15 +165,15 @@ static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
 
 // True if weight_gradient computes the gradient of w, and of its bias unless bias_is_summed. With per-example norms:
 // wherever it can run. Without: only where it saves a pass over dy for the bias and dW's rows are whole tiles. (H200:
-// cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are 12.5
-// tiles, it takes 0.87 times as long.)
+// cuBLASLt with bias sums takes 1.18 and 1.09 times as long at d12's qkv and fc. At d48's qkv, whose 1,600 rows are
+// 12.5 tiles, it takes 0.87 times as long.)
 static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
     const Tensor *t = model_tensor(engine->config.model, w, 0);
     return engine_fuses(engine) &&
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-// Computes the gradient of matrix w, and of its bias if `fuses` says so.
+// Computes the gradient of matrix w. Where `fuses`, also that of its bias unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -455,8 +455,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds the gradient of w, wte or wpe, from branch_gradient: a token selects a row of wte. first: a position in its
-// document selects a row of wpe instead. dwpe, cross, position, UG: see embedding.cuh.
+// Adds the gradient of w from branch_gradient. wte: tokens select its rows. wpe: positions in documents, which begin at
+// `first`, select its rows. dwpe, cross, position, UG: see embedding.cuh.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, const uint16_t *first, float *dwpe, double *cross,
                          double *position, const float *UG, Error *e) {
     cudaStream_t stream = engine->stream;

@@ -6,7 +6,7 @@
 //   shared memory; its two warpgroups own 64 queries each.
 // - Warpgroups are not synchronised: one computes its softmax while another multiplies, and one team works while the
 //   other starts or ends a tile of queries.
-// - Within a warpgroup the softmax of a tile runs beside the product P V of the tile before.
+// - A warpgroup's softmax of one tile overlaps its product P V of the tile before.
 #include "cuda/attention_sm90.cuh"
 #ifndef GNS_FP32
 

@@ -53,8 +53,8 @@ struct LeftShared {
     __device__ void load(const char *own_tile) { tile = own_tile; }
 };
 
-// ... or registers, for D = 64: a product (64, 64) of two operands in shared memory would use its whole bandwidth, 128
-// bytes per clock.
+// ... or registers, for D = 64: a product (64, 64) of two operands in shared memory would use all of its bandwidth,
+// 128 bytes per clock.
 struct LeftRegisters {
     unsigned r[16]; // 4 per 16 columns
 

@@ -67,8 +67,8 @@ template <class F> __device__ void barriers_init(typename F::Shared &shared) {
     __syncthreads();
 }
 
-// Releases a stage. (One arrival per warp after __syncwarp would always do, but racecheck follows only the arriving
-// thread.)
+// Releases a stage. (One arrival per warp after __syncwarp would always suffice, but racecheck follows only the
+// arriving thread.)
 template <class F> __device__ void stage_release(uint64_t *empty) {
     if (F::RELEASES == WARPGROUP * GROUPS) barrier_arrive(empty);
     else warp_arrive(empty);

@@ -30,7 +30,7 @@ typedef struct {
     real *logits;                        // the gradient overwrites them
     const uint16_t *tokens;
     int R, row0, T, V, Vp;
-    float scale; // scale of the loss
+    float scale; // of the loss
 } LogitRows;
 
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {

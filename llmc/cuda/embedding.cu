@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
 
 // Returns the first tile, from `tile` on, that does not begin inside the token's run. tile: after the run's first.
 __device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
-    int low = tile, high = tiles; // tiles before low begin inside the run, from high on none does
+    int low = tile, high = tiles; // tiles before `low` begin inside the run; tiles from `high` on do not
     while (low < high) {
         const int middle = (low + high) / 2;
         if (key[(size_t)middle * TILE] == token) low = middle + 1;
@@ -259,7 +259,7 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow 65535 only). A
+// Per-example norms. Grid: a block per example and GROUP_COLUMNS columns, all along x (y and z allow only 65535). A
 // thread sums a column over one of SHARES pieces of the example's sorted rows, about equal, cut between runs.
 
 enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES };

@@ -121,7 +121,8 @@ int cuda_collect(Engine *engine, Range range, bool first, Error *e) {
                       range_length(range), first, engine->stream, e);
 }
 
-// Sets, or with `add` increases, a row of stats by squared norms of the gradient at `grad`.
+// Writes, or with `add` adds, squared norms by tensor to a row of stats. grad: the gradient of the range's first
+// element.
 static int norms(Engine *engine, StatsRow row, const float *grad, Range range, bool add, Error *e) {
     const Model *model = engine->config.model;
     engine->stats_sent = engine->scaled = false;

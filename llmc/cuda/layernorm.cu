@@ -181,7 +181,7 @@ __device__ inline void tile_sums(float (&sums)[2 * TILE], float (&grads)[SETS][V
     }
 }
 
-// Sums over the block. Callers alternate two `shared`: one barrier per tile is then enough.
+// Sums over the block. Callers alternate between two `shared`, so one barrier per tile is enough.
 __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*shared)[2 * TILE]) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const int lanes_each = WARP / (2 * TILE);
@@ -204,7 +204,8 @@ __device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VE
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
-        // dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma, xhat = (x - mean) rstd; by powers of x - mean
+        // dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma, xhat = (x - mean) rstd, ordered by powers of x -
+        // mean
         const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1], alone = -rstd * means[2 * r];
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);

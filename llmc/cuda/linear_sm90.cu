@@ -6,9 +6,9 @@
 // - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: it adds the bias,
 //   rounds, applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU
 //   occupies the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
-// A block's tiles are numbered by turns. A warpgroup waits for the stages of its turn only after the other has seen all
-// stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two phases ahead returns at
-// once. A row's result does not depend on other rows.
+// Turn t is a block's t-th tile; warpgroup t mod 2 computes it. A warpgroup waits for the stages of its turn only after
+// the other has seen all stages of the turn before (Shared.order): an mbarrier has one parity bit, so waiting two
+// phases ahead returns at once. A row's result does not depend on other rows.
 #include "cuda/linear_sm90.cuh"
 
 #include "cuda/gelu.cuh"
@@ -65,8 +65,8 @@ struct TilePlace {
     int row, column;
 };
 
-// Place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom, so that the band's
-// columns of W stay in L2. Narrow tiles come last, so that all pairs end at about the same time.
+// Returns the place of a block's half of a tile. Tiles are drawn in bands of BAND tiles across, top to bottom, so that
+// the band's columns of W stay in L2. Narrow tiles come last, so that all pairs end at about the same time.
 __device__ TilePlace tile_place(const LinearJob &job, int tile, int rank) {
     const int wide = job.down * job.across;
     if (tile >= wide) return {((tile - wide) * PAIR + rank) * ROWS, job.across * COLUMNS};

@@ -24,7 +24,7 @@
 
 #ifndef GNS_FP32
 
-enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: a warp's box
+enum { TILE_M = WEIGHT_GRADIENT_TILE, PAIR = 2, OUT_ROWS = 16, OUT_COLUMNS = 32 }; // OUT: a box that a warp copies out
 
 // ---- Who does what --------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. A tile here is a pair's.
+// A launch. Its tiles are those of pairs: two blocks' tiles side by side.
 struct GradientJob {
     WeightGradientShape shape;
     TileSchedule schedule;
@@ -516,7 +516,7 @@ __device__ void columns_finish(const GradientFinish &f, int group, double *share
     if (f.bias.squares) sum_blocks(f.bias.squares, f.bias_squares, group, f.groups, squares, f.job.arrived + 1, shared);
 }
 
-// Adds up a piece of a tile's parts, into dW.
+// Sums a piece of a tile's parts into dW.
 __device__ void parts_finish(const GradientFinish &f, int i) {
     const GradientJob &job = f.job;
     const Level &top = job.schedule.level[0];
