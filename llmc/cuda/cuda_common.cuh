@@ -66,9 +66,7 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 // Checks a launch's configuration. A kernel that fails later shows at the next sync.
 #define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
 
-enum { SHARED_BYTES_FREE = 48 << 10 };
-
-// Grants a kernel `bytes` of dynamic shared memory; required above SHARED_BYTES_FREE.
+// Grants a kernel `bytes` of dynamic shared memory; required where it uses more than 48 KB in all.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);
 }

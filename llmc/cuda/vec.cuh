@@ -156,7 +156,7 @@ static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Argu
         attribute.val.clusterDim = {l.cluster, 1, 1};
         config.numAttrs = 1;
     }
-    if (l.shared_bytes > SHARED_BYTES_FREE) TRY(shared_memory_allow(kernel, l.shared_bytes, e));
+    if (l.shared_bytes > 0) TRY(shared_memory_allow(kernel, l.shared_bytes, e));
     return CUDA_CALL(cudaLaunchKernelEx(&config, kernel, arguments...), e);
 }
 
