@@ -1,5 +1,5 @@
-// The tokenizer and its files against independent references: merges on strings, by definition, and known tokens of
-// GPT-2's vocabulary (from GNS_TEST_DATA). test_words checks the steps before merges.
+// The tokenizer and its files against merges on strings, by definition. test_words checks the steps before merges,
+// compare_tokenizers.py GPT-2's vocabulary.
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
 #include "random_text.h"
@@ -327,7 +327,7 @@ static const struct {
     const char *name;
     bool normalized, special;
 } ADDED[] = {{"<|u|>", false, true},    {"<|u|>x", false, false}, {"b<|", true, false}, {"ca<", true, false},
-             {"\xC3\xA4", true, false}, {" <s>", false, true},   {"ab<", true, false}, {"\"\\", true, false}};
+             {"\xC3\xA4", true, false}, {" <s>", false, true},    {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
 // The tokens by definition. plain: the vocabulary without the added tokens, which have the numbers first, first + 1,
@@ -557,39 +557,6 @@ static void test_bad_files(void) {
     remove_files();
 }
 
-// GPT-2's vocabulary: tokens known from elsewhere, and texts encoded and decoded. compare_tokenizers.py has whole files.
-static void test_gpt2(void) {
-    const char *data = getenv("GNS_TEST_DATA");
-    char path[1024];
-    snprintf(path, sizeof path, "%s/gpt2", data ? data : "");
-    if (!data || !tokenizer_exists(path)) SKIP("GNS_TEST_DATA has no gpt2/encoder.json");
-    static const struct {
-        const char *text;
-        int tokens[12], count;
-    } known[] = {
-        {"Hello world", {15496, 995}, 2},
-        {"Hello, I'm a language model,", {15496, 11, 314, 1101, 257, 3303, 2746, 11}, 8},
-        {"<|endoftext|>", {27, 91, 437, 1659, 5239, 91, 29}, 7},
-        {"  two  spaces", {220, 734, 220, 9029}, 4},
-        {"", {0}, 0},
-    };
-    Tokenizer *t;
-    double start = clock_seconds();
-    CHECK_OK(tokenizer_load(&t, path, &e), &e);
-    printf("  loaded in %.0f ms\n", 1e3 * (clock_seconds() - start));
-    CHECK(tokenizer_vocab_size(t) == 50257 && tokenizer_eot(t) == 50256 && !tokenizer_is_bytes(t), "not GPT-2's");
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        uint16_t tokens[64];
-        size_t count;
-        CHECK_OK(tokenizer_encode(t, known[i].text, strlen(known[i].text), tokens, &count, &e), &e);
-        CHECK(count == (size_t)known[i].count, "'%s' becomes %zu tokens", known[i].text, count);
-        for (int k = 0; k < known[i].count; k++)
-            CHECK(tokens[k] == known[i].tokens[k], "'%s' %d", known[i].text, tokens[k]);
-    }
-    check_round_trips(t, 2000);
-    tokenizer_destroy(t);
-}
-
 // A vocabulary of characters, as scripts/from_nanogpt.py writes it: what it knows goes there and back, also through its own
 // files, and what it does not know is refused by name. U+010D is the name of the byte of a carriage return, too.
 static void check_characters(void) {
@@ -637,7 +604,6 @@ static void test_characters(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_merges, test_bytes, test_forms, test_added, test_characters, test_long_entries,
-        test_bad_files, test_gpt2);
+    RUN(test_merges, test_bytes, test_forms, test_added, test_characters, test_long_entries, test_bad_files);
     return scratch_end();
 }
