@@ -32,8 +32,6 @@ static void block_add_piece(TextBlock *b, TextPiece piece) {
     if (piece.bytes > 0) b->pieces[b->piece_count++] = piece;
 }
 
-void block_free(TextBlock *b) { memory_free(b->pieces); }
-
 static uint64_t count_lines(const char *text, size_t bytes) { // counts newlines
     uint64_t lines = 0;
     for (const char *end = text + bytes; (text = memchr(text, '\n', (size_t)(end - text))); text++) lines++;

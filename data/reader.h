@@ -62,5 +62,3 @@ int reader_leave_out(Reader *r, Error *e);
 
 // Looks for faults, finds the pieces of jsonl, and encodes the pieces unless an input is refused.
 int block_encode(TextBlock *b, Reader *r, Encoder *encoder, Error *e);
-
-void block_free(TextBlock *b);

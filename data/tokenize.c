@@ -221,7 +221,7 @@ static void run_thread(Pipeline *run) {
         pthread_mutex_unlock(&run->turn);
     }
     encoder_destroy(encoder);
-    block_free(&b);
+    memory_free(b.pieces);
 }
 
 // Returns the run's error after its blocks.

@@ -13,10 +13,8 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import (EXIT_INPUT, EXIT_USAGE, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
+from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
                      smooth_column, time_unit, write_whole)
-
-MOST_RUNS = 10  # each needs a colour
 
 PAGE_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1120px; margin: 2.5em auto; padding: 0 1.2em; color: #222 }
@@ -194,8 +192,6 @@ def main():
     parser.add_argument("--target", type=finite_number, help="loss to compare at (default: the lowest that all runs reach)")
     args = parser.parse_args()
     runs = [Run(path) for path in args.runs]
-    if len(runs) > MOST_RUNS:
-        raise Fault(EXIT_USAGE, f"{len(runs)} runs; at most {MOST_RUNS} have colours")
     names = [run.name for run in runs]
     for run in runs:
         if not finite(run.column("loss")):
