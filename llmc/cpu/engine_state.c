@@ -43,9 +43,7 @@ int cpu_load(Engine *engine, StateKind kind, Range range, const float *values, E
     return 0;
 }
 
-void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) {
-    engine->weights_watch = watch ? *watch : (WeightsWatch){NULL, NULL, NULL};
-}
+void cpu_watch_weights(Engine *engine, const WeightsWatch *watch) { engine->weights_watch = *watch; }
 
 int cpu_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);

@@ -241,7 +241,7 @@ struct EngineApi {
     // ---- Several ranks (ranks/parallel.h) ---------------------------------------------------------------------------
 
     void (*watch)(Engine *engine, const GradientWatch *watch);        // for the next micro-step only
-    void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // NULL: no weights are in transfer
+    void (*watch_weights)(Engine *engine, const WeightsWatch *watch); // from now on
 
     // With shard_grads no array holds the whole gradient. The gradients of a micro-step's blocks share two slots in
     // memory, one for even and one for odd buckets:

@@ -48,27 +48,6 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
     config->shard_weights = p->shard_weights;
 }
 
-static int send_weights(void *context, Range range, Error *e);
-static int await_weights(void *context, Range range, Error *e);
-static int idle_pass(void *p, Error *e) { return parallel_idle_pass(p, e); }
-
-static void watch_weights(Parallel *p) {
-    engine_watch_weights(p->engine, &(WeightsWatch){send_weights, await_weights, p});
-}
-
-int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
-    p->engine = engine;
-    if (!p->buckets) return 0;
-    if (p->shard_weights) {
-        watch_weights(p);
-        p->comm->idle_pass = idle_pass;
-        p->comm->idle_context = p;
-    }
-    const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
-    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
-                          e);
-}
-
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
 static int gather_weights(Parallel *p, int i, Error *e) {
@@ -134,11 +113,22 @@ static int await_bucket(Parallel *p, int i, int after, Error *e) {
     return after > 0 && after < p->buckets ? send_block(p, after, e) : 0;
 }
 
-int parallel_idle_pass(Parallel *p, Error *e) {
+int parallel_idle_pass(void *parallel, Error *e) {
+    Parallel *p = parallel;
     if (!p->shard_weights) return 0;
     TRY(await_weights(p, model_bucket(p->model, 0), e));
     for (int i = 1; i < p->buckets; i++) TRY(await_bucket(p, i, i + 1, e));
     return 0;
+}
+
+int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
+    p->engine = engine;
+    p->comm->idle_pass = parallel_idle_pass, p->comm->idle_context = p;
+    if (!p->buckets) return 0;
+    if (p->config.zero != ZERO_0) engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
+    const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
+    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
+                          e);
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -258,7 +248,6 @@ static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
         TRY(engine_update(p->engine, p->owned[i], update, e));
         if (i < 2) TRY(i < p->kept ? send_until(p, i + 1, e) : send_block(p, i, e));
     }
-    watch_weights(p);
     return 0;
 }
 

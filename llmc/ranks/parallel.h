@@ -106,7 +106,7 @@ int parallel_norms(Parallel *p, Error *e); // norms of the gradients' sum over a
 int parallel_update(Parallel *p, const UpdateConfig *update, Error *e);
 
 // Makes the transfers of a forward pass without its computation, for a rank that has fewer passes than others.
-int parallel_idle_pass(Parallel *p, Error *e);
+int parallel_idle_pass(void *parallel, Error *e);
 
 // Rank 0 calls this before a forward pass that it computes alone: the others, in comm_wait_first, gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
