@@ -45,17 +45,14 @@ enum { LANES = 16 };
 
 // Writes Philox's four words for each of LANES blocks (math/dropout.h): (r, k), (r, k + 1), ...
 static void blocks_of(uint32_t words[4][LANES], Dropout d, DropoutPlace place, uint32_t head, uint32_t r, uint32_t k) {
-    const uint32_t where = (uint32_t)place << 20 | (uint32_t)d.layer << 10 | head;
+    const RngBlock counter = dropout_counter(d, place, head, r, k);
     for (uint32_t lane = 0; lane < LANES; lane += VEC) {
         Wide first = {0}, parity[2][4]; // [0]: even lanes, [1]: odd lanes
-        for (uint32_t i = 0; i < VEC / 2; i++) first[i] = (r << 16 | k) + lane + 2 * i;
+        for (uint32_t i = 0; i < VEC / 2; i++) first[i] = counter.word[0] + lane + 2 * i;
         for (uint32_t odd = 0; odd < 2; odd++) {
-            Wide *w = parity[odd];
-            w[0] = first + odd;
-            w[1] = (Wide){0} + where;
-            w[2] = (Wide){0} + d.example;
-            w[3] = (Wide){0} + (d.example >> 32 | (uint64_t)1 << 31);
-            philox(w, d.seed);
+            parity[odd][0] = first + odd;
+            for (int w = 1; w < 4; w++) parity[odd][w] = (Wide){0} + counter.word[w];
+            philox(parity[odd], d.seed);
         }
         for (int w = 0; w < 4; w++) {
             Wide both = (parity[0][w] & 0xffffffff) | parity[1][w] << 32;

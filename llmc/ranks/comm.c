@@ -152,16 +152,13 @@ int comm_create(Comm *comm, double deadline, Error *e) {
     return 0;
 }
 
-void comm_outlive_launcher(Comm *comm) {
+void comm_outlive_launcher(void) {
 #ifdef GNS_MPI
     if (mpi_runs()) open_mpi_survive();
 #endif
-    comm->outlives_launcher = true;
 }
 
-bool comm_asked_to_stop(const Comm *comm) {
-    return (comm->outlives_launcher && is_orphan(comm)) || signals_requested();
-}
+bool comm_asked_to_stop(const Comm *comm) { return is_orphan(comm) || signals_requested(); }
 
 int comm_finish(Comm *comm, const Error *e) {
     bool reports = e->code && (!comm->settled || comm->speaker == comm->rank);

@@ -24,8 +24,7 @@ typedef struct {
     Watchdog *watchdog;                        // NULL: one process
     int (*idle_pass)(void *context, Error *e); // answers COMM_PASS in comm_wait_first; set by parallel_start
     void *idle_context;
-    int launcher;           // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
-    bool outlives_launcher; // a lost launcher is a request to stop
+    int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
 } Comm;
 
 // Joins the other processes if mpirun or srun started several; otherwise does not touch MPI. deadline: seconds that a
@@ -36,10 +35,10 @@ int comm_create(Comm *comm, double deadline, Error *e);
 // without MPI, or a launcher that Open MPI does not understand.
 int comm_check_launch(const Comm *comm, Error *e);
 
-// From here on comm_asked_to_stop is also true once the launcher has ended.
-void comm_outlive_launcher(Comm *comm);
+// From here on the end of the launcher is a request to stop, and does not end this process.
+void comm_outlive_launcher(void);
 
-// True if this rank was asked to stop (base/signals.h), whether or not the others know.
+// True if this rank was asked to stop (base/signals.h), whether or not the others know; also without its launcher.
 bool comm_asked_to_stop(const Comm *comm);
 
 // Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after

@@ -98,7 +98,7 @@ static int run_program(Run *r, Error *e) {
     int code = options_parse(&r->setup.options, r->setup.argc, r->setup.argv, !comm_launched(), &usage);
     if (options_train(o)) signals_install(); // a stop may be requested while the ranks still connect
     TRY(comm_create(r->setup.comm, o->deadline, e));
-    if (options_train(o)) comm_outlive_launcher(r->setup.comm);
+    if (options_train(o)) comm_outlive_launcher();
     if (code) *e = usage;
     else if (options_train(o) || evaluates(o)) code = comm_check_launch(r->setup.comm, e);
     TRY(comm_agree(r->setup.comm, code ? code : setup_options(&r->setup, e), e));
