@@ -44,13 +44,13 @@ typedef struct {
 } GnsTracker;
 
 typedef struct {
-    double g2, s;       // averages
-    double g2_se, s_se; // their standard errors; NaN before the second update
-    double scale;       // s / g2 in examples; NaN where g2 <= 0
-    double scale_se;    // by the delta method; valid only if `significant`
-    double lower;       // the scale lies above this with at least 95% confidence; 0: nothing known; may be infinite
-    bool significant;   // g2 >= 3 g2_se
-    bool valid;         // true after the first update
+    double g2, s;     // averages
+    double g2_se;     // standard error of g2; NaN before the second update
+    double scale;     // s / g2 in examples; NaN where g2 <= 0
+    double scale_se;  // by the delta method; valid only if `significant`
+    double lower;     // the scale lies above this with at least 95% confidence; 0: nothing known; may be infinite
+    bool significant; // g2 >= 3 g2_se
+    bool valid;       // true after the first update
 } GnsEstimate;
 
 static inline void gns_init(GnsTracker *t, double half_life_tokens) {
@@ -109,7 +109,7 @@ static inline GnsCovariance gns_covariance(const GnsTracker *t) {
 }
 
 static inline GnsEstimate gns_estimate(const GnsTracker *t) {
-    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, NAN, 0, false, false};
+    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, 0, false, false};
     if (t->steps < 1) return e;
     e.valid = true;
     e.g2 = t->g2 / t->weight;
@@ -118,7 +118,6 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     if (t->steps < 2) return e;
     GnsCovariance var = gns_covariance(t);
     e.g2_se = sqrt(var.g2);
-    e.s_se = sqrt(var.s);
     e.significant = e.g2 > 0 && e.g2 >= 3 * e.g2_se;
     double R = e.scale;
     if (e.g2 > 0) e.scale_se = sqrt(fmax(var.s - 2 * R * var.g2_s + R * R * var.g2, 0)) / e.g2;

@@ -8,8 +8,6 @@
 
 #include "base/hash.h"
 
-#define PERMUTATION_MAX ((uint64_t)1 << 48) // largest n
-
 #define PERMUTATION_ROUNDS 8 // four are enough for wide blocks (Luby and Rackoff 1988); ours are narrow
 
 // The key of one epoch's order.

@@ -133,7 +133,7 @@ static void check_tracker(bool diff_sq) {
             continue;
         }
         CHECK_CLOSE(e.g2_se, sqrt(gg / diffs / 2 * sum_w2), 1e-12, 0);
-        CHECK_CLOSE(e.s_se, sqrt(ss / diffs / 2 * sum_w2), 1e-12, 0);
+        CHECK_CLOSE(sqrt(gns_covariance(&t).s), sqrt(ss / diffs / 2 * sum_w2), 1e-12, 0);
         CHECK(e.significant == (mean_g >= 3 * e.g2_se), "significant %d", e.significant);
         if (mean_g <= 0) continue;
         // The mean over the steps of dR^2, dR = (dS - R dG2) / G2
