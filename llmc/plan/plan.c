@@ -230,15 +230,20 @@ PlanRun plan_run(const Plan *p, double target) {
     double seconds = 0;
     PlanRun run = {0};
     while ((batch = ramp_next(&r, run.steps, tokens)) > 0) {
-        int64_t left = ((int64_t)r.config.train_tokens - tokens) / (batch * T); // steps of this batch
-        int64_t steps = r.config.mode == RAMP_FIXED ? left : 1;
         if (batch != before) seconds = p->device.peak > 0 ? plan_step(p, batch).seconds : 0;
+        if (run.steps == PLAN_STEPS_MAX) {
+            int64_t left = ((int64_t)r.config.train_tokens - tokens) / (batch * T);
+            run.steps += left;
+            run.seconds += (double)left * seconds;
+            run.cut = true;
+            return run;
+        }
         if (run.steps == 0) run.first_batch = batch;
         if (batch >= before) run.last_batch = batch; // the horizon may cut the last step short
         before = batch;
-        run.steps += steps;
-        run.seconds += (double)steps * seconds;
-        tokens += steps * batch * T;
+        run.steps++;
+        run.seconds += seconds;
+        tokens += batch * T;
         ramp_observe(&r, (double)(batch * T), target);
     }
     return run;

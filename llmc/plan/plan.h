@@ -105,7 +105,9 @@ int plan_most(const Plan *plan, int low, int over, bool (*holds)(const Plan *pla
 typedef struct {
     int64_t steps, first_batch, last_batch; // rows
     double seconds;
+    bool cut; // simulated PLAN_STEPS_MAX steps only: the rest repeats the last one
 } PlanRun;
+enum { PLAN_STEPS_MAX = 5000000 };
 PlanRun plan_run(const Plan *plan, double target);
 
 // Returns the most checkpoints on the disk at a time, in the longest run that the ramp allows. A step whose checkpoint

@@ -227,8 +227,8 @@ static void print_ranks(FILE *f, const Plan *p) {
 
 static void print_run_line(FILE *f, const Plan *p, const char *what, double target) {
     const PlanRun run = plan_run(p, target);
-    fprintf(f, "%s%s step%s of %lld", what, grouped((double)run.steps).s, run.steps == 1 ? "" : "s",
-            (long long)run.first_batch);
+    fprintf(f, "%s%s%s step%s of %lld", what, run.cut ? "about " : "", grouped((double)run.steps).s,
+            run.steps == 1 ? "" : "s", (long long)run.first_batch);
     if (run.first_batch != run.last_batch) fprintf(f, " to %lld", (long long)run.last_batch);
     fprintf(f, " rows");
     if (p->device.peak > 0) {
