@@ -78,7 +78,7 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// Writes the file's pieces in any order. Their memory lies as they do in the file, or not.
+// Writes the file's pieces forwards or backwards, from memory that is aligned as the file is, or not.
 static int save_in_pieces(const char *path, size_t bytes, size_t largest_piece, Error *e) {
     static unsigned char memory[LARGEST + 2 * PAGE];
     unsigned char *aligned = memory + PAGE - (size_t)memory % PAGE + (draw(2) ? draw(PAGE) : 0);

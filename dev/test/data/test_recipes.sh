@@ -16,7 +16,7 @@ returns 0 data/shakespeare.sh --tokenizer bytes --from "$work/in" --out "$work/s
 check "a second run is not content with what is there" says "$work/log" "shards already"
 end shakespeare
 
-# Named paths are relative to the caller, defaults to the root, here that of a copy.
+# Named paths are relative to the caller, default paths to the root of the copy.
 begin
 mkdir -p "$work/copy/data" "$work/copy/scripts" "$work/elsewhere/mine"
 cp data/*.sh data/*.py "$work/copy/data" && cp scripts/common.sh "$work/copy/scripts"
@@ -43,7 +43,7 @@ returns 65 data/tinystories.sh --tokenizer "$work/typo" --from "$work/in" --out 
 check "a refused command removed shards" [ -e "$work/t/tinystories_train_000000.bin" ]
 end tinystories
 
-# Broken off in either of its two steps, then run again: never two vocabularies, never half the validation.
+# Kill the recipe in either of its two steps, then run it again: the shards have one vocabulary and are whole.
 if ! learn_vocabulary 280 "$work/bpe" "$work/in/TinyStoriesV2-GPT4-train.txt" > "$work/log" 2>&1; then
     echo "SKIP test_recipes/tinystories_interrupted: $(cat "$work/log")"
 else

@@ -9,7 +9,7 @@ pages=(README.md data/README.md dev/RESULTS.md dev/docs/*.md)
 "$tokenize" --help > "$work/tokenize"
 "$train" --help > "$help" || { echo "FAIL docs/help: exit code $?"; exit 1; }
 
-# What --help says of each option, a line each: its name, and its name in llm.c where it has one.
+# List the options of --help, one a line: the name, then the name in llm.c if there is one.
 awk '
     function tell(text) {
         if (!match(text, /^  --[a-z0-9-]+/)) return
@@ -22,7 +22,7 @@ awk '
     END { tell(text) }
 ' "$help" > "$work/options"
 
-# Every row of the three tables, in its second column: an option that exists; of llm.c's, one with that alias.
+# The second column of the three tables names an option that exists; in llm.c's table the first column is its alias.
 tables() {
     awk -v options="$work/options" -F ' *[|] *' '
         BEGIN {
@@ -63,7 +63,7 @@ passed_over() {
     done
 }
 
-# Options of the trainer in code: those of its commands in every ```sh block. And those that the text names, of either program.
+# Options exist: those of the trainer's commands in ```sh blocks, and those of either program that the text names.
 options() {
     local page option
     for page in "${pages[@]}"; do
@@ -129,15 +129,15 @@ arrows() {
 
 # ---- Commands in a page ---------------------------------------------------------------------------------------------
 
-# Of the ```sh blocks under a heading that matches, a command a line; a block's end is an empty line.
+# Print the ```sh blocks under a heading that matches, one command a line; an empty line ends a block.
 commands() { # PAGE HEADING
     awk -v heading="$2" '/^#+ / && !code { wanted = $0 ~ heading }
         /^```/ { code = wanted && $0 == "```sh"; print ""; next }
         code { sub(/^ +/, ""); line = line $0; if (!sub(/ *\\$/, " ", line)) { print line; line = "" } }' "$1"
 }
 
-# A tree with a trainer for a few steps, and stand-ins for what the network would bring: a vocabulary of the bytes, and a
-# small model of it as models/gpt2.
+# Make a tree with a trainer for a few steps, and stand-ins for downloads: a vocabulary of bytes, and a small model of it as
+# models/gpt2.
 make_tree() {
     local entry
     mkdir -p "$work/tree/data/gpt2" "$work/tree/models" "$work/tree/llmc" "$work/bin" && cd "$work/tree" || return
@@ -196,7 +196,7 @@ dev/docs/gns.md 150
 dev/docs/lab-notes.md 250"
 }
 
-# What the Dockerfile runs can be made, with the packages that scripts/deps.sh demo looks for; the forge's CI is make test.
+# The Dockerfile's make targets exist, it installs the packages that scripts/deps.sh demo looks for, and CI runs make test.
 container() {
     local command package
     grep -oE 'make -j[^&]+' Dockerfile > "$work/commands"

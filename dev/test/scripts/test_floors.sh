@@ -20,8 +20,8 @@ for header in llmc/*/*.h; do
 done
 end headers_as_c
 
-# The headers that any .cu or .cuh file includes, in both orders: one that lacks an include fails in the order in which it comes
-# before that. -ptx is the device's compiler alone, which also checks what the host calls.
+# Compile the headers that .cu and .cuh files include, in both orders: a header that lacks an include fails where it precedes it.
+# -ptx runs the device compiler alone, which also checks host code.
 begin
 if nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2> /dev/null); then
     { (cd llmc && ls cuda/*.cuh) && grep -ho '#include "[a-z]*/[a-z0-9_]*\.h"' llmc/*/*.cu* train_gpt2.cu | cut -d '"' -f 2; } | sort -u > "$work/headers"

@@ -6,8 +6,8 @@ set -u
 mpi_here
 unset CUDA_VISIBLE_DEVICES
 
-# A launcher, and a stand-in for the trainer. Each start takes a line of the file `codes` and exits with its number. m before
-# the number: it moves the run aside first; + after it: it leaves a checkpoint.
+# A launcher, and a stand-in for the trainer. Each start removes a line of the file `codes` and exits with its number. m before
+# the number: it first moves the run aside. + after it: it leaves a checkpoint.
 mkdir "$work/bin" "$work/data" "$work/gpus"
 for tool in bash cat dirname env grep head id mkdir printf sed setsid tr; do
     path=$(command -v $tool) && [ -x "$path" ] && ln -s "$path" "$work/bin/$tool"
@@ -59,7 +59,7 @@ a_rank_a_gpu() { # that CUDA_VISIBLE_DEVICES names; without any the trainer says
     done
 }
 
-# The lengths of llm.c's scripts of the same names: their -x (an epoch, 18,865 steps, for 124M) times -d.
+# Runs are as long as those of llm.c's scripts of the same names: -x steps (124M: an epoch, 18,865 steps) of -d tokens.
 recipes() {
     local launcher pattern options
     while IFS='|' read -r launcher pattern options; do

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# What `make clean` removes and keeps, first builds on a machine without MPI or a library, and builds for several GPUs: in
-# made-up directories.
+# `make clean`, first builds on a machine without MPI or a library, and builds for several GPUs, in made-up directories.
 set -u
 . "$(dirname "$0")/../checks.sh" make
 unset MAKEFLAGS MFLAGS MAKELEVEL NO_MPI NATIVE SAN CUDA_ARCH CUDA_HOME CFLAGS # of the make that runs the tests

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# scripts/from_nanogpt.py: GPT-2s with nanoGPT's names and layout come back as they were; the characters of meta.pkl; and what
-# it refuses. torch is large, so scripts/deps.sh does not install it: a stand-in that pickles arrays takes its place, and the
-# real one, where $PYTHON, build/venv or python3 has it, does the same again.
+# scripts/from_nanogpt.py: weights with nanoGPT's names and layout come back as GPT-2's, meta.pkl becomes a tokenizer, and bad
+# files are refused. A stand-in that pickles arrays replaces torch, which scripts/deps.sh does not install. Where $PYTHON,
+# build/venv or python3 has torch, the test runs again with it.
 set -u
 . "$(dirname "$0")/../checks.sh" nanogpt
 python=$(find_python numpy safetensors) || skip_suite "no python3 with numpy and safetensors"

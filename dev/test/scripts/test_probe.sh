@@ -27,7 +27,7 @@ for batches, losses, want in cases:
 END
 end verdict
 
-# A run of 60 steps at a constant learning rate, whose steps from 20 on the branch at the same batch repeats.
+# A run of 60 steps at a constant learning rate. The branch at the same batch repeats its steps from 20 on.
 "$python" -c 'import random, sys; r = random.Random(int(sys.argv[1])); w = ["".join(r.choices("abcdefgh", k=4)) for _ in range(40)]
 print(" ".join(r.choices(w, k=20000)))' "${SEED:-$RANDOM}" > "$work/text.txt"
 cd "$work" || exit 70

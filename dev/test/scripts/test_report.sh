@@ -74,8 +74,8 @@ for part in ("cd &#x27;/a b&#x27;\n./train_gpt2 --prompt &#x27;&lt;i&gt;&#x27;</
              "<p class=note>With lr = 0.01, prompt = &lt;i&gt;.</p>", "<p class=note>Changed: lr = 0.008.</p>", "&lt;b&gt;&amp;amp;"):
     assert part in text, part
 shown = [int(n) for n in re.findall("<b>a&lt;b</b> and &lt;u&gt;([0-9]+)</pre>", text)]
-assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these, and the last, above
-# Equal loss: the highest of the runs' lowest. b8 against b32: 200 / 500 of the steps, 1.6 of the tokens.
+assert shown == [50, 100, 200, 250, 350, 400, 500], shown  # eight of twelve, evenly: these seven, and the last, checked above
+# Runs are compared at the highest of their lowest losses. b32 needs 200 of b8's 500 steps, and 1.6 times its tokens.
 cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in re.findall("<tr.*?</tr>", text)]
 assert next(c for c in cells if len(c) == 8 and c[0] == "b8")[7] == "31.2%" and ["options: out"] not in cells
 losses = next(c for c in cells if len(c) in (7, 8) and c[0] == "b32")[4:6] # training, validation
@@ -114,8 +114,8 @@ mkdir "$work/hidden" && echo 'raise ImportError("hidden")' | tee "$work/hidden/m
 PYTHONPATH=$work/hidden bad 65 "-m pip install matplotlib" report "$work/b8"
 end errors
 
-# Ten steps of 100 tokens, a second apart, validated at every fifth; a run that is below the other's best at its first
-# validation, and a name that is no formula (its parent's).
+# Fifteen steps of 100 tokens, two seconds apart, validated at every fifth. `below` is below the other's best at its first
+# validation. A run in run/ has its parent's name, here one with characters of formulas.
 begin
 pair() { # NAME FIRST MIDDLE LAST: validation losses after steps 5, 10 and 15
     mkdir -p "$work/$1" && echo '{"options": {}}' > "$work/$1/run.json"
@@ -134,7 +134,7 @@ report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
 
-# Every field of every file, wrong in every way: a Fault of 65 in one line, or a page; never a traceback.
+# Each field of each file with each wrong value gives a Fault of 65 in one line, or a page; never a traceback.
 begin
 returns 0 "$python" - "$work" <<'END'
 import contextlib, io, json, os, sys, types

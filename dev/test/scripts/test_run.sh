@@ -11,7 +11,7 @@ fake bad <<< 'echo "FAIL bad/one: why"; exit 1'
 fake crash <<< 'echo "PASS crash/one"; kill -SEGV $$'
 fake silent <<< 'exit 0'
 fake absent <<< 'echo "SKIP absent: not here"; exit 77'
-# Of another session, as mpirun's ranks may be.
+# In another session, as mpirun's ranks may be.
 fake endless <<< "echo 'PASS endless/one'; setsid sleep 1000 & echo \$! > '$work/apart'; sleep 1000; echo 'PASS endless/two'"
 runs() { # LAST_LINE CODE NAME...: of the tests of these names
     local last=$1 want=$2 code

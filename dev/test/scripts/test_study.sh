@@ -43,7 +43,7 @@ check "fewer: $(row rows16 4)" [ "$(row rows16 4)" = 74.8% ]
 check "equal: $(row rows4 15), $(row late4 15), $(row rows16 15)" [ "$(row rows4 15)" = 313 -a "$(row late4 15)" -gt 0 -a "$(row late4 15)" -lt 313 -a "$(row rows16 15)" = 0 ]
 check "its own rate" says "$out/rows16-seed1/run.json" '"lr": 0.02,'
 check "weights are left" [ -z "$(find "$out" -name '*.safetensors' -o -name '*.work')" ]
-# A line by the program's own numbers: the sums of step times, the last tenth's loss, the paired difference.
+# Compute results again from the runs' logs: the sum of step times, the last tenth's loss, the paired difference.
 check "results" python3 - "$out" "$(row rows16 13)" << 'END'
 import gzip, json, sys
 out, shown = sys.argv[1:]
@@ -107,7 +107,7 @@ end errors
 
 python=$(find_python matplotlib) || { echo "SKIP study/figures: no Python with matplotlib" && exit $failed; }
 begin
-# Another tuning whose loss is better, on a machine that knows it by its time: it has to be the one shown.
+# A second tuning with a better loss and other step times: the table shows this one.
 better=$out/better-seed1
 mkdir "$better" && cp "$out/rows4-seed1/run.json" "$better"
 gzip -dc "$out/rows4-seed1/metrics.jsonl.gz" |

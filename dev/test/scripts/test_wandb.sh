@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/to_wandb.py on a made-up run: what it sends, to a stand-in that logs its calls, also of a run that it follows.
+# scripts/to_wandb.py on a made-up run, whole or followed: what it sends to a stand-in that logs its calls.
 set -u
 . "$(dirname "$0")/../checks.sh" wandb
 python=$(find_python) || skip_suite "no python3"
@@ -60,8 +60,7 @@ STEP=3 CALLS=$work/calls.json PYTHONPATH=$work/fake returns 0 "$python" scripts/
 check "again: $(cat "$work/calls.json")" [ "$(grep -c '"log", 3, {"tokens": 192' "$work/calls.json")$(grep -cE '"log", [12],' "$work/calls.json")" = 10 ]
 end calls
 
-# A run that is followed: steps, then a resume that takes back and repeats lines, then Ctrl-C. test_logs.sh follows a real
-# run, with the same follower.
+# Follow a run: steps, then a resume that removes lines and writes them again, then Ctrl-C. test_logs.sh follows a real run.
 begin
 CALLS=$work/followed.json PYTHONPATH=$work/fake returns 130 "$python" - "$work/live" << 'END'
 import json, os, sys

@@ -116,7 +116,7 @@ typedef struct {
     double sum[QUESTIONS * ENDINGS_MOST];
 } Expected;
 
-// The same from the texts: a row is the last T + 1 bytes of context, space and ending.
+// Computes rows and scores from the texts: a row is the last T + 1 bytes of context, space and ending.
 static void expect(Expected *x, const Example *examples, int count, int T) {
     memset(x, 0, sizeof *x);
     int longest = 0;

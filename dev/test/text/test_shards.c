@@ -65,8 +65,8 @@ static void test_sequential(void) {
     free(rows);
 }
 
-// With shifts: of each epoch the same number of tokens for all windows, the last of a shard at its end; over epochs every
-// shift; otherwise the same order, and validation as before.
+// With shifts, all windows of an epoch move by one number of tokens, the last of a shard only to its end. Each number
+// occurs in some epoch. The order and sequential reads stay the same.
 static void test_shifted_windows(void) {
     enum { T = 8, EPOCHS = 200 };
     const int lengths[] = {T * 5 + 1, T * 3 + 6};
@@ -99,8 +99,8 @@ static void test_shifted_windows(void) {
     dataset_close(data), dataset_close(fixed);
 }
 
-// The sequence of examples does not depend on the numbers of rows that are read at a time, on their order, or on a
-// restart: so neither on batches, micro-batches nor ranks.
+// The sequence of examples does not depend on how many rows are read at a time, on the order of reads, or on a restart:
+// batches, micro-batches and ranks do not change it.
 static void test_any_split(void) {
     enum { T = 9, ROWS = 500, WIDTH = T + 1, MOST = 64 };
     const int lengths[2] = {1003, 411}; // 156 windows: several epochs
@@ -120,7 +120,7 @@ static void test_any_split(void) {
     dataset_close(data);
 }
 
-// The files of a set.
+// Returns the files of a data set.
 static const char *names_of(const Dataset *data) {
     static char names[1000];
     size_t used = 0;
@@ -144,7 +144,7 @@ static void test_words(void) {
     static const char *const made[] = {"u", "v", "w a", "x:2"};
     for (int i = 0; i < 4; i++) free(make_shards(made[i], lengths, 2, 1000));
     check_files("u*", "u_000.bin u_001.bin", 1);
-    check_files("v* u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as one pattern: by name, each once
+    check_files("v* u_001.bin", "u_001.bin v_000.bin v_001.bin", 1); // as with one pattern: sorted, each once
     check_files("  u_001.bin\tu*  u_000.bin ", "u_000.bin u_001.bin", 1);
     free(make_shards("odd[1]*", lengths, 1, 1000));
     check_files("odd[1]*_000.bin", "odd[1]*_000.bin", 1); // exists as it is written
@@ -185,8 +185,8 @@ static void test_words(void) {
                 "u_000.bin: 100 tokens in 1 file are too few");
 }
 
-// A single source with a weight is the same data in the same order; sources of a mixture have epochs of their own, in
-// orders of their own, and their shares of the examples.
+// A weight does not change the order of a single source. Each source of a mixture has its own epochs and order, and
+// gets its share of the examples.
 static void test_mixture(void) {
     enum { EXAMPLES = 60000, N = 22 };
     Dataset *plain, *one, *mixed;
@@ -215,7 +215,7 @@ static void test_mixture(void) {
     }
     for (int k = 0; k < N; k++) again += (last[0][k] == last[1][k]) + (last[1][k] == last[2][k]);
     CHECK(again < N, "sources in one order: %llu", (unsigned long long)again);
-    // the order of this seed, in any order of asking: a resumed run must read on in it
+    // the order of this seed, asked backwards: a resumed run must continue in it
     uint64_t hash = 0;
     for (uint64_t i = EXAMPLES; i-- > 0;) hash += hash_element(i, (uint32_t)dataset_window_at(mixed, i, &shift));
     CHECK(hash == 0x86cc9428affed597u, "another order: %016llx", (unsigned long long)hash);
@@ -223,7 +223,7 @@ static void test_mixture(void) {
     dataset_close(mixed);
 }
 
-// More shards than are kept open, written in another order than that of their names.
+// With more shards than may stay open, none stays open. They are not written in the order of their names.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
     for (uint16_t i = 0; i < SHARDS; i++) {

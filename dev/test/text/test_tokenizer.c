@@ -330,8 +330,7 @@ static const struct {
              {"\xC3\xA4", true, false}, {" <s>", false, true},    {"ab<", true, false}, {"\"\\", true, false}};
 enum { ADDED_COUNT = sizeof ADDED / sizeof *ADDED };
 
-// The tokens by definition. plain: the vocabulary without the added tokens, which have the numbers first, first + 1,
-// ...
+// Encodes by definition. plain: the vocabulary without the added tokens, whose numbers begin at `first`.
 static size_t encode_by_definition(const Tokenizer *plain, int first, int pass, const char *text, size_t bytes,
                                    uint16_t *out) {
     const char *best = NULL;
@@ -438,7 +437,7 @@ typedef struct {
 #define DECODER(tokens) "tokenizer_config.json", "{'added_tokens_decoder': " tokens "}"
 #define ALL             "tokenizer.json"
 
-// Each beside three merges' vocabulary, or alone.
+// Writes each file beside a vocabulary of three merges, or alone.
 static void refuse_each(const BadFile *bad, size_t count, bool alone) {
     const NamedMerge merges[3] = {{"a", "b"}, {"ab", "c"}, {" ", "a"}}; // numbers 256 to 258; <|endoftext|> is 259
     for (size_t i = 0; i < count; i++) {
@@ -557,8 +556,8 @@ static void test_bad_files(void) {
     remove_files();
 }
 
-// A vocabulary of characters, as scripts/from_nanogpt.py writes it: what it knows goes there and back, also through its own
-// files, and what it does not know is refused by name. U+010D is the name of the byte of a carriage return, too.
+// A vocabulary of characters, as scripts/from_nanogpt.py writes it, decodes what it encodes, also when loaded from its
+// own files. It refuses unknown characters by name. U+010D is also GPT-2's name of the carriage return.
 static void check_characters(void) {
     static const char text[] = "a\rb \xc4\x8d\xc3\xa9 a\xe2\x82\xac";
     static const uint16_t want[] = {2, 0, 3, 1, 5, 4, 1, 2, 6};
