@@ -226,8 +226,9 @@ static bool final_comes_later(const Engine *engine, int l) {
 // out = LN(x): x = a if b is NULL, else x = sum = a + dropout(b). place, b_layer: the branch that computed b.
 static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float *mean, float *rstd, const real *a,
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
-    return layernorm_forward(sum, out, mean, rstd, a, b, weight(engine, w, l), weight(engine, bias_of(w), l),
-                             dropout_of_rows(p, place, b_layer), p->N, p->C, engine->stream, e);
+    const real *gamma = weight(engine, w, l), *beta = weight(engine, bias_of(w), l);
+    const RowDropout drop = dropout_of_rows(p, place, b_layer);
+    return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C}, engine->stream, e);
 }
 
 // Call after linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
@@ -335,8 +336,10 @@ static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool
     l.ticket = d.ticket = engine->ticket;
     TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, engine->stream, e));
     TRY(linear_sm90(l, engine->stream, e));
-    TRY(crossentropy_finish(engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp),
-                            engine->loss_scale, engine->tokens, (int)first, rows, T, C, Vp, engine->stream, e));
+    LossFinish f = {engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp)};
+    f.scale = engine->loss_scale, f.tokens = engine->tokens, f.row0 = (int)first;
+    f.R = rows, f.T = T, f.C = C, f.Vp = Vp;
+    TRY(crossentropy_finish(f, engine->stream, e));
     return train ? linear_sm90(d, engine->stream, e) : 0;
 }
 
@@ -346,10 +349,11 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
     const Model *model = engine->config.model;
     const int C = model->config.channels, Vp = (int)model->vocab_padded;
     TRY(head_logits(engine, first, rows, false, e));
-    float *smoothed = train && engine->smoothed ? engine->smoothed + first : NULL;
-    TRY(crossentropy(engine->loss + first, smoothed, engine->config.label_smoothing, engine->logits,
-                     train ? engine->loss_scale : 0.0f, engine->tokens, (int)first, rows, T, model->config.vocab, Vp,
-                     engine->stream, e));
+    LogitRows k = {.losses = engine->loss + first, .smoothing = engine->config.label_smoothing};
+    if (train && engine->smoothed) k.smoothed = engine->smoothed + first;
+    k.logits = engine->logits, k.tokens = engine->tokens, k.R = rows, k.row0 = (int)first;
+    k.T = T, k.V = model->config.vocab, k.Vp = Vp, k.scale = train ? engine->loss_scale : 0;
+    TRY(crossentropy(k, engine->stream, e));
     if (!train) return 0;
     return matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
                       {engine->dy + first * C, engine->logits, weight(engine, WTE, 0)}, e);

@@ -266,7 +266,8 @@ static void layernorms(Bench *b, int B, int C, int L) {
             run_case(b, name, sum != b->fused ? 2 * L : 0, 0, (sum ? 4 : 2) * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
                 const real *other = sum ? y + s : NULL;
-                bench_check(layernorm_forward(dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C, 0, &e), &e);
+                bench_check(layernorm_forward({dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C}, 0, &e),
+                            &e);
             });
         else
             run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
@@ -388,15 +389,16 @@ static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp)
         if (wanted(b, name) && !left_out(b, times)) run_case(b, name, times, 0, bytes, call);
     };
     for (float *to : {(float *)NULL, smoothed})
-        time(
-            to ? "cross-entropy, smoothing" : "cross-entropy", to || b->fused ? 0 : chunks, 2.0 * n * sizeof(real),
-            [&](int) { bench_check(crossentropy(losses, to, 0.1f, logits, 1, tokens, 0, rows, T, V, Vp, 0, &e), &e); });
+        time(to ? "cross-entropy, smoothing" : "cross-entropy", to || b->fused ? 0 : chunks, 2.0 * n * sizeof(real),
+             [&](int) {
+                 bench_check(crossentropy({losses, to, 0.1f, 0, 0, logits, tokens, rows, 0, T, V, Vp, 1}, 0, &e), &e);
+             });
     time("cross-entropy, targets", b->fused ? chunks : 0, read,
          [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, 0, &e), &e); });
     time("cross-entropy, after exponentials", b->fused ? chunks : 0, read + tiles, [&](int) {
-        bench_check(crossentropy_finish(losses, smoothed, logits, x, sums, linear_sm90_tiles(Vp), 1, tokens, 0, rows, T,
-                                        C, Vp, 0, &e),
-                    &e);
+        const int tiles = linear_sm90_tiles(Vp);
+        bench_check(
+            crossentropy_finish({losses, smoothed, logits, x, sums, tiles, 1, tokens, 0, rows, T, C, Vp}, 0, &e), &e);
     });
     allocations = all;
     free_all();

@@ -24,15 +24,6 @@ __device__ static inline float exp_minus(float x, float shift) {
 #endif
 }
 
-typedef struct {
-    float *losses, *smoothed;
-    float smoothing, onehot, everywhere; // onehot, everywhere: subtracted from the target's gradient, from all
-    real *logits;                        // the gradient overwrites them
-    const uint16_t *tokens;
-    int R, row0, T, V, Vp;
-    float scale; // of the loss
-} LogitRows;
-
 __device__ static inline int target_at(const uint16_t *tokens, int n, int T) {
     return tokens[(size_t)(n / T) * (T + 1) + n % T + 1];
 }
@@ -236,13 +227,11 @@ template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaS
                   rows.scale > 0 ? row_kernel<true, SMOOTH> : row_kernel<false, SMOOTH>, rows);
 }
 
-int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
-                 int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e) {
-    LogitRows rows = {losses, smoothed, smoothing, 0, 0, logits, tokens, R, row0, T, V, Vp, scale};
-    rows.onehot = (1.0f - smoothing) * scale / T;
-    rows.everywhere = loss_gradient_everywhere(scale / T, smoothing, V);
-    assert(Vp % VEC == 0); // the model pads it so
-    return (smoothed ? logit_rows_launch<true> : logit_rows_launch<false>)(rows, stream, e);
+int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {
+    rows.onehot = (1.0f - rows.smoothing) * rows.scale / rows.T;
+    rows.everywhere = loss_gradient_everywhere(rows.scale / rows.T, rows.smoothing, rows.V);
+    assert(rows.Vp % VEC == 0); // the model pads it so
+    return (rows.smoothed ? logit_rows_launch<true> : logit_rows_launch<false>)(rows, stream, e);
 }
 
 // ---- Around a product that stores exponentials ----------------------------------------------------------------------
@@ -273,16 +262,6 @@ int crossentropy_targets(float *target_logits, const real *x, const real *weight
                   tokens, row0, R, T, C);
 }
 
-struct LossFinish {
-    float *losses, *factors;
-    real *exponentials, *x;
-    const float *sums;
-    int tiles;
-    float scale;
-    const uint16_t *tokens;
-    int row0, R, T, C, Vp;
-};
-
 // Grid: a block per 32 rows. Warp w first adds the sums of every eighth tile, a row per lane; then it scales
 // every eighth row of x.
 __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(const __grid_constant__ LossFinish f) {
@@ -312,10 +291,7 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
     }
 }
 
-int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
-                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
-                        Error *e) {
-    const LossFinish f = {losses, factors, exponentials, x, sums, tiles, scale, tokens, row0, R, T, C, Vp};
-    assert(C % VEC == 0);
-    return launch({blocks_of(R, WARP), PRODUCT_THREADS, stream}, e, loss_finish_kernel, f);
+int crossentropy_finish(const LossFinish &f, cudaStream_t stream, Error *e) {
+    assert(f.C % VEC == 0);
+    return launch({blocks_of(f.R, WARP), PRODUCT_THREADS, stream}, e, loss_finish_kernel, f);
 }

@@ -3,15 +3,20 @@
 
 #include "cuda/cuda_common.cuh"
 
-// A chunk of R rows of the flat (B, T) positions, starting at position row0:
-//   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]                   losses (R) fp32: pass losses + row0
+// R rows of the flat (B, T) positions, starting at position row0.
+struct LogitRows {
+    float *losses = NULL;   // (R)
+    float *smoothed = NULL; // (R) losses with label smoothing (math/loss.h), whose gradient is written; NULL: none
+    float smoothing = 0;
+    float onehot = 0, everywhere = 0; // set by crossentropy: subtracted from the target's gradient, from all
+    real *logits = NULL;              // (R, Vp), Vp a multiple of 8. Padding is never read
+    const uint16_t *tokens = NULL;    // (B, T + 1): the target of position n is tokens[n / T][n % T + 1]
+    int R = 0, row0 = 0, T = 0, V = 0, Vp = 0;
+    float scale = 0; // of the loss; 0: no gradient, logits unchanged
+};
+//   losses[r] = logsumexp(logits[r][0..V-1]) - logits[r][target]
 //   logits[r] = (softmax(logits[r]) - onehot(target)) scale / T for columns < V, 0 for V <= column < Vp
-// scale: of the loss; 0: no gradient, logits unchanged.
-// smoothed (R): losses with label smoothing (math/loss.h), whose gradient is written; NULL: no smoothing.
-// logits (R, Vp): row stride Vp, a multiple of 8. Padding is never read.
-// tokens (B, T+1): the target of position n is tokens[n / T][n % T + 1].
-int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, float scale, const uint16_t *tokens,
-                 int row0, int R, int T, int V, int Vp, cudaStream_t stream, Error *e);
+int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 
 // Two calls around a product that stores exponentials instead of logits (LINEAR_SOFTMAX) save a pass: exponentials =
 // exp(logit - target's logit), sum = their sum over a row, softmax = exponentials / sum, and
@@ -21,8 +26,15 @@ int crossentropy(float *losses, float *smoothed, float smoothing, real *logits, 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
 int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
                          int R, int T, int C, cudaStream_t stream, Error *e);
-// After the product; sums (tiles, R): its row sums by tile. losses[r] = log(sum); exponentials[r][target] = 1 - sum,
-// rounded once; factors[r] = factor; x[r] *= factor. Losses above LINEAR_EXPONENT_MAX log 2 come out too small.
-int crossentropy_finish(float *losses, float *factors, real *exponentials, real *x, const float *sums, int tiles,
-                        float scale, const uint16_t *tokens, int row0, int R, int T, int C, int Vp, cudaStream_t stream,
-                        Error *e);
+// After the product. losses[r] = log(sum); exponentials[r][target] = 1 - sum, rounded once; factors[r] = factor;
+// x[r] *= factor. Losses above LINEAR_EXPONENT_MAX log 2 come out too small.
+struct LossFinish {
+    float *losses, *factors; // (R)
+    real *exponentials, *x;  // (R, Vp), (R, C)
+    const float *sums;       // (tiles, R): the product's row sums by tile
+    int tiles;
+    float scale = 0; // this and below: as in LogitRows
+    const uint16_t *tokens = NULL;
+    int row0 = 0, R = 0, T = 0, C = 0, Vp = 0;
+};
+int crossentropy_finish(const LossFinish &f, cudaStream_t stream, Error *e);

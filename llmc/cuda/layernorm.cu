@@ -95,28 +95,23 @@ __global__ void __launch_bounds__(ROW_THREADS)
     if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
 }
 
-template <Input INPUT>
-static int layernorm_forward_launch(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                                    const real *gamma, const real *beta, const RowDropout &drop, int N, int C,
-                                    cudaStream_t stream, Error *e) {
+template <Input INPUT> static int layernorm_forward_launch(const LayerNorm &n, cudaStream_t stream, Error *e) {
     static constexpr decltype(&forward_warp_kernel<INPUT, 1>) of_packs[ROW_PACKS_MAX] = {
         forward_warp_kernel<INPUT, 1>, forward_warp_kernel<INPUT, 2>, forward_warp_kernel<INPUT, 3>,
         forward_warp_kernel<INPUT, 4>, forward_warp_kernel<INPUT, 5>, forward_warp_kernel<INPUT, 6>,
         forward_warp_kernel<INPUT, 7>, forward_warp_kernel<INPUT, 8>};
-    const auto block_kernel = C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
-    const int packs = ceil_div(C, WARP * VEC);
-    if (C % VEC || packs > ROW_PACKS_MAX)
-        return launch({N, ROW_THREADS, stream}, e, block_kernel, residual, out, mean, rstd, a, b, gamma, beta, drop, C);
-    return launch({blocks_of(N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], residual,
-                  out, mean, rstd, a, b, gamma, beta, drop, N, C);
+    const auto block_kernel = n.C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
+    const int packs = ceil_div(n.C, WARP * VEC);
+    if (n.C % VEC || packs > ROW_PACKS_MAX)
+        return launch({n.N, ROW_THREADS, stream}, e, block_kernel, n.sum, n.out, n.mean, n.rstd, n.a, n.b, n.gamma,
+                      n.beta, n.drop, n.C);
+    return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n.sum,
+                  n.out, n.mean, n.rstd, n.a, n.b, n.gamma, n.beta, n.drop, n.N, n.C);
 }
 
-int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
-                      const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e) {
-    const auto of_input = !b                   ? layernorm_forward_launch<ALONE>
-                          : drop.dropout.below ? layernorm_forward_launch<DROPPED>
-                                               : layernorm_forward_launch<SUM>;
-    return of_input(sum, out, mean, rstd, a, b, gamma, beta, drop, N, C, stream, e);
+int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
+    if (!n.b) return layernorm_forward_launch<ALONE>(n, stream, e);
+    return (n.drop.dropout.below ? layernorm_forward_launch<DROPPED> : layernorm_forward_launch<SUM>)(n, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

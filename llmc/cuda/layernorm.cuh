@@ -9,9 +9,15 @@
 // out = (x - mean) * rstd * gamma + beta, statistics in fp32.
 //   b NULL:  x = a
 //   else     x = sum = a + dropout(b), rounded to real; sum may be a or b
-// sum, out, a, b (N, C); mean, rstd (N); gamma, beta (C). N is B * T.
-int layernorm_forward(real *sum, real *out, float *mean, float *rstd, const real *a, const real *b, const real *gamma,
-                      const real *beta, const RowDropout &drop, int N, int C, cudaStream_t stream, Error *e);
+struct LayerNorm {
+    real *sum, *out;          // (N, C), N = B * T
+    float *mean, *rstd;       // (N)
+    const real *a, *b;        // (N, C)
+    const real *gamma, *beta; // (C)
+    const RowDropout &drop;
+    int N, C;
+};
+int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
 // dresidual (B, T, C): += dx if `accumulate`, else = dx. May be dy.
 // dgamma, dbeta: column sums of dy xhat and of dy, with per-example squares.

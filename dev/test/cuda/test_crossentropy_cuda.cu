@@ -28,11 +28,13 @@ static void crossentropy_case(int B, int T, int V, int Vp, double smoothing) {
     real *d_logits = device_from(logits);
     float *losses = device_new<float>(R), *losses_only = device_new<float>(R);
     float *smoothed = smoothing > 0 ? device_new<float>(R) : NULL, s = (float)smoothing;
-    CALL_OK(crossentropy(losses_only, NULL, 0, d_logits, 0, d_tokens, row0, R, T, V, Vp, 0, &e));
+    CALL_OK(crossentropy({losses_only, NULL, 0, 0, 0, d_logits, d_tokens, R, row0, T, V, Vp}, 0, &e));
     CHECK(memcmp(host_from(d_logits, n).data(), logits.data(), n * sizeof(real)) == 0, "the loss changed the logits");
     run_twice(
         "crossentropy", [&] { device_set(d_logits, logits); },
-        [&] { CALL_OK(crossentropy(losses, smoothed, s, d_logits, scale, d_tokens, row0, R, T, V, Vp, 0, &e)); },
+        [&] {
+            CALL_OK(crossentropy({losses, smoothed, s, 0, 0, d_logits, d_tokens, R, row0, T, V, Vp, scale}, 0, &e));
+        },
         {{d_logits, n * sizeof(real)}, {losses, R * sizeof(float)}, {smoothed, smoothed ? R * sizeof(float) : 0}});
     std::vector<double> want_losses(R), want_smoothed(R), want(n, 0.0), tolerance(n, 0.0);
     for (int r = 0; r < R; r++) {
@@ -83,7 +85,7 @@ static void test_crossentropy_nan(void) {
     for (int v = 0; v < V; v++) logits[2 * (size_t)Vp + v] = (real)NAN;
     float *losses = device_new<float>(4);
     uint16_t *tokens = device_from(random_tokens(1, 4, V));
-    CALL_OK(crossentropy(losses, NULL, 0, device_from(logits), 0, tokens, 0, 4, 4, V, Vp, 0, &e));
+    CALL_OK(crossentropy({losses, NULL, 0, 0, 0, device_from(logits), tokens, 4, 0, 4, V, Vp}, 0, &e));
     const std::vector<float> got = host_from(losses, 4);
     for (int i = 0; i < 3; i++) CHECK(!isfinite(got[i]), "loss %d is %g, though a logit is not finite", i, got[i]);
     CHECK(isfinite(got[3]), "the clean row's loss is %g", got[3]);

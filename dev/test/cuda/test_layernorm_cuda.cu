@@ -56,7 +56,7 @@ static void layernorm_forward_case(Shape s, bool residual, bool drops = false) {
         },
         [&] {
             const real *second = residual ? d_b : NULL;
-            CALL_OK(layernorm_forward(sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C, 0, &e));
+            CALL_OK(layernorm_forward({sum, out, mean, rstd, d_a, second, d_gamma, d_beta, drop, N, C}, 0, &e));
         },
         {{out, n * sizeof(real)}, {mean, N * sizeof(float)}, {rstd, N * sizeof(float)}});
     std::vector<real> x = a;

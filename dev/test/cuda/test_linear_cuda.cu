@@ -228,7 +228,8 @@ static void head_case(int B, int T, int V, int C) {
         [&] {
             CALL_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e));
             CALL_OK(linear_sm90(l, 0, &e));
-            CALL_OK(crossentropy_finish(losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp, 0, &e));
+            CALL_OK(
+                crossentropy_finish({losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp}, 0, &e));
             CALL_OK(linear_sm90(d, 0, &e));
         },
         outputs);
