@@ -13,18 +13,17 @@ export LC_ALL=C
 TOKENIZE=${TOKENIZE:-${top}data/tokenize}
 PYTHON=${PYTHON:-$([ -x "${top}build/venv/bin/python" ] && echo "${top}build/venv/bin/python" || echo python3)}
 
-usage() {
-    print "$(sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh")${USAGE:+$'\n'  $USAGE}"
-    exit
-}
-
 # Sets TOKENIZER, FROM, OUT, FORCE and the variables of FLAGS.
 recipe_options() {
     TOKENIZER=gpt2 FROM='' OUT=${top}data/$NAME FORCE=''
     while [ $# -gt 0 ]; do
         case $1 in
         --force) FORCE=--force && shift && continue ;;
-        --help) usage ;;
+        --help)
+            sed -n 's/^#   \(--.*\)/  \1/p' "$root/data/recipe.sh"
+            [ -z "${USAGE:-}" ] || echo "  $USAGE"
+            exit
+            ;;
         esac
         [[ $1 == --* && " tokenizer from out ${FLAGS:-} " == *" ${1#--} "* ]] || fail 64 "$1: unknown" "See --help"
         [ $# -gt 1 ] || fail 64 "$1 needs a value" "See --help"

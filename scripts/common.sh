@@ -8,14 +8,8 @@ fail() { # CODE MESSAGE HINT
     exit "$1"
 }
 
-print() { # TEXT
-    printf '%s\n' "$1" 2> /dev/null || fail 74 "standard output: cannot write" "Send it to a disk with free space"
-}
-
 # Prints the comment that a file begins with.
-print_header() { # FILE
-    print "$(sed -n '/^#!/d; /^# shellcheck/d; /^#/! q; s/^# \{0,1\}//; p' "$1")"
-}
+print_header() { sed -n '/^#!/d; /^# shellcheck/d; /^#/! q; s/^# \{0,1\}//; p' "$1"; } # FILE
 
 # Prints a run's newest checkpoint, if any. archive_step_of in llmc/checkpoint/archive.c defines their names.
 newest_checkpoint() { # RUN

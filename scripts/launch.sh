@@ -76,9 +76,9 @@ train_until_done() {
 command=("$PROGRAM" --config "$RECIPE" "$@")
 if [[ " $* " == *" --help "* ]]; then
     print_header "$RECIPE"
-    print "The recipe: $(sed -nE 's/^([a-z0-9-]+) = (.*)/--\1 \2/p' "$RECIPE" | paste -sd ' ')"$'\n'
+    echo "The recipe: $(sed -nE 's/^([a-z0-9-]+) = (.*)/--\1 \2/p' "$RECIPE" | paste -sd ' ')"$'\n'
     print_header "$root/scripts/launch.sh"
-    print $'\n'"All options: $PROGRAM --help"
+    echo $'\n'"All options: $PROGRAM --help"
     exit
 fi
 [ -x "$PROGRAM" ] || fail 64 "$PROGRAM: not there" "Build it: make ${top:+-C $root }${PROGRAM##*/}"
