@@ -1,4 +1,4 @@
-// common: errors as values, checked memory, texts that grow, the clock, a program's begin and end. Every module uses it.
+// common: errors as values, memory, texts that grow, the clock, a program's begin and end. Every module uses it.
 //
 // A function that can fail returns int: 0, or the exit code. Its last argument, an Error *, receives the details.
 // Callers hand the error up to program_main (program.h). It prints the error and ends the program. Only the watchdog

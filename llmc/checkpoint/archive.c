@@ -60,7 +60,9 @@ int archive_check_name(const Archive *archive, Error *e) {
 #define FINAL   "step_%08" PRId64
 #define PARTIAL "." FINAL ".partial"
 
-void archive_name(char *out, size_t bytes, int64_t step) { snprintf(out, bytes, FINAL, step); }
+void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]) {
+    snprintf(path, ARCHIVE_PATH, "%s/" FINAL, run_dir, step);
+}
 
 // format: FINAL or PARTIAL
 static void step_path(const Archive *archive, int64_t step, const char *format, char path[ARCHIVE_PATH]) {

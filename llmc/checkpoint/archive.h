@@ -23,10 +23,10 @@ static inline bool archive_is_open(const Archive *archive) { return *archive->pa
 // ERR_WRITE, with both paths, if the directory's name no longer leads to the held directory.
 int archive_check_name(const Archive *archive, Error *e);
 
-// "step_00000120"
-void archive_name(char *out, size_t bytes, int64_t step);
+// "RUN_DIR/step_00000120"; cuts a path that does not fit
+void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]);
 
-// Returns the step of such a name; -1 for any other name.
+// Returns the step of a name "step_00000120"; -1 for any other name.
 int64_t archive_step_of(const char *name);
 
 // Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
@@ -67,8 +67,8 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Skips damaged checkpoints. newest->found is false if there is none at all. ERR_INPUT if all are damaged, or if a newer
-// one cannot be read or has another build's format.
+// Skips damaged checkpoints. newest->found is false if there is no checkpoint. ERR_INPUT if all are damaged, or if a
+// newer one cannot be read or has another build's format.
 int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, Newest *newest, Error *e);
 
 // Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those

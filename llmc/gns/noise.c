@@ -69,13 +69,9 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 
 // Part r has m_r rows, B = sum m_r:   E sum_r |s_r|^2 = |G|^2 sum m_r^2 + tr(Sigma) B   and
 // E |sum_r s_r|^2 = |G|^2 B^2 + tr(Sigma) B. Solves for |G|^2 and tr(Sigma), and passes them to gns_update as n and q.
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens) {
-    double B = 0, rows_sq = 0;
+void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq) {
+    const double tokens = noise->tokens_since_ranks;
     noise->tokens_since_ranks = 0;
-    for (int r = 0; r < parts; r++) {
-        B += (double)rows[r];
-        rows_sq += (double)rows[r] * (double)rows[r];
-    }
     if (rows_sq >= B * B) return;
     double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
     double s = (rank_sq - g2 * rows_sq) / B;

@@ -38,11 +38,11 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 // Adds a step to the estimate without per-example norms (McCandlish et al. 2018, appendix A.1). Its small batches
 // (parts) are the ranks' shares, or their micro-steps. One part gives no estimate. s_r is the sum of part r's
 // gradients.
-//   rows      (parts) examples of each part
+//   B         examples
+//   rows_sq   sum over parts of m_r^2; part r has m_r examples
 //   rank_sq   sum over parts of |s_r|^2
 //   batch_sq  |sum_r s_r|^2
-//   tokens    since the last such step
-void noise_observe_ranks(Noise *noise, const int64_t *rows, int parts, double rank_sq, double batch_sq, double tokens);
+void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
 // c: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);

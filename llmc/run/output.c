@@ -5,7 +5,6 @@
 #include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
-#include "plan/plan.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -154,7 +153,7 @@ static int move_old_run(const char *out, Error *e) {
 static int check_room(const Run *r, int present, Error *e) {
     const Archive *archive = &r->saving.archive;
     uint64_t left, one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);
-    int needed = present || plan_checkpoints(&r->position.ramp, &r->setup.options) > 1 ? 2 : 1;
+    int needed = present || saves_in_background(&r->setup, &r->position) ? 2 : 1;
     TRY(disk_free(archive->dir, archive->path, &left, e));
     if (left + (uint64_t)present * one >= (uint64_t)needed * one) return 0;
     return FAIL(e, ERR_WRITE, "free some space, or choose another --out",

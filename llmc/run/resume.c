@@ -85,9 +85,7 @@ static int find_own(Run *r, Newest *newest, Error *e) {
 
 // Finds a run's checkpoint by its step.
 static int find_step(const char *run, int64_t step, Newest *newest, Error *e) {
-    char name[40];
-    archive_name(name, sizeof name, step);
-    TRY(path_join(newest->directory, sizeof newest->directory, run, name, e));
+    archive_step_path(run, step, newest->directory);
     newest->found = directory_exists(newest->directory);
     newest->step = step;
     if (newest->found) return 0;

@@ -43,8 +43,6 @@ struct Saver {
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
-    LayoutPiece *of_all; // all ranks' pieces
-    int of_all_count;
     Manifest manifest; // on rank 0
     Text notes;        // lines for stderr
     Error error;       // this rank's; code 0: none
@@ -130,7 +128,6 @@ void saver_destroy(Saver *s) {
     if (s->copy) engine_unpin(s->run->setup.engine, s->copy);
     memory_free(s->copy);
     memory_free(s->piece);
-    memory_free(s->of_all);
     manifest_free(&s->manifest);
     manifest_free(&s->same);
     layout_destroy(&s->layout);
@@ -239,20 +236,15 @@ SaverCounts saver_counts(const Saver *s) {
 
 // ---- Finishing, on rank 0's thread ----------------------------------------------------------------------------------
 
-static int write_small_files(Saver *s, Error *e) {
-    TRY(layout_list(&s->layout, s->of_all, s->of_all_count, &s->manifest, e));
-    TRY(manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e));
-    TRY(manifest_save_all(&s->manifest, &s->same, e));
-    return metrics_sync(s->run->output.metrics, e);
-}
-
 // Writes the small files and the manifest, names the checkpoint and reads it back (6). Removes a failed one.
 static void *finish(void *saver) {
     Saver *s = saver;
     const Archive *archive = &s->run->saving.archive;
     Error *e = &s->error, kept;
     Manifest verified;
-    int code = write_small_files(s, e);
+    int code = manifest_save(&s->manifest, TRAINING STATE_NAME, s->state, s->state_bytes, e);
+    if (!code) code = manifest_save_all(&s->manifest, &s->same, e);
+    if (!code) code = metrics_sync(s->run->output.metrics, e);
     if (!code) code = archive_commit(archive, s->step, &s->manifest, e);
     if (code) archive_abandon(archive, s->step, s->manifest.dir, s->notes.f, &kept);
     else if (archive_verify(archive, s->step, VERIFY_DISK, &s->pulse, &verified, e) == ERR_INPUT) {
@@ -275,16 +267,16 @@ static int compare_places(const void *a, const void *b) {
     return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-// Gathers the pieces of all ranks, in the order of the files and their bytes. If a rank failed, gathers the error of
-// the lowest failed rank instead.
+// Gathers the pieces of all ranks. Rank 0 adds them to its manifest, in the order of the files and their bytes. If a
+// rank failed, gathers the error of the lowest failed rank instead.
 static int gather_shares(Saver *s, Error *e) {
     Comm *comm = s->run->setup.comm;
     struct {
         Error error;
         int pieces;
     } mine = {s->error, s->pieces}, *all;
-    LayoutPiece *padded = NULL; // this rank's pieces, padded to the most pieces of any rank
-    int most = 0, failed = -1, code = 0;
+    LayoutPiece *of_all = NULL, *padded = NULL; // this rank's pieces, padded to the most pieces of any rank
+    int most = 0, failed = -1, code = 0, pieces = 0;
     TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' shares", e));
     TRY_GOTO(comm_gather(comm, &mine, all, sizeof mine, e));
     for (int r = comm->ranks - 1; r >= 0; r--) {
@@ -294,17 +286,17 @@ static int gather_shares(Saver *s, Error *e) {
     if (failed >= 0) s->error = all[failed].error;
     if (failed > 0) error_prefix(&s->error, "rank %d", failed);
     if (failed >= 0) goto done;
-    memory_free(s->of_all);
-    TRY_GOTO(memory_alloc((void **)&s->of_all, (size_t)(comm->ranks * most) * sizeof *padded, "digests", e));
+    TRY_GOTO(memory_alloc((void **)&of_all, (size_t)(comm->ranks * most) * sizeof *padded, "digests", e));
     TRY_GOTO(memory_alloc_zero((void **)&padded, (size_t)most * sizeof *padded, "digests", e));
     for (int i = 0; i < s->pieces; i++) padded[i] = s->piece[i];
-    TRY_GOTO(comm_gather(comm, padded, s->of_all, (size_t)most * sizeof *padded, e));
-    s->of_all_count = 0;
+    TRY_GOTO(comm_gather(comm, padded, of_all, (size_t)most * sizeof *padded, e));
     for (int i = 0; i < comm->ranks * most; i++)
-        if (s->of_all[i].digest.bytes) s->of_all[s->of_all_count++] = s->of_all[i];
-    qsort(s->of_all, (size_t)s->of_all_count, sizeof *s->of_all, compare_places);
+        if (of_all[i].digest.bytes) of_all[pieces++] = of_all[i];
+    qsort(of_all, (size_t)pieces, sizeof *of_all, compare_places);
+    if (comm->rank == 0) layout_list(&s->layout, of_all, pieces, &s->manifest, &s->error);
 done:
     memory_free(padded);
+    memory_free(of_all);
     memory_free(all);
     return code;
 }
@@ -367,7 +359,6 @@ static int report_unsaved(const Run *r, Error *e) {
 static void report(Run *r) {
     Saver *s = r->saving.saver;
     BestPoint *best = &r->position.at.best;
-    char name[40];
     s->phase = IDLE;
     progress_break(&r->output.progress);
     if (s->notes.f && text_end(&s->notes, &(Error){0}) == 0) fputs(s->notes.text, stderr);
@@ -380,8 +371,7 @@ static void report(Run *r) {
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
     r->saving.saved_step = s->step;
-    archive_name(name, sizeof name, s->step);
-    path_join(r->saving.saved, sizeof r->saving.saved, r->saving.archive.path, name, &s->error);
+    archive_step_path(r->saving.archive.path, s->step, r->saving.saved);
     print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
                  s->waits ? s->seconds : s->paused);
     fflush(stdout);
@@ -428,14 +418,13 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// (all) Ends the save before, then starts a save; with `waits`, also ends that. *unsaved: the code of a failed save,
-// which is no error of this function; rank 0's saver holds the error.
+// (all) Starts a save, while none runs; with `waits`, also ends it. *unsaved: the code of a failed save, which is no
+// error of this function; rank 0's saver holds the error.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
     int begun = 0;
-    TRY(await_save(r, e));
     s->step = r->position.at.step;
     s->waits = waits;
     s->error = (Error){0};
@@ -450,21 +439,22 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     if (begun == 0) {
         start_writing(s);
         r->saving.sums = (SaverCounts){.writing = 1};
-        if (waits || !s->copies) TRY(await_written(s, e));
-        s->paused = clock_seconds() - s->started;
         if (waits) {
             TRY(await_save(r, e));
             begun = s->error.code;
             TRY(comm_broadcast(comm, &begun, sizeof begun, e));
-        }
+        } else if (!s->copies) TRY(await_written(s, e));
+        s->paused = clock_seconds() - s->started;
     }
     *unsaved = begun > 0 ? begun : 0;
     return 0;
 }
 
-static int save_shown(Run *r, bool waits, int *unsaved, Error *e) {
+// (all) Ends the save before, then saves.
+static int save_next(Run *r, bool waits, int *unsaved, Error *e) {
     comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
     progress_begin(&r->output.progress, "saving", 0);
+    TRY(await_save(r, e));
     TRY(save(r, waits, unsaved, e));
     progress_end(&r->output.progress);
     return 0;
@@ -472,14 +462,14 @@ static int save_shown(Run *r, bool waits, int *unsaved, Error *e) {
 
 int save_in_background(Run *r, Error *e) {
     int reported;
-    return save_shown(r, false, &reported, e);
+    return save_next(r, false, &reported, e);
 }
 
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
     r->saving.last = true;
-    TRY(save_shown(r, true, &unsaved, e));
+    TRY(save_next(r, true, &unsaved, e));
     if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
     else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
@@ -501,7 +491,7 @@ int save_at_error(Run *r, Error *e) {
     comm->settled = false;
     int code = parallel_send_weights(&r->setup.parallel, &failed);
     if (!code) code = compare_ranks(r, &failed);
-    if (!code) code = save_shown(r, true, &unsaved, &failed);
+    if (!code) code = save_next(r, true, &unsaved, &failed);
     if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
     if (code || unsaved) report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
     if (code || unsaved) return 0;

@@ -7,7 +7,8 @@
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
 // | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step that is saved already is not saved again.
+// All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step
+// that is saved already is not saved again.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)

@@ -63,9 +63,8 @@ __attribute__((format(printf, 2, 3))) static const char *path_text(char out[STAT
     return out;
 }
 
-// Returns the item at a path; NULL: missing. *known: the path's length up to the first missing name. add: puts this
-// item there, and creates the objects and lists above it.
-static cJSON *find(const StateIO *io, const char *path, cJSON *add, int *known) {
+// Returns the item at a path; NULL: missing. add: puts this item there, and creates the objects and lists above it.
+static cJSON *find(const StateIO *io, const char *path, cJSON *add) {
     cJSON *at = io->root;
     for (const char *name = path, *end; at && *name; name = end + (*end != 0)) {
         char key[STATE_PATH];
@@ -73,7 +72,6 @@ static cJSON *find(const StateIO *io, const char *path, cJSON *add, int *known) 
         const bool list = cJSON_IsArray(parent);
         snprintf(key, sizeof key, "%.*s", (int)strcspn(name, ".[]"), name);
         end = name + strlen(key);
-        *known = (int)(end - path);
         end += *end == ']';
         at = list ? cJSON_GetArrayItem(parent, atoi(key)) : json_get(parent, key);
         if (at || !add) continue;
@@ -83,7 +81,7 @@ static cJSON *find(const StateIO *io, const char *path, cJSON *add, int *known) 
     return at;
 }
 
-static cJSON *get(const StateIO *io, const char *path) { return find(io, path, NULL, &(int){0}); }
+static cJSON *get(const StateIO *io, const char *path) { return find(io, path, NULL); }
 static double number(const StateIO *io, const char *path) { return cJSON_GetNumberValue(get(io, path)); }
 static const char *text_at(const StateIO *io, const char *path) { // "": none
     const char *text = cJSON_GetStringValue(get(io, path));
@@ -94,19 +92,18 @@ static int out_of_memory(Error *e) { return FAIL(e, ERR_MEMORY, "free some memor
 
 // Adds an item at a path; owns it, also on failure.
 static void put(StateIO *io, const char *path, cJSON *item) {
-    if (!io->code && item && find(io, path, item, &(int){0})) return;
+    if (!io->code && item && find(io, path, item)) return;
     cJSON_Delete(item);
     if (!io->code) io->code = out_of_memory(io->e);
 }
 
 static int malformed(StateIO *io, const char *path, const char *want) {
-    int known = 0;
     if (io->code) return io->code;
-    if (find(io, path, NULL, &known))
+    if (get(io, path))
         return io->code = FAIL(io->e, ERR_INPUT, damaged, "%s: field \"%s\" is not %s", io->file, path, want);
-    return io->code = FAIL(io->e, ERR_INPUT, other_build,
-                           "%s: no field \"%.*s\", which this build needs; it was written by %.200s", io->file, known,
-                           path, io->build);
+    return io->code =
+               FAIL(io->e, ERR_INPUT, other_build,
+                    "%s: no field \"%s\", which this build needs; it was written by %.200s", io->file, path, io->build);
 }
 
 // 17 significant digits read back as the same double. NaN is null; infinity is a number beyond every double.

@@ -99,38 +99,30 @@ static UpdateConfig update_config(const Run *r, int64_t B) {
 }
 
 // Estimates the noise scale from the ranks' own gradients. rank_sq: their squared norms, summed over ranks or, with
-// --reduce micro-step, over micro-steps.
-static int observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq, Error *e) {
+// --reduce micro-step, over micro-steps. One rank gives no estimate.
+static void observe_ranks(const Setup *setup, Position *position, int64_t B, double rank_sq) {
     const int ranks = setup->comm->ranks;
-    int64_t *rows, count = 0;
-    bool by_rank = setup->parallel.config.reduce == REDUCE_STEP;
-    double batch_sq = 0;
-    if (ranks == 1) {
-        position->noise.tokens_since_ranks = 0; // one rank never observes
-        return 0;
-    }
-    TRY(memory_alloc((void **)&rows, sizeof(int64_t) * (size_t)(B + ranks), "rows by rank", e));
+    const bool by_rank = setup->parallel.config.reduce == REDUCE_STEP || ranks == 1;
+    double rows_sq = 0, batch_sq = 0;
     for (int i = 0; i < ranks; i++) {
-        int64_t left = rows_of_rank(B, i, ranks).count, most = by_rank ? left : setup->shape.micro_batch;
-        for (; left > 0; left -= rows[count++]) rows[count] = left < most ? left : most;
+        const int64_t all = rows_of_rank(B, i, ranks).count, most = by_rank ? B : setup->shape.micro_batch;
+        for (int64_t left = all; left > 0; left -= most) rows_sq += pow((double)(left < most ? left : most), 2);
     }
     for (int i = 0; i < setup->model.tensor_count; i++) batch_sq += position->result.grad_sq[i];
-    noise_observe_ranks(&position->noise, rows, (int)count, rank_sq, batch_sq, position->noise.tokens_since_ranks);
-    memory_free(rows);
-    return 0;
+    noise_observe_ranks(&position->noise, (double)B, rows_sq, rank_sq, batch_sq);
 }
 
 // Updates the noise scale, and with it the ramp.
-static int observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
-                         RampTarget *target, Error *e) {
+static void observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
+                          RampTarget *target) {
     double step_tokens = (double)(B * setup->shape.seq_len), done = (double)position->at.tokens + step_tokens;
     bool measured_ranks = measures_ranks(position, mode);
     noise_observe(&position->noise, &setup->model, &position->result, B, step_tokens, done, mode);
-    if (mode == GNS_OFF) return 0;
+    if (mode == GNS_OFF) return;
     NoiseSignal signal = noise_signal(&position->noise);
     *target = ramp_target(&position->ramp, signal.tracker, signal.c);
     ramp_observe(&position->ramp, step_tokens, target->aim);
-    return measured_ranks ? observe_ranks(setup, position, B, rank_sq, e) : 0;
+    if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
 }
 
 // True if the scaled gradient of fp16 overflowed: the gradient, summed over the ranks, is not finite, but the unscaled
@@ -245,7 +237,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_loss_scale(r, B, &skipped, e));
     progress_end(&r->output.progress);
-    if (!skipped) TRY(observe_noise(setup, position, B, sums.rank_sq, mode, &target, e));
+    if (!skipped) observe_noise(setup, position, B, sums.rank_sq, mode, &target);
     at->step++;
     at->batch = B;
     at->examples += B;

@@ -339,8 +339,9 @@ static void test_ranks_unbiased(void) {
         for (int r = 0; r < cases[i].ranks; r++)
             B += (double)cases[i].rows[r], squares += (double)(cases[i].rows[r] * cases[i].rows[r]);
         gns_init(&noise.ranks, 7);
-        noise_observe_ranks(&noise, cases[i].rows, cases[i].ranks, squares * cases[i].g2 + B * cases[i].trace,
-                            B * B * cases[i].g2 + B * cases[i].trace, 1);
+        noise.tokens_since_ranks = 1;
+        noise_observe_ranks(&noise, B, squares, squares * cases[i].g2 + B * cases[i].trace,
+                            B * B * cases[i].g2 + B * cases[i].trace);
         GnsEstimate e = gns_estimate(&noise.ranks);
         CHECK(e.valid == (squares < B * B), "case %zu: an estimate of one rank", i);
         if (!e.valid) continue;
@@ -380,9 +381,7 @@ static void check_average(const char *what, int step, const GnsTracker *t, const
 
 // Adds a step of ranks with one row each: they give the estimate of the examples' norms.
 static void observe_single_rows(Noise *noise, int B, Norms norms) {
-    int64_t rows[MAX_B];
-    for (int b = 0; b < B; b++) rows[b] = 1;
-    noise_observe_ranks(noise, rows, B, B * norms.n, B * B * norms.q, noise->tokens_since_ranks);
+    noise_observe_ranks(noise, B, B, B * norms.n, B * B * norms.q);
 }
 
 // Every step updates the LayerNorms. The other groups and the ranks' estimate have five times their half-life; a measurement

@@ -46,6 +46,17 @@ static inline void check_nothing_lost(const char *what) {
 
 static inline void no_faults(void) { faults_plan(FAULT_NONE, -1, 0, 0); }
 
+// Makes the run "whole". It has more than so many writes and steps, and all of it is on the disk.
+static inline void run_undisturbed(long writes, long steps) {
+    no_faults();
+    CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);
+    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
+    CHECK(calls_of_run[CALL_WRITE] > writes && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
+    CHECK(newest_step("whole") > steps, "%ld steps", newest_step("whole"));
+    check_synced("undisturbed");
+    CHECK(faults->unnamed == 0, "a name that is not on the disk");
+}
+
 static inline void check_resumes(const char *what) {
     no_faults();
     int code = trainer_run(COMMAND "--out part");
@@ -130,17 +141,4 @@ static inline void check_failure(Fault fault, int rank, Call call, long n, int e
     check_nothing_lost(what);
     if (code == 0) check_same_end("whole", "part", what);
     else check_resumes(what);
-}
-
-// A run of which older checkpoints leave little room on the disk, and the log none. Returns its exit code.
-static inline int run_on_a_full_disk(void) {
-    begin_part();
-    CHECK_RUN(trainer_run(COMMAND "--keep 0 --out kept"), 0);
-    for (int step = 3; step <= 9; step += 3)
-        copy_tree(path_of("kept/step_%08d", step), path_of("part/step_%08d", step));
-    copy_file("kept/metrics.jsonl", "part/metrics.jsonl");
-    no_faults();
-    faults->disk_kb = disk_used_kb("part") + 16;
-    faults->log_needs_kb = 20;
-    return trainer_run(COMMAND "--keep 4 --out part");
 }

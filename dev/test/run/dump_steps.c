@@ -3,8 +3,7 @@
 //
 //     tokens               I32 (steps, B, T + 1)
 //     param0/NAME          F32, before, and paramN/NAME after all steps
-//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean
-//     of
+//     loss, nll, loss_eval F64 (B), L_b in step 1: of single-row steps, the same without label smoothing, and the mean of
 //                          engine_eval's row, which is without it
 //     grad/NAME            F32, mean over the batch of g_b in step 1
 //     grad_sq/NAME         F64, |sum_b g_b|^2 in step 1

@@ -47,13 +47,7 @@ static int draw_zero(void) {
 static long calls_of_others[CALLS + 1]; // of the last rank
 
 static void test_undisturbed(void) {
-    no_faults();
-    CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);
-    for (int i = 0; i <= CALLS; i++) calls_of_run[i] = faults->of[0].count[i];
-    CHECK(calls_of_run[CALL_WRITE] > 40 && calls_of_run[CALL_RENAME] > 5, "%ld writes", calls_of_run[CALL_WRITE]);
-    CHECK(newest_step("whole") > 9, "%ld steps", newest_step("whole"));
-    check_synced("undisturbed");
-    CHECK(faults->unnamed == 0, "a name that is not on the disk");
+    run_undisturbed(40, 9);
     for (int r = 1; r < RANKS; r++) {
         CHECK(faults->of[r].steps == faults->of[0].steps, "rank %d: %ld steps", r, faults->of[r].steps);
         for (int call = CALL_RENAME; call <= CALL_MKDIR; call++)
@@ -140,14 +134,6 @@ static void test_no_memory_for_a_copy(void) {
     faults->slow_us = 3000000;
     CHECK_RUN(trainer_run("--train-tokens 160 --checkpoint-every 3 --deadline 2 --out part"), 0, "!was not saved");
     CHECK(faults->struck == 1 && faults->slowed == 4, "%ld copies, %ld files", faults->struck, faults->slowed);
-}
-
-// A full disk on rank 0: all ranks save.
-static void test_log_waits_for_room(void) {
-    int code = run_on_a_full_disk();
-    CHECK(code == 0 && log_mentions("the log waits in memory") && log_mentions("note: the log is written again"),
-          "exit code %d: %s", code, log_tail());
-    check_same_end("whole", "part", "a full disk");
 }
 
 // All ranks end with the run whose directory was moved; put back, it goes on.
@@ -282,7 +268,6 @@ int main(int argc, char **argv) {
     RUN(test_saves_before_unreadable_data);
     RUN(test_a_failing_save_at_an_error);
     RUN(test_no_memory_for_a_copy);
-    RUN(test_log_waits_for_room);
     RUN(test_the_directory_is_moved);
     RUN(test_signals);
     RUN(test_rank_0_finds_the_checkpoint);

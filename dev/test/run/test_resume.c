@@ -243,7 +243,7 @@ static void test_missing_fields(void) {
     check_same_end("whole", "part", "optional fields");
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
         CHECK_RUN(run_without((const char *[]){needed[i], NULL}), ERR_INPUT,
-                  path_of("state.json: no field \"%s\"", needed[i]), "it was written by gns.c ",
+                  path_of("state.json: no field \"%s", needed[i]), "it was written by gns.c ",
                   "resume with the program that wrote it");
 }
 
