@@ -25,9 +25,9 @@ typedef struct {
     char *base;
     size_t used;
     MemoryPlan plan;
-} Arena;
+} Region;
 
-static void *reserve(Arena *a, size_t bytes) {
+static void *reserve(Region *a, size_t bytes) {
     void *p = a->base ? a->base + a->used : NULL;
     a->used += round_up(bytes, 64);
     return p;
@@ -36,14 +36,14 @@ static void *reserve(Arena *a, size_t bytes) {
 #define RESERVE_VALUES(pointer, n) ((pointer) = reserve(a, (size_t)(n)*value_bytes(type)))
 
 // Ends a part of the plan: all that was reserved since the part before. No-op if that is nothing.
-static void end_part(Arena *a, const char *what) {
+static void end_part(Region *a, const char *what) {
     if (a->used == a->plan.total) return;
     a->plan.item[a->plan.count].what = what;
     a->plan.item[a->plan.count++].bytes = a->used - a->plan.total;
     a->plan.total = a->used;
 }
 
-static void layout_state(Engine *engine, Arena *a) {
+static void layout_state(Engine *engine, Region *a) {
     static const char *const moments[] = {"AdamW moments", "LAMB moments", "Muon, AdamW moments"};
     _Static_assert(sizeof moments / sizeof *moments == OPTIMIZERS, "a name for each");
     const EngineConfig *c = &engine->config;
@@ -60,7 +60,7 @@ static void layout_state(Engine *engine, Arena *a) {
     end_part(a, moments[c->optimizer]);
 }
 
-static void layout_blocks(Engine *engine, Arena *a) {
+static void layout_blocks(Engine *engine, Region *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
     Dtype type = c->dtype;
@@ -85,7 +85,7 @@ static void layout_blocks(Engine *engine, Arena *a) {
     }
 }
 
-static void layout_activations(Engine *engine, Arena *a) {
+static void layout_activations(Engine *engine, Region *a) {
     const EngineConfig *c = &engine->config;
     size_t N = (size_t)c->micro_batch * (size_t)c->seq_len, C = (size_t)c->model->config.channels;
     int tensors = c->model->tensor_count;
@@ -113,7 +113,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     const ModelConfig *m = &c->model->config;
     size_t T = (size_t)c->seq_len, N = (size_t)c->micro_batch * T, C = (size_t)m->channels, D = C / (size_t)m->heads;
     int threads = engine_thread_count(c);
-    Arena arena = {.base = base}, *a = &arena;
+    Region region = {.base = base}, *a = &region;
     layout_state(engine, a);
     layout_activations(engine, a);
     end_part(a, "activations");
@@ -133,7 +133,7 @@ static MemoryPlan layout(Engine *engine, char *base) {
     engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = c->dtype};
     RESERVE(engine->attention.scratch, attention_scratch(threads, T, D));
     end_part(a, "kernel workspaces");
-    return arena.plan;
+    return region.plan;
 }
 
 void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
