@@ -61,7 +61,7 @@ static void question_add(HellaSwag *h, int label, int endings, const size_t coun
 
 // ---- jsonl ----------------------------------------------------------------------------------------------------------
 
-// Reads one line of jsonl. text: scratch with room for a line.
+// Reads one line of jsonl. text: scratch with room for the line.
 static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, char *text, Error *e) {
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
@@ -89,28 +89,24 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
 }
 
 static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *tokenizer, Error *e) {
-    Encoder *encoder = NULL;
-    char *text = NULL;
-    int code, number = 1;
+    Encoder *encoder;
+    int code = 0, number = 1;
     if (!tokenizer)
         return FAIL(e, ERR_USAGE,
                     "give --tokenizer the directory of GPT-2's (data/gpt2), or --hellaswag llm.c's .bin, which holds "
                     "tokens",
                     "no tokenizer for the text in it");
-    TRY_GOTO(memory_alloc((void **)&text, bytes + 2, "HellaSwag's questions", e));
-    TRY_GOTO(encoder_create(&encoder, tokenizer, e));
+    TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
         end = line + strcspn(line, "\n"); // at a zero byte, too: the rest of the line is no JSON
         *end = 0;
         if (!line[strspn(line, " \t\r")]) continue;
         cJSON *object = cJSON_ParseWithOpts(line, NULL, true);
-        code = json_question(h, encoder, object, text, e);
+        code = json_question(h, encoder, object, line, e);
         cJSON_Delete(object);
         if (code) error_prefix(e, "line %d", number);
     }
-done:
     encoder_destroy(encoder);
-    memory_free(text);
     return code;
 }
 

@@ -122,14 +122,26 @@ void tokenizer_add_merge(Tokenizer *t, Merge merge) {
 
 enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the stack
 
+// Fails for a character that a vocabulary of characters lacks.
+static int fail_unknown(const uint8_t *s, size_t bytes, Error *e) {
+    size_t n = utf8_character(s, bytes);
+    return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
+                n ? "the tokenizer has no token for '%.*s', byte 0x%02x"
+                  : "the tokenizer has no token for %.*sbyte 0x%02x",
+                (int)n, (const char *)s, *s);
+}
+
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word
 // costs one pass per distinct merge that it uses (more only if two merges give one token): 0.1 s for a megabyte of DNA,
 // 6 s for one of random letters without a space.
 static int merge_word(const Tokenizer *t, const uint8_t *word, size_t bytes, uint16_t *out, size_t *count, Error *e) {
     uint32_t few[SHORT_WORD], *found = few; // the merges of tokens i, i + 1
     size_t n = bytes;
+    for (size_t i = 0; i < n; i++) {
+        if (t->lacks[word[i]]) return fail_unknown(word + i, bytes - i, e);
+        out[i] = t->byte_token[word[i]];
+    }
     if (bytes > SHORT_WORD) TRY(memory_alloc((void **)&found, bytes * sizeof *found, "a long word", e));
-    for (size_t i = 0; i < n; i++) out[i] = t->byte_token[word[i]];
     for (size_t i = 0; i + 1 < n; i++) found[i] = pair_find(t, out[i], out[i + 1]);
     found[n - 1] = RANK_NONE;
     for (;;) {
@@ -186,23 +198,9 @@ int encoder_create(Encoder **out, const Tokenizer *t, Error *e) {
 
 void encoder_destroy(Encoder *encoder) { memory_free(encoder); }
 
-// Fails if a vocabulary of characters lacks a character of the word.
-static int check_known(const Tokenizer *t, const uint8_t *word, size_t bytes, Error *e) {
-    for (const uint8_t *s = word; s < word + bytes; s++) {
-        if (!t->lacks[*s]) continue;
-        size_t n = utf8_character(s, (size_t)(word + bytes - s));
-        return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
-                    n ? "the tokenizer has no token for '%.*s', byte 0x%02x"
-                      : "the tokenizer has no token for %.*sbyte 0x%02x",
-                    (int)n, (const char *)s, *s);
-    }
-    return 0;
-}
-
 static int encode_word(Encoder *encoder, const uint8_t *word, size_t bytes, const uint8_t *end, uint16_t *out,
                        size_t *count, Error *e) {
     const Tokenizer *t = encoder->t;
-    if (t->lacks_some) TRY(check_known(t, word, bytes, e));
     if (bytes > encoder->cached_bytes) return merge_word(t, word, bytes, out, count, e);
     uint64_t key[CACHE_KEY_BYTES / 8] = {0};
     if (bytes <= 8 && end - word >= 8) { // no call of memcpy for a short word
