@@ -165,7 +165,7 @@ int writer_publish(Writer *w, Error *e) {
     char partial[PATH_MAX], path[PATH_MAX];
     for (int i = 0; i < SPLITS; i++) TRY(finish_shard(w, i, e));
     TRY(remove_shard(w, key_split(w), 0, "", e));
-    w->publishing = true;
+    w->opened = false; // what a failure leaves from here on is an interrupted run's
     TRY(remove_shards(w, "", e));
     for (int i = SPLITS; i-- > 0;) // rename KEY last
         for (int shard = 1; shard <= w->split[i].shards; shard++) {
@@ -174,7 +174,6 @@ int writer_publish(Writer *w, Error *e) {
             if (rename(partial, path) != 0) return shard_failed(path, e);
             parent_sync(path);
         }
-    w->publishing = false;
     return 0;
 }
 
@@ -183,7 +182,6 @@ void writer_close(Writer *w) {
     Error ignored;
     for (int i = 0; i < SPLITS; i++)
         if (w->split[i].file) fclose(w->split[i].file);
-    if (w->publishing) remove_shards(w, "", &ignored);
     if (w->opened) remove_shards(w, PARTIAL, &ignored);
     if (w->lock < 0) return;
     snprintf(path, sizeof path, "%s.lock", w->o->out);

@@ -14,8 +14,7 @@ typedef struct {
     const TokenizeOptions *o;
     int eot, newline; // tokens that separate documents; -1: none
     int lock;         // the open PREFIX.lock, or -1
-    bool opened;      // the PATH.partial files are this run's
-    bool publishing;  // KEY has no name yet; other shards may have theirs
+    bool opened;      // the PATH.partial files are this run's, and go at its end
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL
         int64_t in_file; // tokens in it
@@ -36,6 +35,5 @@ int writer_block(Writer *w, const TextBlock *b, Error *e);
 // Gives all shards their names. Removes the shards of an earlier run.
 int writer_publish(Writer *w, Error *e);
 
-// Removes the lock and the unfinished shards; after a failed writer_publish, all shards of this run. {.lock = -1} is
-// fine.
+// Removes the lock and the unfinished shards. {.lock = -1} is fine.
 void writer_close(Writer *w);
