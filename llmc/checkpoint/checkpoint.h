@@ -7,8 +7,8 @@
 //
 // This module uses files and the tensor table, not engines: the caller's function receives ranges of the flat arrays.
 //
-// --model also reads weights in several files: without a model.safetensors, all *.safetensors. And llm.c's .bin
-// (llmc_bin).
+// --model also reads llm.c's .bin (llmc_bin), and weights in several files: all *.safetensors of a directory without a
+// model.safetensors.
 #pragma once
 
 #include "base/manifest.h"

@@ -58,7 +58,7 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     StepResult result; // numbers of this step
-    bool stop;         // a signal asked some rank to stop (same on all ranks)
+    bool stop;         // the run stops: stop_cause (same on all ranks)
     double val_bytes;  // bytes of text per token in the last validation; 0: unknown
     int64_t clipped;   // steps since the start whose gradient was clipped
     double begun;      // seconds of the clock, the time of earlier parts subtracted
@@ -187,7 +187,31 @@ int evaluate_hellaswag(Run *r, HellaSwagScore *score, Error *e);
 
 int evaluate_model(Run *r, Error *e); // --eval-only
 
-// Prints the samples that the options ask for (sample.c). In a run writes them to samples.jsonl too.
+// ---- Samples (sample.c) ---------------------------------------------------------------------------------------------
+
+typedef struct {
+    int tokens;         // to draw
+    double temperature; // 0: always the likeliest
+    int top_k;          // draw among the k likeliest; 0: among all
+    double top_p;       // draw among the fewest of these whose probabilities reach top_p together; 1: all
+    uint64_t seed;
+    const char *prompt; // "" or NULL: from the beginning of a document
+    bool hide_prompt;   // leave it out, with "..." in `out`
+    const Pulse *pulse; // beats for each token; may be NULL
+    Parallel *parallel; // ranks that gather weights for the engine; may be NULL
+} SampleConfig;
+
+// Returns the token at quantile u in [0, 1) of softmax(logits / temperature), restricted to the top_k likeliest and
+// then to their nucleus of top_p (Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Sets all other logits (V) to
+// -INFINITY; overwrites scratch (V). Equal logits rank by token number, so the draw is a function of its arguments.
+int sample_token(float *logits, double *scratch, int V, const SampleConfig *config, double u);
+
+// Draws a text. Writes the prompt and the text to `out`, and to `copy` unless that is NULL. stream: the number of the
+// sample in its run. When the context is full, the oldest tokens are dropped.
+int sample_text(Engine *engine, const EngineConfig *shape, const Tokenizer *tokenizer, const SampleConfig *config,
+                uint64_t stream, FILE *out, FILE *copy, Error *e);
+
+// Prints the samples that the options ask for. In a run writes them to samples.jsonl too.
 int print_samples(Run *r, Error *e);
 int print_answers(Run *r, Error *e); // --interactive
 

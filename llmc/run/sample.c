@@ -2,7 +2,6 @@
 
 #include "base/text.h"
 #include "math/rng.h"
-#include "run/sample.h"
 
 #include <errno.h>
 #include <omp.h>

@@ -99,8 +99,8 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     s->run = r;
     s->size = saver_checkpoint_bytes(&setup->model, setup->tokenizer);
     s->same.dir = -1;
-    TRY(checkpoint_save_config(&s->same, config, text, setup->options.dropout, e));
-    if (setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
+    if (is_first) TRY(checkpoint_save_config(&s->same, config, text, setup->options.dropout, e));
+    if (is_first && setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};
     s->owned = alone ? &s->all : p->owned;

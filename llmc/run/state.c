@@ -399,6 +399,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     int64_t format = STATE_FORMAT;
     Position position = r->position;
     char *begin, *end = r->saving.about + 1; // the text after its first brace
+    *text = NULL;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
     io_position(&io, &position);

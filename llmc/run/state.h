@@ -51,7 +51,7 @@ typedef struct Run Run; // run.h
 // when an option changes.
 int run_state_describe(Run *r, Error *e);
 
-// Writes the text of state.json to *text; free it with free().
+// Writes the text of state.json to *text; free it with free(). NULL on failure.
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
 // Reads where the run stands from DIRECTORY/state.json into r->position, and the mode of --gns that it keeps. ERR_INPUT

@@ -1,5 +1,5 @@
 // Sampling: each token has its share of the unit interval, in its place; the draws and the context of a text.
-#include "run/sample.h"
+#include "run/run.h"
 #include "../small_model.h"
 #include "../test.h"
 
