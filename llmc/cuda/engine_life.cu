@@ -9,38 +9,30 @@
 #include <assert.h>
 #include <string.h>
 
-// Fills engine->tensor: the tensor of every granule.
-static int tensor_table_load(Engine *engine, Error *e) {
+static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
     const size_t granules = model->flat_count / DECAY_GRANULE;
-    uint16_t *tensor;
-    TRY(memory_alloc((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
-    for (size_t k = 0, i = 0; k < granules; k++) {
-        while (i + 1 < (size_t)model->tensor_count && model->tensors[i + 1].offset <= k * DECAY_GRANULE) i++;
-        tensor[k] = (uint16_t)i;
+    uint16_t *tensor; // of every granule
+    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, granules, engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
+    TRY(memory_alloc_zero((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
+    int code = 0;
+    for (int i = 0; i < model->tensor_count && !code; i++) {
+        const Tensor *t = &model->tensors[i];
+        const Range segment = tensor_range(t);
+        const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
+        const UpdateRule rule = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
+        const size_t first = t->offset / DECAY_GRANULE, count = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
+        assert(t->offset % DECAY_GRANULE == 0);
+        for (size_t k = 0; k < count; k++) tensor[first + k] = (uint16_t)i;
+        code = copy_in(engine, engine->segment + i, &segment, sizeof segment, e);
+        if (!code) code = CUDA_CALL(cudaMemsetAsync(engine->rule + first, rule, count, engine->stream), e);
+        if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e); // `segment` leaves scope
     }
-    int code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
+    if (!code && engine->tensor) code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
     if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
     memory_free(tensor);
     return code;
-}
-
-static int tables_load(Engine *engine, Error *e) {
-    const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, model->flat_count / DECAY_GRANULE, engine->stream), e);
-    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
-    for (int i = 0; i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        const Range segment = tensor_range(t);
-        assert(t->offset % DECAY_GRANULE == 0);
-        TRY(copy_in(engine, engine->segment + i, &segment, sizeof segment, e));
-        CUDA_TRY(cudaStreamSynchronize(engine->stream), e); // `segment` leaves scope
-        const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
-        const UpdateRule rule = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
-        const size_t granules = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
-        CUDA_TRY(cudaMemsetAsync(engine->rule + t->offset / DECAY_GRANULE, rule, granules, engine->stream), e);
-    }
-    return engine->tensor ? tensor_table_load(engine, e) : 0;
 }
 
 int cuda_check_dtype(Dtype dtype, Error *e) {
