@@ -43,14 +43,14 @@ typedef struct {
     double diff_gs;           // weighted sum of their products
 } GnsTracker;
 
+// NaN before the first update.
 typedef struct {
     double g2, s;     // averages
     double g2_se;     // standard error of g2; NaN before the second update
     double scale;     // s / g2 in examples; NaN where g2 <= 0
     double scale_se;  // by the delta method; valid only if `significant`
-    double lower;     // the scale lies above this with at least 95% confidence; 0: nothing known; may be infinite
+    double lower;     // the scale lies above this with at least 95% confidence; may be infinite. 0: nothing known
     bool significant; // g2 >= 3 g2_se
-    bool valid;       // true after the first update
 } GnsEstimate;
 
 static inline void gns_init(GnsTracker *t, double half_life_tokens) {
@@ -109,9 +109,9 @@ static inline GnsCovariance gns_covariance(const GnsTracker *t) {
 }
 
 static inline GnsEstimate gns_estimate(const GnsTracker *t) {
-    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, 0, false, false};
+    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, NAN, false};
     if (t->steps < 1) return e;
-    e.valid = true;
+    e.lower = 0;
     e.g2 = t->g2 / t->weight;
     e.s = t->s / t->weight;
     if (e.g2 > 0) e.scale = e.s / e.g2;

@@ -223,7 +223,7 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     const GnsEstimate g = gns_estimate(t);
     put_field(f, name, "", g.scale);
     put_field(f, name, "_se", g.scale_se);
-    put_field(f, name, "_lower", g.valid ? g.lower : NAN);
+    put_field(f, name, "_lower", g.lower);
     put_field(f, name, "_g2", g.g2);
     put_field(f, name, "_s", g.s);
 }

@@ -73,7 +73,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     const double memory = (double)engine_memory_in_use(p->engine);
     const GnsEstimate g = gns_estimate(&noise->ln);
     bool thousands = s->tok_per_s >= many;
-    bool has_gns = s->mode != GNS_OFF && g.valid && !isnan(g.lower);
+    bool has_gns = s->mode != GNS_OFF && !isnan(g.lower);
     Line *line = &p->last;
     char eta[64];
     line->count = 0;

@@ -23,7 +23,7 @@ static void check_estimate(const char *name, const GnsTracker *t) {
     static const char *const ends[] = {"", "_se", "_lower", "_g2", "_s"};
     GnsEstimate g = gns_estimate(t);
     const double want[] = {g.scale, g.scale_se, g.lower, g.g2, g.s};
-    CHECK(g.valid && isfinite(g.scale), "%s", name);
+    CHECK(isfinite(g.scale), "%s", name);
     for (int i = 0; i < 5; i++) check_number(path_of("%s%s", name, ends[i]), want[i]);
 }
 
