@@ -211,27 +211,20 @@ static Range nccl_part_of(const Transport *t, Range bucket, int r) {
     return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
 }
 
-// A bucket in equal parts, transferred in place. The last rank also owns the remainder.
-typedef struct {
-    size_t each, rest, begin; // elements of a part; of the remainder; before this rank's part
-} Parts;
-
-static Parts parts_of(const Comm *comm, Range bucket) {
-    Range first = transport_part(bucket, 0, comm->ranks), mine = transport_part(bucket, comm->rank, comm->ranks);
-    size_t all = range_length(bucket), each = range_length(first);
-    return {each, all - each * (size_t)comm->ranks, mine.begin - bucket.begin};
+// Returns the elements of each of the equal parts of a bucket. The last rank also owns the remainder.
+static size_t part_elements(const Transport *t, Range bucket) {
+    return range_length(transport_part(bucket, 0, t->comm->ranks));
 }
 
 static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
-    const Parts parts = parts_of(t->comm, bucket);
     const int ranks = t->comm->ranks, last = ranks - 1;
-    char *own = (char *)values + parts.begin * bytes, *rest = (char *)values + parts.each * (size_t)ranks * bytes;
+    const size_t each = part_elements(t, bucket), left = range_length(bucket) - each * (size_t)ranks;
+    char *own = (char *)values + each * (size_t)t->comm->rank * bytes;
+    char *rest = (char *)values + each * (size_t)ranks * bytes;
     const bool unequal = is_unequal(t, bucket);
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (!unequal && parts.each)
-        NCCL_TRY(ncclReduceScatter(values, own, parts.each, type, ncclSum, t->nccl, t->stream), t, e);
-    if (!unequal && parts.rest)
-        NCCL_TRY(ncclReduce(rest, rest, parts.rest, type, ncclSum, last, t->nccl, t->stream), t, e);
+    if (!unequal && each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, t->nccl, t->stream), t, e);
+    if (!unequal && left) NCCL_TRY(ncclReduce(rest, rest, left, type, ncclSum, last, t->nccl, t->stream), t, e);
     for (int r = 0; unequal && r < ranks; r++) {
         const Range part = nccl_part_of(t, bucket, r);
         char *at = (char *)values + (part.begin - bucket.begin) * bytes;
@@ -268,17 +261,16 @@ static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, Error 
 }
 
 static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, Error *e) {
-    const Parts parts = parts_of(t->comm, bucket);
     const int ranks = t->comm->ranks, last = ranks - 1;
-    const char *own_rest = (const char *)own + parts.each * bytes; // read on the last rank only
-    char *rest = (char *)values + parts.each * (size_t)ranks * bytes;
+    const size_t each = part_elements(t, bucket), left = range_length(bucket) - each * (size_t)ranks;
+    const char *own_rest = (const char *)own + each * bytes; // read on the last rank only
+    char *rest = (char *)values + each * (size_t)ranks * bytes;
     const bool unequal = is_unequal(t, bucket);
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (!unequal && parts.each)
-        NCCL_TRY(ncclAllGather(own, values, parts.each * bytes, ncclInt8, t->nccl, t->stream), t, e);
-    if (!unequal && parts.rest)
-        NCCL_TRY(ncclBroadcast(own_rest, rest, parts.rest * bytes, ncclInt8, last, t->nccl, t->stream), t, e);
+    if (!unequal && each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, t->nccl, t->stream), t, e);
+    if (!unequal && left)
+        NCCL_TRY(ncclBroadcast(own_rest, rest, left * bytes, ncclInt8, last, t->nccl, t->stream), t, e);
     for (int r = 0; unequal && r < ranks; r++) {
         const Range part = nccl_part_of(t, bucket, r);
         char *at = (char *)values + (part.begin - bucket.begin) * bytes;
