@@ -192,7 +192,6 @@ static int read_vocab(VocabReader *r, Error *e) {
 // has {name: number}.
 static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
-    static const char *const unknown[] = {"lstrip", "rstrip", "single_word"};
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
     bool array = file == TOKENIZER_JSON;
@@ -208,11 +207,10 @@ static int read_added(VocabReader *r, int file, Error *e) {
         if (*key) number = key[strspn(key, "0123456789")] ? -1 : strtod(key, NULL);
         TRY(read_number(r, path, name, number, &token, e));
         if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %d has no text", path, token);
-        for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
-            if (cJSON_IsTrue(json_get(item, unknown[i])))
-                return FAIL(e, ERR_INPUT,
-                            "only added tokens that are matched literally, next to any text, are supported",
-                            "%s: added token '%s' has %s", path, name, unknown[i]);
+        const char *unknown = member_on(item, " id content normalized special __type ");
+        if (unknown)
+            return FAIL(e, ERR_INPUT, "only added tokens that are matched literally, next to any text, are supported",
+                        "%s: added token '%s' has %s", path, name, unknown);
         if (r->name[token] && strcmp(r->name[token], name) != 0)
             return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token '%s' is number %d, which is another", path, name,
                         token);
