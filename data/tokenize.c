@@ -112,7 +112,7 @@ static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs
     o->max_bytes = INT64_MAX;
     size_t cores = size_min((size_t)omp_get_num_procs(), (size_t)thread_quota(""));
     o->threads = (int64_t)size_min(cores, THREADS_MAX);
-    TRY(parser_command_line(&t, argc, argv, e));
+    TRY(rows_read_command_line(&t, argc, argv, e));
     o->help_about = t.about;
     return o->help || o->version ? 0 : settings_check(o, *inputs, e);
 }

@@ -130,8 +130,8 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
     // llm.c's flag for starting several processes is -pi in its code and -pm in its help.
     bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = find_alias(flag);
-    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag)) return parser_unknown(t, flag, flag + 1, "--", e);
-    TRY(parser_next_value(t, id < OPTION_COUNT ? &option_rows[id] : NULL, argc, argv, i, joined, &value, e));
+    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag)) return rows_unknown(t, flag, flag + 1, "--", e);
+    TRY(rows_next_value(t, id < OPTION_COUNT ? &option_rows[id] : NULL, argc, argv, i, joined, &value, e));
     if (nccl_init && strcmp(value, "mpi") == 0) return 0;
     if (nccl_init) {
         FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
@@ -152,7 +152,7 @@ int options_parse(Options *o, int argc, char **argv, bool alone, Error *e) {
     options_defaults(o);
     OptionTable t = options_table(o);
     t.alone = alone;
-    int code = parser_command_line(&t, argc, argv, e);
+    int code = rows_read_command_line(&t, argc, argv, e);
     o->help_about = t.about;
     return code;
 }

@@ -236,7 +236,7 @@ static int edit_distance(const char *a, const char *b) {
     return cost[n];
 }
 
-int parser_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
+int rows_unknown(const OptionTable *t, const char *said, const char *name, const char *dashes, Error *e) {
     char names[120], flag[FLAG_BYTES], nearest[FLAG_BYTES] = "", wanted[FLAG_BYTES + 2];
     FAIL(e, ERR_USAGE, "--help lists the options", "unknown option " SAID, said);
     snprintf(wanted, sizeof wanted, " %.*s ", FLAG_BYTES - 1, name);
@@ -305,7 +305,7 @@ static int parse_config_line(const OptionTable *t, char *line, Error *e) {
     const char *name = trim(first);
     int id = row_find(t, name);
     if (id == t->count) {
-        parser_unknown(t, name, name, "", e);
+        rows_unknown(t, name, name, "", e);
         return strncmp(name, "--", 2) == 0 ? error_hint(e, "write it without the dashes") : e->code;
     }
     if (t->rows[id].kind == ROW_FILE || t->rows[id].kind == ROW_ENDS)
@@ -320,7 +320,7 @@ static int parse_json_value(const OptionTable *t, const char *name, const cJSON 
     const double exact = 9007199254740992; // 2^53
     char number[40];
     int id = row_find(t, name);
-    if (id == t->count) return parser_unknown(t, name, name, "", e);
+    if (id == t->count) return rows_unknown(t, name, name, "", e);
     const OptionRow *row = &t->rows[id];
     if (row->of_invocation || row->kind == ROW_FILE || row->kind == ROW_ENDS || t->given[id] & OPTION_GIVEN_THIS_FILE)
         return 0;
@@ -351,7 +351,7 @@ static int parse_run_json(const OptionTable *t, const cJSON *root, Error *e) {
     return 0;
 }
 
-int parser_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e) {
+int rows_read_config(const OptionTable *t, char *text, size_t bytes, const char *name, Error *e) {
     int code = 0;
     char *rest = text + utf8_mark(text, bytes), *line;
     if (strlen(text) < bytes)
@@ -374,8 +374,8 @@ int parser_config(const OptionTable *t, char *text, size_t bytes, const char *na
 
 // ---- The command line -----------------------------------------------------------------------------------------------
 
-int parser_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
-                      char joined[OPTION_TEXT + 2], const char **value, Error *e) {
+int rows_next_value(const OptionTable *t, const OptionRow *row, int argc, char **argv, int *i,
+                    char joined[OPTION_TEXT + 2], const char **value, Error *e) {
     const char *word = *i + 1 < argc ? argv[*i + 1] : NULL;
     bool is_name = word && strncmp(word, "--", 2) == 0 && row_find(t, word + 2) < t->count;
     if (!word || is_name || (word[0] == '-' && word[1] != '-' && t->is_short && t->is_short(word)))
@@ -402,12 +402,12 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
     char said[FLAG_BYTES], joined[OPTION_TEXT + 2]; // no flag and no value is longer
     snprintf(said, sizeof said, "%.*s", (int)strcspn(word, "="), word);
     int id = row_find(t, word + 2);
-    if (id == t->count) return parser_unknown(t, said, said + 2, "--", e);
+    if (id == t->count) return rows_unknown(t, said, said + 2, "--", e);
     const OptionRow *row = &t->rows[id];
     if (row->type == TYPE_FLAG) {
         if (value) return FAIL(e, ERR_USAGE, "leave out what follows it", "%s takes no value", said);
         value = "true";
-    } else if (!value) TRY(parser_next_value(t, row, argc, argv, i, joined, &value, e));
+    } else if (!value) TRY(rows_next_value(t, row, argc, argv, i, joined, &value, e));
     if (row->kind != ROW_FILE) return row_set(t, id, said, value, OPTION_GIVEN_COMMAND_LINE, e);
 
     // Read the file now. Options on the command line win, wherever they stand. The option's value lists all files.
@@ -422,12 +422,12 @@ static int parse_long(OptionTable *t, int argc, char **argv, int *i, Error *e) {
         return FAIL(e, ERR_USAGE, "write it to a file", "--config %.200s: no regular file, and every rank reads it",
                     value);
     if (pipe_read(value, max_bytes, &text, &bytes, e)) return error_prefix(e, "--config");
-    int code = parser_config(t, text, bytes, value, e);
+    int code = rows_read_config(t, text, bytes, value, e);
     memory_free(text);
     return code;
 }
 
-int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
+int rows_read_command_line(OptionTable *t, int argc, char **argv, Error *e) {
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0 && argv[i][2]) TRY(parse_long(t, argc, argv, &i, e));
         else TRY(t->read_word(t, argc, argv, &i, e));
@@ -435,7 +435,7 @@ int parser_command_line(OptionTable *t, int argc, char **argv, Error *e) {
             if (t->rows[id].kind != ROW_ENDS || !t->given[id]) continue; // an option's name may follow --help
             if (strcmp(t->rows[id].field, "help") != 0 || i + 1 >= argc || argv[i + 1][0] == '-') return 0;
             t->about = argv[i + 1];
-            return row_find(t, t->about) < t->count ? 0 : parser_unknown(t, t->about, t->about, "--", e);
+            return row_find(t, t->about) < t->count ? 0 : rows_unknown(t, t->about, t->about, "--", e);
         }
     }
     return 0;

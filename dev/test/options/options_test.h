@@ -34,7 +34,7 @@ static inline int parse_config(Options *o, const char *text, Error *e) {
     snprintf(copy, sizeof copy, "%s", text);
     options_defaults(o);
     const OptionTable t = options_table(o);
-    return parser_config(&t, copy, strlen(copy), "run.cfg", e);
+    return rows_read_config(&t, copy, strlen(copy), "run.cfg", e);
 }
 
 // Checks options by their JSON: `are` is "lr 0.5, model 'd12', ..."; quotes are single.

@@ -310,7 +310,7 @@ static void test_config_lines(void) {
     char zero[] = "lr = 1\0x\n";
     options_defaults(&o);
     const OptionTable t = options_table(&o);
-    CHECK_ERROR(parser_config(&t, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
+    CHECK_ERROR(rows_read_config(&t, zero, sizeof zero - 1, "run.cfg", &e), &e, ERR_USAGE, "zero byte");
 }
 
 static void test_config_precedence(void) {

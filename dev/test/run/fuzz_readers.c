@@ -182,7 +182,7 @@ static int parse_config(const char *path, Error *e) {
     copy[sample.count] = 0;
     options_defaults(&o);
     const OptionTable t = options_table(&o);
-    int code = finish_options(&o, parser_config(&t, copy, sample.count, path, e), e);
+    int code = finish_options(&o, rows_read_config(&t, copy, sample.count, path, e), e);
     free(copy);
     return code;
 }
