@@ -608,27 +608,47 @@ static int tokens_before_document(const Engine *engine, const uint16_t *tokens, 
     return first;
 }
 
-// True if decode can compute the last token: keys and values of all others are in memory, from the last cuda_logits.
+// True if logits_of_last can run: keys and values of all tokens but the last are in memory, from the last cuda_logits.
 static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
     const ModelConfig *m = &engine->config.model->config;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    return apart && !engine->config.shard_weights && decode_fits(m, &engine->device.properties) && n > 1 &&
+    return apart && !engine->config.shard_weights && decode_fits(m->channels / m->heads) && n > 1 &&
            engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
 }
 
-// logits_host = logits after the last of n tokens, given has_seen.
+// y = the product of w for one row x, in an epilogue that may read y. qkv and fc normalise x first.
+static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int l, Error *e) {
+    const bool normalises = w == QKV_W || w == FC_W;
+    const TensorKind ln = w == QKV_W ? LN1_W : LN2_W;
+    const real *gamma = normalises ? weight(engine, ln, l) : NULL;
+    const real *beta = normalises ? weight(engine, bias_of(ln), l) : NULL;
+    Linear linear = linear_of(engine, epilogue, y, x, w, l, 1);
+    linear.gelu = y;
+    linear.extra = y;
+    return decode_linear(linear, gamma, beta, engine->stream, e);
+}
+
+// engine->logits = logits after the last of n tokens, given has_seen. Also stores this token's keys and values.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
-    const EngineConfig *c = &engine->config;
-    const Block *block = engine->block;
-    const Decoder decoder = {.model = c->model,
-                             .weight = engine->weight,
-                             .qkv = block->qkv,
-                             .qkv_stride = c->model->config.layers > 1 ? (size_t)(block[1].qkv - block->qkv) : 0,
-                             .scratch = engine->decode_scratch,
-                             .turn = engine->decoded++,
-                             .device = &engine->device.properties};
-    TRY(watch_await(&engine->weights_watch, {0, c->model->flat_count}, e));
-    return decode(engine->logits_host, &decoder, tokens[n - 1], n - 1, engine->stream, e);
+    const Pass p = pass_of(engine, 1, 1, GNS_OFF);
+    const int L = engine->config.model->config.layers, row = n - 1;
+    const AttentionShape *a = &p.attention;
+    real *x = engine->block->x, *attention = engine->block->attention, *wide = engine->block->gelu;
+    TRY(watch_await(&engine->weights_watch, {0, engine->config.model->flat_count}, e));
+    TRY(tokens_send(engine, tokens + row, 1, e));
+    TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + (size_t)row * p.C,
+                          dropout_of_rows(&p, DROPOUT_EMBEDDING, 0), 1, p.C, engine->stream, e));
+    for (int l = 0; l < L; l++) {
+        real *qkv = engine->block[l].qkv;
+        TRY(row_product(engine, LINEAR_BIAS, qkv + (size_t)row * 3 * p.C, x, QKV_W, l, e));
+        TRY(decode_attention(attention, qkv, row, a->NH, a->D, engine->stream, e));
+        TRY(row_product(engine, LINEAR_RESIDUAL, x, attention, PROJ_W, l, e));
+        TRY(row_product(engine, LINEAR_GELU, wide, x, FC_W, l, e));
+        TRY(row_product(engine, LINEAR_RESIDUAL, x, wide, FCPROJ_W, l, e));
+    }
+    TRY(ln_forward(engine, &p, NULL, engine->lnf, engine->meanf, engine->rstdf, x, NULL, DROPOUT_MLP, L - 1, LNF_W, 0,
+                   e));
+    return head_logits(engine, 0, 1, true, e);
 }
 
 // Logits after n tokens, padded to whole tiles: few matmul plans serve all lengths, and a causal model ignores padding.
@@ -636,7 +656,6 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
     const size_t tile = 64;
     Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     p.documents = false; // cuda_logits passes one document
-    engine->decoded = 0;
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
     TRY(tokens_send(engine, tokens, n, e));
     TRY(forward(engine, &p, e));
@@ -651,7 +670,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     const size_t bytes = engine->config.model->config.vocab * sizeof(float);
     engine->seen_count = 0;
     TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
-    if (!seen) TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
+    TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));
     CUDA_TRY(cudaStreamSynchronize(engine->stream), e);
     memcpy(logits, engine->logits_host, bytes);
     memcpy(engine->seen, tokens, n * sizeof *tokens);

@@ -1,28 +1,17 @@
-// decode: forward pass of one token, given the keys and values of the tokens before it. It reads every weight once, in
-// less time than launches of all its kernels would take: one kernel computes all layers (decode.cu). It rounds where
-// the kernels of a whole pass round; only sums have another order.
+// decode: kernels of a forward pass over one token, given the keys and values of the tokens before it: logits_of_last
+// in train_gpt2.cu. They round where the kernels of a whole pass round; only sums have another order.
 #pragma once
 
-#include "cuda/cuda_common.cuh"
+#include "cuda/linear_sm90.cuh"
+#include "cuda/vec.cuh"
 
-#include "model/model.h"
+// True if these kernels support heads of this size; the channels are then a multiple of VEC, too.
+static inline bool decode_fits(int head_size) { return head_size % VEC == 0; }
 
-typedef struct {
-    const Model *model;
-    const real *weight; // all weights, in the flat layout
-    real *qkv;          // (T, 3C) of block 0
-    size_t qkv_stride;  // elements from block to block
-    float *scratch;     // decode_scratch_floats
-    int turn;           // number of launches since another kernel last used scratch
-    const cudaDeviceProp *device;
-} Decoder;
+// Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (y is not stored) for one row. in, out:
+// multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,
+// bias, gamma or beta: they may still run when these are read.
+int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e);
 
-size_t decode_scratch_floats(const ModelConfig *config);
-
-// True if the device can run decode for this model: heads of whole packs of 8 elements, enough shared memory, all
-// blocks at once.
-bool decode_fits(const ModelConfig *config, const cudaDeviceProp *device);
-
-// Computes the token at position `row`: writes its keys and values to this row of every block's qkv, and the next
-// token's logits (V), in memory of the device or pinned memory of the host.
-int decode(float *logits, const Decoder *decoder, int token, int row, cudaStream_t stream, Error *e);
+// out (C) = attention of the query in the given row of qkv (T, 3C) to the keys in this row and all before it.
+int decode_attention(real *out, const real *qkv, int row, int heads, int head_size, cudaStream_t stream, Error *e);

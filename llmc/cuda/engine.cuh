@@ -112,7 +112,6 @@ struct Engine {
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
     void *matmul_scratch;
-    float *decode_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact, fused)
@@ -126,7 +125,6 @@ struct Engine {
     bool stats_sent;               // the copy is queued and stats has not changed since
     uint16_t *seen;                // (T) tokens; keys and values of the first seen_count are in memory
     int seen_count;
-    int decoded;      // tokens that decode has computed since the last pass over all
     uint64_t example; // the next micro-step's first example, counted over the run
     GnsMode mode;     // least mode of this step's micro-steps
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always

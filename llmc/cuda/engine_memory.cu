@@ -4,7 +4,6 @@
 #include "model/arena.h"
 #include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
-#include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
 #include "cuda/gelu.cuh"
@@ -176,7 +175,6 @@ static void layout_scratch(Engine *engine, Arena *a) {
     const char *what = "scratch of the step";
     ADD(what, engine->delta, N * C, FORWARD, c->recompute == RECOMPUTE_BLOCK ? BACKWARD : FORWARD);
     ADD(what, engine->logits, size_max(head_rows, 2) * c->model->vocab_padded, HEAD, HEAD); // room for one row of fp32
-    ADD(what, engine->decode_scratch, decode_scratch_floats(&c->model->config), HEAD, HEAD);
     arena_add(a, what, &engine->scratch, c->inference ? head_bytes(c) : scratch_bytes(engine), HEAD, UPDATE);
     if (c->inference) return;
     ADD(what, engine->dx, N * C, BACKWARD, BACKWARD);
