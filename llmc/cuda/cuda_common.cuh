@@ -63,9 +63,6 @@ static inline int cuda_status(cudaError_t status, const char *call, const char *
 #define CUDA_CALL(call, e) cuda_status((call), #call, __FILE__, __LINE__, (e))
 #define CUDA_TRY(call, e)  TRY(cuda_status((call), #call, __FILE__, __LINE__, (e)))
 
-// Checks a launch's configuration. A kernel that fails later shows at the next sync.
-#define CUDA_LAUNCHED(e) CUDA_CALL(cudaGetLastError(), e)
-
 // Grants a kernel `bytes` of dynamic shared memory; required where it uses more than 48 KB in all.
 template <typename Kernel> static int shared_memory_allow(Kernel kernel, size_t bytes, Error *e) {
     return CUDA_CALL(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), e);

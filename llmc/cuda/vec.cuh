@@ -140,6 +140,7 @@ struct Launch {
     bool early = false;      // see after_wait
 };
 
+// Starts a kernel. Fails if its configuration is wrong; a kernel that fails later shows at the next sync.
 template <typename... Parameters, typename... Arguments>
 static int launch(const Launch &l, Error *e, void (*kernel)(Parameters...), Arguments... arguments) {
     cudaLaunchAttribute attribute = {};

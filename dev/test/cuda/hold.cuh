@@ -1,7 +1,7 @@
 // hold: occupies some of a GPU's multiprocessors for a while, as NCCL does beside the engine.
 #pragma once
 
-#include "cuda/cuda_common.cuh"
+#include "cuda/vec.cuh"
 
 struct Hold {
     cudaStream_t stream;
@@ -23,10 +23,7 @@ __global__ static void hold_kernel(int *begun, long long duration) {
 }
 
 static inline int hold_create(Hold *h, Error *e) {
-    int device;
-    CUDA_TRY(cudaGetDevice(&device), e);
-    CUDA_TRY(cudaDeviceGetAttribute(&h->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), e);
-    CUDA_TRY(cudaFuncSetAttribute(hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, h->shared_bytes), e);
+    TRY(device_attribute(&h->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, e));
     CUDA_TRY(cudaStreamCreateWithFlags(&h->stream, cudaStreamNonBlocking), e);
     return CUDA_CALL(cudaMallocHost((void **)&h->begun, sizeof *h->begun), e);
 }
@@ -34,8 +31,8 @@ static inline int hold_create(Hold *h, Error *e) {
 // Returns once all shared memory of `blocks` multiprocessors is held, for `ms` milliseconds from then on.
 static inline int hold_begin(Hold *h, int blocks, double ms, Error *e) {
     *h->begun = 0;
-    hold_kernel<<<blocks, 1, h->shared_bytes, h->stream>>>(h->begun, (long long)(ms * 1e6));
-    TRY(CUDA_LAUNCHED(e));
+    const Launch l = {blocks, 1, h->stream, (size_t)h->shared_bytes};
+    TRY(launch(l, e, hold_kernel, h->begun, (long long)(ms * 1e6)));
     while (*(volatile int *)h->begun < blocks) continue;
     return 0;
 }
