@@ -105,12 +105,6 @@ static bool json_number(Json *j) {
     return json_digits(j);
 }
 
-static bool json_word(Json *j, const char *word) {
-    for (; *word; word++)
-        if (!json_accept(j, *word)) return json_fail(j, "is not JSON");
-    return true;
-}
-
 static bool json_value(Json *j);
 
 static bool json_member(Json *j) {
@@ -145,17 +139,15 @@ static bool json_nested(Json *j, char close) {
 }
 
 static bool json_value(Json *j) { // skips a value
+    static const char *const words[] = {"true", "false", "null"};
     size_t ignored;
-    switch (*j->at) {
-    case '{': j->at++; return json_nested(j, '}');
-    case '[': j->at++; return json_nested(j, ']');
-    case '"': return json_string(j, j->at, &ignored);
-    case 't': return json_word(j, "true");
-    case 'f': return json_word(j, "false");
-    case 'n': return json_word(j, "null");
-    case '-': return json_number(j);
-    default: return *j->at >= '0' && *j->at <= '9' ? json_number(j) : json_fail(j, "is not JSON");
-    }
+    if (json_accept(j, '{')) return json_nested(j, '}');
+    if (json_accept(j, '[')) return json_nested(j, ']');
+    if (*j->at == '"') return json_string(j, j->at, &ignored);
+    if (*j->at == '-' || (*j->at >= '0' && *j->at <= '9')) return json_number(j);
+    for (int i = 0; i < 3; i++)
+        if (strncmp(j->at, words[i], strlen(words[i])) == 0) return j->at += strlen(words[i]), true;
+    return json_fail(j, "is not JSON");
 }
 
 const char *jsonl_field(char *line, size_t bytes, const char *field, size_t *out_bytes) {

@@ -4,9 +4,9 @@
 #   - mpirun binds ranks to cores or sockets, and all threads of a rank share them. Here ranks are not bound unless the
 #     arguments or the environment ask for it.
 #   - At TERM, Ctrl-C and the end of the terminal mpirun kills its ranks a second later. Here the ranks get USR1
-#     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but loses
-#     it while it starts the ranks, or kills them.) A signal to mpirun itself stays pending, and counts as a request to
-#     this script.
+#     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but while
+#     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
+#     request to this script.
 #   - If a rank was killed, mpirun returns 128 and the signal's number, or 0 with --continuous. Here it becomes 78.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
