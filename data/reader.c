@@ -16,7 +16,6 @@
 
 enum {
     BLOCK_BYTES = 1 << 20,
-    KEEP_BYTES = 4 << 20,     // a block replaces a larger buffer as soon as its text needs less
     LINE_BYTES_MAX = 1 << 26, // the longest line of JSON, or text without a space
     POLL_MS = 100
 };
@@ -240,7 +239,7 @@ static void reader_find_pieces(Reader *r, TextBlock *b) {
 // Moves the first bytes of the buffer to the block.
 static int reader_fill_block(Reader *r, TextBlock *b, size_t bytes, Error *e) {
     size_t capacity = size_max(bytes, BLOCK_BYTES);
-    if (b->capacity < capacity || b->capacity > size_max(KEEP_BYTES, capacity)) {
+    if (b->capacity != capacity) {        // a long line's memory is not kept
         size_t pieces = capacity / 2 + 1; // their untouched memory costs nothing
         memory_free(b->pieces);
         b->capacity = 0;
