@@ -71,7 +71,7 @@ recipes() {
 774M|^run +286,102 steps of 512 rows|
 1558M|^run +32,000 steps of 1024 rows|
 350M|^run +60,000 steps of 512 rows|
-124M_gns|^FLOPs .* for 9,890,693,120 tokens|
+124M_gns|^FLOPs .* for 4,400,000,000 tokens|
 350M|^run +9 steps of 64 rows|-x 9 --batch-tokens=65536
 124M|^run +2 steps of 512 rows|--train_tokens 1e6
 124M_gns|^note: no effect.*--batch-min|--ramp fixed -k constant --device H200
