@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { JSON_DEPTH_MAX = 512 };
@@ -43,13 +44,10 @@ static bool json_accept_token(Json *j, char byte) { // json_accept, with blanks 
 }
 
 static bool json_hex4(Json *j, uint32_t *out) {
-    *out = 0;
-    for (int i = 0; i < 4; i++, j->at++) {
-        char c = *j->at;
-        int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
-        if (digit < 0) return json_fail(j, "has a malformed \\u escape");
-        *out = *out << 4 | (uint32_t)digit;
-    }
+    char digits[5] = "";
+    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) return json_fail(j, "has a malformed \\u escape");
+    *out = (uint32_t)strtoul(memcpy(digits, j->at, 4), NULL, 16);
+    j->at += 4;
     return true;
 }
 
