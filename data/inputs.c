@@ -127,7 +127,6 @@ static int inputs_add_list(Inputs *in, const char *list, Error *e) {
 
 int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count, Error *e) {
     in->o = o;
-    int standard_inputs = *o->files_from && strcmp(o->files_from, "-") == 0;
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
@@ -136,9 +135,6 @@ int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count,
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
                 in->passed_over == 1 ? "" : "s");
-    for (int i = 0; i < in->count; i++)
-        if (strcmp(in->all[i].path, "-") == 0 && standard_inputs++)
-            return FAIL(e, ERR_USAGE, "name it once", "standard input is named twice");
     return 0;
 }
 

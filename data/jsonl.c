@@ -14,19 +14,13 @@
 enum { JSON_DEPTH_MAX = 512 };
 
 typedef struct {
-    char *at, *end;
+    char *at;
     const char *field; // to find in this object and decode to `out`; the last one wins; NULL: none
     char *out;
     size_t out_bytes;
     bool found;
     int depth;
-    const char *why; // the first fault
-} Json;
-
-static bool json_fail(Json *j, const char *why) {
-    if (!j->why) j->why = j->at == j->end ? "ends in the middle" : why;
-    return false;
-}
+} Json; // functions return false where the text is not JSON
 
 static bool json_accept(Json *j, char byte) { // skips the byte if it is next
     bool next = *j->at == byte;
@@ -45,7 +39,7 @@ static bool json_accept_token(Json *j, char byte) { // json_accept, with blanks 
 
 static bool json_hex4(Json *j, uint32_t *out) {
     char digits[5] = "";
-    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) return json_fail(j, "has a malformed \\u escape");
+    if (strspn(j->at, "0123456789abcdefABCDEF") < 4) return false;
     *out = (uint32_t)strtoul(memcpy(digits, j->at, 4), NULL, 16);
     j->at += 4;
     return true;
@@ -57,7 +51,7 @@ static bool json_escape(Json *j, char **out) {
     static const uint8_t leads[] = {0, 0xC0, 0xE0, 0xF0};
     char c = *j->at;
     const char *simple = c ? strchr(from, c) : NULL;
-    if (!simple && c != 'u') return json_fail(j, "has an unknown escape");
+    if (!simple && c != 'u') return false;
     j->at++;
     if (simple) return *(*out)++ = to[simple - from], true;
     uint32_t high, low;
@@ -78,20 +72,20 @@ static bool json_escape(Json *j, char **out) {
 // Decodes a string to `out`. `out` lies in the same buffer, at or before the string's first byte.
 static bool json_string(Json *j, char *out, size_t *bytes) {
     char *start = out;
-    if (!json_accept(j, '"')) return json_fail(j, "has no string where one must be");
+    if (!json_accept(j, '"')) return false;
     for (char c; (unsigned char)(c = *j->at) >= 0x20;) {
         j->at++;
         if (c == '"') return *bytes = (size_t)(out - start), true;
         if (c != '\\') *out++ = c;
         else if (!json_escape(j, &out)) return false;
     }
-    return json_fail(j, "has a raw control character in a string");
+    return false; // a control character, or the line's end
 }
 
 static bool json_digits(Json *j) {
     char *start = j->at;
     j->at += strspn(j->at, "0123456789");
-    return j->at > start || json_fail(j, "has a malformed number");
+    return j->at > start;
 }
 
 static bool json_number(Json *j) {
@@ -108,14 +102,12 @@ static bool json_value(Json *j);
 static bool json_member(Json *j) {
     char *key = j->at;
     size_t bytes = 0;
-    if (!json_string(j, key, &bytes)) return false;
-    if (!json_accept_token(j, ':')) return json_fail(j, "lacks a : after a key");
+    if (!json_string(j, key, &bytes) || !json_accept_token(j, ':')) return false;
     const char *field = j->field;
     bool begins = field && strncmp(field, key, bytes) == 0 && !memchr(key, 0, bytes);
     if (begins && !field[bytes]) {
-        j->found = true;
-        if (*j->at != '"') return json_fail(j, "has a value that is no string in its text field");
-        return json_string(j, j->out, &j->out_bytes);
+        j->found = *j->at == '"';
+        if (j->found) return json_string(j, j->out, &j->out_bytes);
     }
     j->field = begins && field[bytes] == '.' && *j->at == '{' ? field + bytes + 1 : NULL;
     bool whole = json_value(j);
@@ -125,12 +117,12 @@ static bool json_member(Json *j) {
 
 // Reads the rest of an object or an array, after its opening bracket.
 static bool json_nested(Json *j, char close) {
-    if (++j->depth > JSON_DEPTH_MAX) return json_fail(j, "is nested too deeply");
+    if (++j->depth > JSON_DEPTH_MAX) return false;
     if (!json_accept_token(j, close)) {
         do
             if (!(close == '}' ? json_member(j) : json_value(j))) return false;
         while (json_accept_token(j, ','));
-        if (!json_accept(j, close)) return json_fail(j, "lacks a comma or a closing bracket");
+        if (!json_accept(j, close)) return false;
     }
     j->depth--;
     return true;
@@ -145,16 +137,15 @@ static bool json_value(Json *j) { // skips a value
     if (*j->at == '-' || (*j->at >= '0' && *j->at <= '9')) return json_number(j);
     for (int i = 0; i < 3; i++)
         if (strncmp(j->at, words[i], strlen(words[i])) == 0) return j->at += strlen(words[i]), true;
-    return json_fail(j, "is not JSON");
+    return false;
 }
 
 const char *jsonl_field(char *line, size_t bytes, const char *field, size_t *out_bytes) {
-    Json j = {.at = line, .end = line + bytes, .field = field, .out = line};
+    Json j = {.at = line, .field = field, .out = line};
     line[bytes] = 0;
-    if (!json_accept_token(&j, '{')) return "is not a JSON object";
-    if (!json_nested(&j, '}')) return j.why;
+    bool object = json_accept_token(&j, '{') && json_nested(&j, '}');
     json_skip_blanks(&j);
-    if (j.at < j.end) return "has something after its JSON object";
+    if (!object || j.at < line + bytes) return "is not a JSON object";
     *out_bytes = j.out_bytes;
-    return j.found ? NULL : "lacks the text field";
+    return j.found ? NULL : "has no string in the text field";
 }

@@ -14,7 +14,6 @@
 
 #include <inttypes.h>
 #include <limits.h>
-#include <math.h>
 #include <omp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -84,19 +83,16 @@ static int read_input(const OptionTable *t, int argc, char **argv, int *i, Error
 }
 
 static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
-    const char *val = o->val_every_file ? "--val-every-file" : o->val_fraction > 0 ? "--val-fraction" : NULL;
     if (!*o->tokenizer || !*o->out)
         return FAIL(e, ERR_USAGE, "say --tokenizer bytes, or name a directory, and --out data/NAME", "%s missing",
                     *o->out ? "--tokenizer is" : *o->tokenizer ? "--out is" : "--tokenizer and --out are");
-    if (!*path_name(o->out) || directory_exists(o->out)) {
-        FAIL(e, ERR_USAGE, NULL, "--out %s: a directory, not what the names of shards begin with", o->out);
-        return error_hint(e, "say --out %s%sNAME", o->out, *path_name(o->out) ? "/" : "");
-    }
+    if (!*path_name(o->out) || directory_exists(o->out))
+        return FAIL(e, ERR_USAGE, "say --out DIRECTORY/NAME",
+                    "--out %s: a directory, not what the names of shards begin with", o->out);
     if (inputs == 0 && !*o->files_from)
         return FAIL(e, ERR_USAGE, "name a file or a directory, or - for standard input", "no INPUT");
-    if (o->split != SPLITS && val) return FAIL(e, ERR_USAGE, "choose one", "--split and %s contradict each other", val);
-    if (o->val_fraction > 0 && o->val_every_file)
-        return FAIL(e, ERR_USAGE, "choose one", "--val-fraction and --val-every-file contradict each other");
+    if ((o->split != SPLITS) + (o->val_fraction > 0) + (o->val_every_file > 0) > 1)
+        return FAIL(e, ERR_USAGE, "choose one", "--split, --val-fraction and --val-every-file contradict each other");
     if (*o->separator && o->format == FORMAT_JSONL)
         return FAIL(e, ERR_USAGE, "every line of jsonl is a document", "--separator does not go with --format jsonl");
     return 0;
@@ -151,23 +147,19 @@ __attribute__((format(printf, 1, 2))) static void print_note(const char *format,
     va_end(arguments);
 }
 
-// Prints progress on stderr: every 0.2 s on a terminal, at most once per log_interval in a log. `last` prints 100%.
+// Prints progress on stderr: every 0.2 s on a terminal, at most once per log_interval in a log.
 static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
     const struct SplitState *splits = run->writer.split;
     bool terminal = isatty(STDERR_FILENO);
     double seconds = clock_seconds() - run->start, every = terminal ? 0.2 : log_interval(seconds);
-    double done = last ? 1 : run->total_bytes ? fmin(1, (double)bytes / (double)run->total_bytes) : 0;
-    int left = done > 0 ? (int)(seconds / done * (1 - done)) : 0;
-    Line line = {0};
-    char text[200];
+    char text[128], total[32] = "";
     if (last ? !terminal && run->shown == 0 : seconds - run->shown < every) return;
     run->shown = seconds;
-    if (done > 0) line_add(&line, 4, "%5.1f%%", floor(1000 * done) / 10);
-    if (done > 0) line_add(&line, 3, "  ETA %d:%02d:%02d", left / 3600, left / 60 % 60, left % 60);
-    line_add(&line, 2, "  %.1f MB  %.1f MB/s", (double)bytes / 1e6, (double)bytes / 1e6 / (seconds + 1e-9));
-    line_add(&line, 1, "  %" PRIu64 " tokens", splits[TRAIN].tokens + splits[VAL].tokens);
-    line_fit(&line, terminal_columns(stderr) - terminal, text, sizeof text);
-    fprintf(stderr, "%s%s%s", terminal ? "\r\x1b[K" : "", text, last || !terminal ? "\n" : "");
+    if (run->total_bytes) snprintf(total, sizeof total, " of %.1f", (double)run->total_bytes / 1e6);
+    snprintf(text, sizeof text, "%.1f%s MB  %.1f MB/s  %" PRIu64 " tokens", (double)bytes / 1e6, total,
+             (double)bytes / 1e6 / (seconds + 1e-9), splits[TRAIN].tokens + splits[VAL].tokens);
+    fprintf(stderr, "%s%.*s%s", terminal ? "\r\x1b[K" : "", terminal_columns(stderr) - terminal, text,
+            last || !terminal ? "\n" : "");
 }
 
 // Adds the faults of a block. Prints the run's first fault only when a second arrives: run_blocks returns a lone

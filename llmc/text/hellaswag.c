@@ -1,6 +1,5 @@
 #include "text/hellaswag.h"
 
-#include "text/shards.h"
 #include "base/files.h"
 #include "base/text.h"
 
@@ -66,12 +65,12 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     const cJSON *context = json_get(object, "ctx"), *endings = json_get(object, "endings"), *ending;
     const cJSON *label = json_get(object, "label");
     const char *digits = cJSON_GetStringValue(label);
-    int endings_count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0, i = 0;
+    int endings_count = cJSON_GetArraySize(endings), strings = 0, i = 0;
     size_t count[1 + ENDINGS_MAX];
-    if (!cJSON_IsObject(object)) return FAIL(e, ERR_INPUT, HINT_FILE, "not a JSON object");
-    if (!cJSON_IsString(context) || !*context->valuestring) return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\"");
-    if (endings_count < 2 || endings_count > ENDINGS_MAX)
-        return FAIL(e, ERR_INPUT, HINT_FILE, "\"endings\" is not a list of 2 to %d strings", ENDINGS_MAX);
+    cJSON_ArrayForEach(ending, endings) strings += cJSON_IsString(ending);
+    if (!cJSON_IsString(context) || !*context->valuestring || strings < 2 || strings > ENDINGS_MAX ||
+        strings < endings_count)
+        return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\" with 2 to %d texts in \"endings\"", ENDINGS_MAX);
     bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // or a number without quotes
     double right = quoted ? strtod(digits, NULL) : json_whole(label, 0, endings_count - 1) ? label->valuedouble : -1;
     if (!(right >= 0 && right < endings_count))
@@ -80,7 +79,6 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     uint16_t *out = h->tokens + h->token_count;
     TRY(encoder_run(encoder, context->valuestring, strlen(context->valuestring), out, &count[0], e));
     cJSON_ArrayForEach(ending, endings) {
-        if (!cJSON_IsString(ending)) return FAIL(e, ERR_INPUT, HINT_FILE, "an ending is not a string");
         out += count[i++];
         TRY(encoder_run(encoder, text, (size_t)sprintf(text, " %s", ending->valuestring), out, &count[i], e));
     }
@@ -163,13 +161,10 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     *h = (HellaSwag){.vocab_size = vocab_size, .seq_len = seq_len, .rows = (Row *)(h + 1)};
     h->tokens = (uint16_t *)(h->rows + rows);
     memcpy(&magic, file, size_min(bytes, sizeof magic));
-    if (magic == SHARD_MAGIC) code = FAIL(e, ERR_INPUT, "give it to --val", "token shards, not questions");
-    else if (magic == MAGIC) code = bin_questions(h, file, bytes, e);
-    else code = jsonl_read(h, file, bytes, tokenizer, e);
-    if (!code && h->info.questions == 0 && h->info.left_out)
-        code = FAIL(e, ERR_INPUT, "use a longer --seq-len", "all %d questions have endings of more than %d tokens",
-                    h->info.left_out, seq_len);
-    else if (!code && h->info.questions == 0) code = FAIL(e, ERR_INPUT, HINT_FILE, "no question in it");
+    code = magic == MAGIC ? bin_questions(h, file, bytes, e) : jsonl_read(h, file, bytes, tokenizer, e);
+    if (!code && h->info.questions == 0)
+        code = FAIL(e, ERR_INPUT, "use a longer --seq-len, or another file",
+                    "no question in it whose endings have at most %d tokens", seq_len);
     if (code) error_prefix(e, "%s", path);
     h->info.width = (int)size_min(round_up((size_t)h->longest - 1, WIDTH_STEP), (size_t)seq_len);
     memory_free(file);

@@ -126,9 +126,7 @@ enum { SHORT_WORD = 64 }; // bytes of the longest word whose pairs lie on the st
 static int fail_unknown(const uint8_t *s, size_t bytes, Error *e) {
     size_t n = utf8_character(s, bytes);
     return FAIL(e, ERR_INPUT, "it knows the characters of the text that it was made of, and no others",
-                n ? "the tokenizer has no token for '%.*s', byte 0x%02x"
-                  : "the tokenizer has no token for %.*sbyte 0x%02x",
-                (int)n, (const char *)s, *s);
+                "the tokenizer has no token for '%.*s', byte 0x%02x", (int)n, (const char *)s, *s);
 }
 
 // Byte pair encoding: while any adjacent pair merges, merges all pairs of the lowest rank, from left to right. A word

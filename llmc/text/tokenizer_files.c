@@ -9,7 +9,6 @@
 //
 // These files write a byte as a character of "GPT-2's alphabet". A byte that prints in Latin-1 is itself. The other
 // bytes, 0x00 to 0x20, 0x7F to 0xA0 and 0xAD, are U+0100 to U+0143 in order.
-#define _GNU_SOURCE // memrchr
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -102,11 +101,9 @@ static double number_of(const cJSON *item) { return cJSON_IsNumber(item) ? item-
 
 // Sets *token to a token's number from a file. The vocabulary grows to hold it.
 static int read_number(VocabReader *r, const char *path, const char *name, double number, int *token, Error *e) {
-    if (!(number >= 0 && number < 1e9) || number != (int)number)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: the number of token '%s' is malformed", path, name);
-    if (number >= VOCAB_MAX)
-        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens",
-                    "%s: token '%s' is number %.0f, and shards hold 16 bits", path, name, number);
+    if (!(number >= 0 && number < VOCAB_MAX) || number != (int)number)
+        return FAIL(e, ERR_INPUT, "use GPT-2's vocabulary, or one of at most 65536 tokens: shards hold 16 bits",
+                    "%s: token '%s' has no number from 0 to 65535", path, name);
     *token = (int)number;
     if (r->t->vocab_size <= *token) r->t->vocab_size = *token + 1;
     return 0;
@@ -154,20 +151,16 @@ static bool splits_as_gpt2(const cJSON *words) {
 static int check_kind(const cJSON *root, const char *path, Error *e) {
     const cJSON *model = json_get(root, "model"), *type = json_get(model, "type");
     const cJSON *normalizer = only_part(json_get(root, "normalizer"), "normalizers");
-    bool none = !normalizer || cJSON_IsNull(normalizer) ||
-                (is_text(json_get(normalizer, "type"), "Sequence") &&
-                 cJSON_GetArraySize(json_get(normalizer, "normalizers")) == 0);
-    const char *why = NULL, *field = member_on(model, " type vocab merges unk_token fuse_unk ");
-    if (!field)
-        field = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model "
+    const cJSON *kind = json_get(normalizer, "type"), *parts = json_get(normalizer, "normalizers");
+    const char *other = member_on(model, " type vocab merges unk_token fuse_unk ");
+    if (!other)
+        other = member_on(root, " version truncation padding added_tokens pre_tokenizer post_processor decoder model "
                                 "normalizer ");
-    if (type && !is_text(type, "BPE")) why = "its model is not BPE";
-    else if (!none) why = "it has a normalizer";
-    else if (!splits_as_gpt2(json_get(root, "pre_tokenizer")))
-        why = "its pre_tokenizer does not split text as GPT-2's ByteLevel does";
-    if (!why && !field) return 0;
-    return FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: %s%s", path, why ? why : "it has ",
-                why ? "" : field);
+    if (type && !is_text(type, "BPE")) other = "another model than BPE";
+    else if (kind && !(is_text(kind, "Sequence") && cJSON_GetArraySize(parts) == 0)) other = "a normalizer";
+    else if (!splits_as_gpt2(json_get(root, "pre_tokenizer"))) other = "another pre_tokenizer than GPT-2's ByteLevel";
+    if (!other) return 0;
+    return FAIL(e, ERR_INPUT, "only GPT-2's kind of tokenizer is known", "%s: it has %s", path, other);
 }
 
 static int read_vocab(VocabReader *r, Error *e) {
@@ -194,19 +187,15 @@ static int read_added(VocabReader *r, int file, Error *e) {
     static const char *const lists[ADDED_FILES] = {"added_tokens", "added_tokens_decoder", NULL};
     const char *path = r->files[file].path;
     const cJSON *list = r->files[file].json.root, *item;
-    bool array = file == TOKENIZER_JSON;
     int token = 0;
     if (lists[file]) list = json_get(list, lists[file]);
-    if (list && !(array ? cJSON_IsArray(list) : cJSON_IsObject(list)))
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s: its %s is not an %s", path, lists[file], array ? "array" : "object");
     cJSON_ArrayForEach(item, list) {
         const char *name = file == ADDED_TOKENS ? item->string : cJSON_GetStringValue(json_get(item, "content"));
-        if (!name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an entry of %s lacks its content", path, lists[file]);
-        double number = array ? number_of(json_get(item, "id")) : number_of(item);
-        const char *key = file == TOKENIZER_CONFIG ? item->string : "";
+        if (!name || !*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: an added token has no text", path);
+        double number = number_of(file == TOKENIZER_JSON ? json_get(item, "id") : item);
+        const char *key = file == TOKENIZER_CONFIG && item->string ? item->string : "";
         if (*key) number = key[strspn(key, "0123456789")] ? -1 : strtod(key, NULL);
         TRY(read_number(r, path, name, number, &token, e));
-        if (!*name) return FAIL(e, ERR_INPUT, HINT_GET, "%s: added token %d has no text", path, token);
         const char *unknown = member_on(item, " id content normalized special __type ");
         if (unknown)
             return FAIL(e, ERR_INPUT, "only added tokens that are matched literally, next to any text, are supported",
@@ -234,11 +223,6 @@ static int find_eot(const VocabReader *r) {
     return -1;
 }
 
-// Returns the slot of the token with these bytes, or the empty slot for it.
-static uint32_t *text_slot(const Tokenizer *t, const char *text, size_t bytes) {
-    return tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes);
-}
-
 // Fills text, start and by_text from the names. Clears ADDED of the end token: encoding never finds it in a text.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
@@ -254,7 +238,7 @@ static int spell_tokens(VocabReader *r, Error *e) {
             bytes = (int)length;
             t->flags[i] |= TOKEN_LITERAL;
         }
-        uint32_t *slot = text_slot(t, text, (size_t)bytes);
+        uint32_t *slot = tokenizer_slot(t, hash_bytes(HASH_START, text, (size_t)bytes), text, (size_t)bytes);
         if (*slot)
             return FAIL(e, ERR_INPUT, HINT_GET, "%s: tokens %u and %d are the same bytes", r->directory, *slot - 1, i);
         *slot = (uint32_t)i + 1;
@@ -271,26 +255,24 @@ static int spell_tokens(VocabReader *r, Error *e) {
     return 0;
 }
 
-static int token_of(const Tokenizer *t, const char *text, int bytes) { // -1: none
-    return bytes > 0 ? (int)*text_slot(t, text, (size_t)bytes) - 1 : -1;
+static int token_of(const Tokenizer *t, const char *text, size_t bytes) { // -1: none
+    return (int)*tokenizer_slot(t, hash_bytes(HASH_START, text, bytes), text, bytes) - 1;
 }
 
 // Adds the merge of a line. `number` counts the lines of merges.txt, or the elements of model.merges, from 1. text:
 // scratch with room for the line.
 static int add_merge(VocabReader *r, int number, const char *line, size_t length, char *text, Error *e) {
-    const char *space = memchr(line, ' ', length), *why = NULL;
-    bool two = space && memrchr(line, ' ', length) == space;
-    int n = two ? alphabet_decode(line, (size_t)(space - line), text) : -1;
+    const char *space = memchr(line, ' ', length); // the alphabet has none
+    int n = space ? alphabet_decode(line, (size_t)(space - line), text) : -1, left = -1, right = -1, merged = -1;
     int m = n > 0 ? alphabet_decode(space + 1, (size_t)(line + length - space - 1), text + n) : -1;
-    int left = m > 0 ? token_of(r->t, text, n) : -1, right = m > 0 ? token_of(r->t, text + n, m) : -1;
-    int merged = m > 0 ? token_of(r->t, text, n + m) : -1;
-    if (!two) why = "is not two tokens with a space between them";
-    else if (left < 0 || right < 0) why = "has a token that is not in the vocabulary";
-    else if (merged < 0) why = "merges to a token that the vocabulary lacks";
-    else if (r->t->merge_count == MERGES_MAX) why = "is one merge too many";
-    if (why)
-        return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' %s", r->merges_path, r->listed ? "merge" : "line", number,
-                    (int)size_min(length, 100), line, why);
+    if (m > 0) {
+        left = token_of(r->t, text, (size_t)n);
+        right = token_of(r->t, text + n, (size_t)m);
+        merged = token_of(r->t, text, (size_t)(n + m));
+    }
+    if (left < 0 || right < 0 || merged < 0 || r->t->merge_count == MERGES_MAX)
+        return FAIL(e, ERR_INPUT, HINT_GET, "%s %s %d: '%.*s' is not two tokens that merge to another one",
+                    r->merges_path, r->listed ? "merge" : "line", number, (int)size_min(length, 100), line);
     tokenizer_add_merge(r->t, (Merge){(uint16_t)left, (uint16_t)right, (uint16_t)merged});
     return 0;
 }
@@ -420,7 +402,6 @@ static void put_merges(const Tokenizer *t, FILE *f) {
 }
 
 static void put_config(const Tokenizer *t, int context, FILE *f) {
-    static const char *const bools[] = {"false", "true"};
     static const char *const names[] = {"bos_token", "eos_token", "unk_token"};
     fputs("{\"tokenizer_class\": \"GPT2Tokenizer\", \"add_prefix_space\": false", f);
     for (int i = 0; i < 3; i++) {
@@ -437,7 +418,8 @@ static void put_config(const Tokenizer *t, int context, FILE *f) {
         fprintf(f,
                 "\", \"lstrip\": false, \"normalized\": %s, \"rstrip\": false, \"single_word\": false, "
                 "\"special\": %s}",
-                bools[(t->flags[token] & TOKEN_NORMALIZED) != 0], bools[(t->flags[token] & TOKEN_SPECIAL) != 0]);
+                t->flags[token] & TOKEN_NORMALIZED ? "true" : "false",
+                t->flags[token] & TOKEN_SPECIAL ? "true" : "false");
     }
     fputs(t->added_count ? "}}\n" : "}\n", f);
 }

@@ -455,44 +455,40 @@ static void test_bad_files(void) {
         {"vocab.json", "", "vocab.json: malformed JSON at byte 0"},
         {"vocab.json", "[1, 2]", "not a JSON object"},
         {"vocab.json", "{} x", "malformed JSON at byte 3"},
-        {"vocab.json", "{'a': '0'}", "the number of token 'a' is malformed"},
-        {"vocab.json", "{'a': -1}", "the number of token 'a' is malformed"},
-        {"vocab.json", "{'a': 0.5}", "the number of token 'a' is malformed"},
-        {"vocab.json", "{'a': 65536}", "shards hold 16 bits"},
+        {"vocab.json", "{'a': '0'}", "token 'a' has no number from 0 to 65535"},
+        {"vocab.json", "{'a': -1}", "token 'a' has no number from 0 to 65535"},
+        {"vocab.json", "{'a': 0.5}", "token 'a' has no number from 0 to 65535"},
+        {"vocab.json", "{'a': 65536}", "token 'a' has no number from 0 to 65535"},
         {"vocab.json", "{'a': 0, 'b': 0}", "two tokens are number 0"},
         {"vocab.json", "{'a': 0, 'b': 2}", ".: token number 1 is missing"},
         {"vocab.json", "{'a': 0, 'a': 1}", "tokens 0 and 1 are the same bytes"},
         {"vocab.json", "{'a': 0, 'b': 1}", "byte 0x00 is missing"},
         {"merges.txt", "#version: 0.2\na b\nx y z\n", "merges.txt line 3: 'x y z' is not two tokens"},
         {"merges.txt", "a b\nab\n", "merges.txt line 2: 'ab' is not two tokens"},
-        {"merges.txt", "a b\n\nqq c\n", "merges.txt line 3: 'qq c' has a token that is not in the vocabulary"},
-        {"merges.txt", "c a\n", "merges.txt line 1: 'c a' merges to a token that the vocabulary lacks"},
-        {DECODER("[{'content': '<|x|>'}]"), "tokenizer_config.json: its added_tokens_decoder is not an object"},
-        {DECODER("'260'"), "added_tokens_decoder is not an object"},
-        {DECODER("null"), "added_tokens_decoder is not an object"},
-        {DECODER("{'260': '<|x|>'}"), "lacks its content"},
-        {DECODER("{'260': ['<|x|>']}"), "lacks its content"},
-        {DECODER("{'': {'content': '<|x|>'}}"), "the number of token '<|x|>' is malformed"},
-        {DECODER("{'0x104': {'content': '<|x|>'}}"), "the number of token '<|x|>' is malformed"},
-        {DECODER("{'260 ': {'content': '<|x|>'}}"), "the number of token '<|x|>' is malformed"},
-        {DECODER("{'-1': {'content': '<|x|>'}}"), "the number of token '<|x|>' is malformed"},
+        {"merges.txt", "a b\n\nqq c\n", "merges.txt line 3: 'qq c' is not two tokens"},
+        {"merges.txt", "c a\n", "merges.txt line 1: 'c a' is not two tokens that merge"},
+        {DECODER("[{'content': '<|x|>'}]"), "tokenizer_config.json: token '<|x|>' has no number"},
+        {DECODER("{'260': '<|x|>'}"), "an added token has no text"},
+        {DECODER("{'260': ['<|x|>']}"), "an added token has no text"},
+        {DECODER("{'': {'content': '<|x|>'}}"), "token '<|x|>' has no number from 0 to 65535"},
+        {DECODER("{'0x104': {'content': '<|x|>'}}"), "token '<|x|>' has no number from 0 to 65535"},
+        {DECODER("{'260 ': {'content': '<|x|>'}}"), "token '<|x|>' has no number from 0 to 65535"},
+        {DECODER("{'-1': {'content': '<|x|>'}}"), "token '<|x|>' has no number from 0 to 65535"},
         {DECODER("{'256': {'content': 'ab c'}}"), "added token 'ab c' is number 256, which is another"},
         {DECODER("{'260': {'content': '<|x|>'}, '262': {'content': '<|y|>'}}"), ".: token number 261 is missing"},
         {"added_tokens.json", "{'<|x|>': 260, '<|y|>': 262}", ".: token number 261 is missing"},
         {DECODER("{'260': {'content': '<|x|>'}, '261': {'content': '<|x|>'}}"),
          ".: tokens 260 and 261 are the same bytes"},
         {"added_tokens.json", "['<|x|>']", "added_tokens.json: not a JSON object"},
-        {"added_tokens.json", "{'<|x|>': '260'}", "the number of token '<|x|>' is malformed"},
-        {ALL, "{'added_tokens': {'260': {'content': '<|x|>', 'id': 260}}}",
-         "tokenizer.json: its added_tokens is not an array"},
-        {ALL, "{'added_tokens': [{'content': '<|x|>'}]}", "the number of token '<|x|>' is malformed"},
+        {"added_tokens.json", "{'<|x|>': '260'}", "token '<|x|>' has no number from 0 to 65535"},
+        {ALL, "{'added_tokens': [{'content': '<|x|>'}]}", "token '<|x|>' has no number from 0 to 65535"},
     };
     static const BadFile alone[] = {
-#define WORDS                  "its pre_tokenizer does not split text as GPT-2's"
+#define WORDS                  "it has another pre_tokenizer than GPT-2's"
 #define BYTES                  "'pre_tokenizer': {'type': 'ByteLevel'}"
 #define ADDED_TO(vocab, added) ALL, "{" BYTES ", 'model': {'vocab': {" vocab "}}, 'added_tokens': [" added "]}"
         {ALL, "{}", WORDS},
-        {ALL, "{'model': {'type': 'WordPiece'}}", "its model is not BPE"},
+        {ALL, "{'model': {'type': 'WordPiece'}}", "it has another model than BPE"},
         {ALL, "{'normalizer': {'type': 'NFC'}}", "it has a normalizer"},
         {ALL, "{'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'NFC'}]}}", "it has a normalizer"},
         {ALL, "{'pre_tokenizer': {'type': 'Split'}}", WORDS},
@@ -510,10 +506,10 @@ static void test_bad_files(void) {
         {ALL, "{" BYTES ", 'model': {'byte_fallback': true}}", "it has byte_fallback"},
         {ALL, "{" BYTES ", 'another': 1}", "it has another"},
         {ALL, "{'pre_tokenizer': {'type': 'ByteLevel'}}", "no model.vocab"},
-        {ADDED_TO("", "{'id': 1}"), "lacks its content"},
+        {ADDED_TO("", "{'id': 1}"), "an added token has no text"},
         {ADDED_TO("'a': 0", "{'id': 0, 'content': 'b'}"), "added token 'b' is number 0, which is another"},
         {ADDED_TO("", "{'id': 0, 'content': '<mask>', 'lstrip': true}"), "added token '<mask>' has lstrip"},
-        {ADDED_TO("", "{'id': 0, 'content': ''}"), "has no text"},
+        {ADDED_TO("", "{'id': 0, 'content': ''}"), "an added token has no text"},
     };
     remove_files();
     CHECK(!tokenizer_exists("."), "a tokenizer in an empty directory");
@@ -555,7 +551,7 @@ static void check_characters(void) {
     CHECK_ERROR(tokenizer_encode(t, "ab ax", 5, tokens, &count, &e), &e, ERR_INPUT, "no token for 'x', byte 0x78");
     CHECK_ERROR(tokenizer_encode(t, "a\xc3\xa8", 3, tokens, &count, &e), &e, ERR_INPUT,
                 "no token for '\xc3\xa8', byte 0xc3");
-    CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "no token for byte 0xff");
+    CHECK_ERROR(tokenizer_encode(t, "a\xff", 2, tokens, &count, &e), &e, ERR_INPUT, "byte 0xff");
     CHECK_OK(save(t), &e);
     tokenizer_destroy(t);
     char vocab[200] = "";
