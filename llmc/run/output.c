@@ -123,7 +123,6 @@ int write_run_json(Run *r, Error *e) {
     if (!code) put_run_json(new.f, r, old.root);
     if (!code) code = text_end(&new, e);
     if (!code) code = file_replace(archive->dir, path, new.text, new.bytes, e);
-    if (!code) code = run_state_describe(r, e);
     text_free(&new);
     json_free(&old);
     return code;

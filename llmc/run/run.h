@@ -83,7 +83,6 @@ typedef struct {
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save
     bool changed[OPTION_COUNT]; // in a resumed run: options that differ from the part before
-    char *about;                // run_state_describe
     struct {
         bool searched; // the search for a checkpoint to resume from was made
         Newest newest;
@@ -158,7 +157,7 @@ int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the lo
 int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 
-// Writes run.json and calls run_state_describe. The first call chooses the run's id (output.c).
+// Writes run.json. The first call chooses the run's id (output.c).
 int write_run_json(Run *r, Error *e);
 
 // True if the run saves a checkpoint before its end, from the saver's copy.

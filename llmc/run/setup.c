@@ -478,7 +478,6 @@ int run_destroy(Run *r, Error *e) {
     loader_destroy(r->data.loader);
     int code = metrics_close(r->output.metrics, e);
     archive_close(&r->saving.archive);
-    free(r->saving.about);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);

@@ -373,44 +373,25 @@ static int keep_hours(StateIO *io, Run *r, Error *e) {
 
 // ---- The file -------------------------------------------------------------------------------------------------------
 
-// Returns the text of a walk in *text, and ends the walk. Free *text with free().
-static int print_walk(StateIO *io, char **text) {
-    *text = io->code ? NULL : cJSON_Print(io->root);
-    cJSON_Delete(io->root);
-    return io->code || *text ? io->code : out_of_memory(io->e);
-}
-
-int run_state_describe(Run *r, Error *e) {
-    StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
-    char engine[256];
-    cJSON *options;
-    engine_describe(r->setup.engine, engine, sizeof engine);
-    io_identity(&io, &r->setup, &r->data);
-    put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
-    put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
-    if (!io.code) io.code = options_item(&r->setup.options, true, &options, e);
-    if (!io.code) put(&io, "options", options);
-    free(r->saving.about);
-    return print_walk(&io, &r->saving.about);
-}
-
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     StateIO io = {.root = cJSON_CreateObject(), .writing = true, .e = e};
     int64_t format = STATE_FORMAT;
     Position position = r->position;
-    char *begin, *end = r->saving.about + 1; // the text after its first brace
-    *text = NULL;
+    char engine[256];
+    cJSON *options;
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
     io_position(&io, &position);
-    TRY(print_walk(&io, &begin));
-    const size_t before = strlen(begin) - 2, after = strlen(end); // without "\n}"
-    *bytes = before + 1 + after;
-    *text = realloc(begin, *bytes + 1);
-    if (!*text) return free(begin), out_of_memory(e);
-    (*text)[before] = ',';
-    memcpy(*text + before + 1, end, after + 1);
-    return 0;
+    io_identity(&io, &r->setup, &r->data);
+    engine_describe(r->setup.engine, engine, sizeof engine);
+    put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
+    put(&io, "ranks", cJSON_CreateNumber(r->setup.comm->ranks));
+    if (!io.code) io.code = options_item(&r->setup.options, true, &options, e);
+    if (!io.code) put(&io, "options", options);
+    *text = io.code ? NULL : cJSON_Print(io.root);
+    cJSON_Delete(io.root);
+    if (*text) *bytes = strlen(*text);
+    return io.code || *text ? io.code : out_of_memory(e);
 }
 
 // Opens DIRECTORY/state.json; json_free it after success. path: PATH_MAX bytes.

@@ -47,10 +47,6 @@ typedef struct {
 
 typedef struct Run Run; // run.h
 
-// Sets r->saving.about: the fields of state.json that only a changed option changes. Call it before the first save, and
-// when an option changes.
-int run_state_describe(Run *r, Error *e);
-
 // Writes the text of state.json to *text; free it with free(). NULL on failure.
 int run_state_write(const Run *r, char **text, size_t *bytes, Error *e);
 
