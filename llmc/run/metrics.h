@@ -19,7 +19,7 @@
 // A resume truncates both files to its checkpoint, so that every step is there once.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
-// write_waiting_log (save.h) makes room for them; more than LOG_WAITS_MAX bytes of them stop the run.
+// A save makes room for them; more than LOG_WAITS_MAX bytes of them stop the run.
 #pragma once
 
 #include "base/common.h"

@@ -138,12 +138,6 @@ void saver_destroy(Saver *s) {
 
 // ---- Rank 0 begins --------------------------------------------------------------------------------------------------
 
-// A checkpoint that somebody removed is no longer the newest or the best.
-static void forget_removed(Run *r) {
-    if (!archive_has(&r->saving.archive, r->saving.saved_step)) r->saving.saved_step = -1, r->saving.saved[0] = 0;
-    if (!archive_has(&r->saving.archive, r->position.at.best.step)) r->position.at.best = (BestPoint){.loss = INFINITY};
-}
-
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
@@ -329,33 +323,20 @@ static int await_written(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
-// ends: the run ends, too.
-static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
-    if (!is_rank0(&r->setup)) return;
-    print_folded(stderr, 9, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
-                 why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
-}
-
-// Adds to the error's remedy that the same command resumes. what: "" or "SOMETHING: ".
-static int hint_to_resume(const Run *r, Error *e, const char *what) {
-    char remedy[sizeof e->hint];
-    snprintf(remedy, sizeof remedy, "%s", e->hint);
-    return error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "", what,
-                      r->setup.options.fresh ? " without --fresh" : "");
-}
-
 // Adds the unsaved step, and the checkpoint to resume from, to the error of the save before the run's end.
 static int report_unsaved(const Run *r, Error *e) {
-    const bool stopped = r->position.stop && r->position.at.tokens < r->setup.options.run.horizon_tokens;
     const char *newest = r->saving.saved;
-    if (*newest) hint_to_resume(r, e, "");
-    return error_prefix(e, "%s%sstep %lld%s is not saved, and %s%s", stopped ? stop_cause(r) : "",
-                        stopped ? ": stopped after " : "", (long long)r->position.at.step, stopped ? ", which" : "",
-                        *newest ? "the newest checkpoint is " : "there is no checkpoint yet", newest);
+    char remedy[sizeof e->hint];
+    snprintf(remedy, sizeof remedy, "%s", e->hint);
+    if (*newest)
+        error_hint(e, "%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "",
+                   r->setup.options.fresh ? " without --fresh" : "");
+    return error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->position.at.step,
+                        *newest ? newest : "none yet");
 }
 
 // Reports a save that has ended, on rank 0. If the run waited for it, the caller reports a failure. After a failure the
-// best checkpoint is again the previous one, or none if that was removed meanwhile.
+// best checkpoint is again the previous one.
 static void report(Run *r) {
     Saver *s = r->saving.saver;
     BestPoint *best = &r->position.at.best;
@@ -365,8 +346,10 @@ static void report(Run *r) {
     text_free(&s->notes);
     if (s->error.code) {
         if (s->step == best->step) *best = r->saving.best_before;
-        forget_removed(r);
-        if (!s->waits) report_failure(r, s->step, &s->error, false);
+        if (!s->waits)
+            print_folded(stderr, 9,
+                         "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
+                         (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
@@ -389,20 +372,12 @@ int collect_save(Run *r, Error *e) {
 }
 
 void write_waiting_log(Run *r) {
-    const Saver *s = r->saving.saver;
-    const int64_t best = r->setup.options.keep_best ? r->position.at.best.step : 0;
-    const uint64_t waiting = metrics_waiting(r->output.metrics); // 0 on other ranks
     const bool warned = r->saving.log_waits;
     Error why;
-    r->saving.log_waits = waiting && metrics_flush(r->output.metrics, &why);
-    if (warned && !r->saving.log_waits) printf("note: the log is written again\n");
-    if (!r->saving.log_waits) return;
+    r->saving.log_waits = metrics_waiting(r->output.metrics) && metrics_flush(r->output.metrics, &why);
+    if (!r->saving.log_waits || warned) return;
     progress_break(&r->output.progress);
-    if (!warned) fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
-    forget_removed(r);
-    if (s->phase == IDLE) // a running save removes checkpoints itself
-        archive_make_room(&r->saving.archive, s->size + waiting, r->setup.options.keep, r->saving.saved_step, best,
-                          stderr, NULL, &why);
+    fprintf(stderr, "warning: %s: the log waits in memory\n", why.what);
 }
 
 // Waits until no save runs.
@@ -430,7 +405,6 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
     s->error = (Error){0};
     s->started = clock_seconds();
     if (is_rank0(&r->setup)) {
-        forget_removed(r);
         begun = r->saving.saved_step == s->step ? SAVED_ALREADY : begin_save(r, &s->error);
         if (begun > 0) report(r);
     }
@@ -468,37 +442,11 @@ int save_in_background(Run *r, Error *e) {
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
-    r->saving.last = true;
     TRY(save_next(r, true, &unsaved, e));
     if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
     else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
     return comm_agree(r->setup.comm, code, e);
-}
-
-// ---- The run ends ---------------------------------------------------------------------------------------------------
-
-// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. After an error
-// that they do not agree on it stays cleared, and ends the job.
-int save_at_error(Run *r, Error *e) {
-    Comm *comm = r->setup.comm;
-    const Saver *s = r->saving.saver;
-    const bool settled = comm->settled;
-    const int speaker = comm->speaker;
-    char what[ARCHIVE_PATH + 100];
-    Error failed = {0};
-    int unsaved = 1;
-    comm->settled = false;
-    int code = parallel_send_weights(&r->setup.parallel, &failed);
-    if (!code) code = compare_ranks(r, &failed);
-    if (!code) code = save_next(r, true, &unsaved, &failed);
-    if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
-    if (code || unsaved) report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
-    if (code || unsaved) return 0;
-    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)s->step, r->setup.options.out,
-             (long long)s->step);
-    hint_to_resume(r, e, what);
-    return 0;
 }
 
 void end_save(Run *r) {

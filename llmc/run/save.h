@@ -5,10 +5,9 @@
 // | --- | --- | --- | --- |
 // | --checkpoint-every, a lowest validation loss | save_in_background | no    | is printed; training continues       |
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
-// | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step
-// that is saved already is not saved again.
+// All ranks call these together after parallel_send_weights and compare_ranks. A step that is saved already is not saved
+// again.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
@@ -32,7 +31,7 @@
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
 //   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
 //      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
-//      that; earlier only if the disk has no room for both, or for the log.
+//      that; earlier only if the disk has no room for both and the lines that wait.
 #pragma once
 
 #include "model/model.h"
@@ -53,7 +52,6 @@ void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
-int save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
 // writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress. Zeros for NULL.
 typedef struct {
@@ -69,8 +67,8 @@ int collect_save(Run *r, Error *e);
 // timeout, so that it reports the error first.
 void end_save(Run *r);
 
-// Call after collect_save. Writes the lines of the log that wait because the disk is full. If that fails, removes older
-// checkpoints to make room, as a save would.
+// Call after collect_save. Writes the lines of the log that wait because the disk is full. The next save makes room for
+// them.
 void write_waiting_log(Run *r);
 
 // ---- For the loop and the saves -------------------------------------------------------------------------------------
