@@ -1,6 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include "base/hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/llmc_bin.h"
@@ -8,7 +7,6 @@
 #include "math/layernorm.h"
 
 #include <limits.h>
-#include <math.h>
 #include <string.h>
 
 enum {
@@ -29,11 +27,9 @@ bool checkpoint_is_model(const char *path) { return llmc_bin_is(path) || directo
 static int config_int(const JsonText *json, const char *path, const char *name, int *out, Error *e) {
     const cJSON *item = json_get(json->root, name);
     if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
-    if (cJSON_IsNumber(item) && item->valuedouble > INT_MAX)
-        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is %.0f, more than is possible", path, name,
-                    item->valuedouble);
     if (!json_whole(item, 1, INT_MAX))
-        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one", path, name);
+        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one, or too large",
+                    path, name);
     *out = (int)item->valuedouble;
     return 0;
 }
@@ -99,30 +95,12 @@ int checkpoint_read_config(const char *directory, ModelConfig *config, Error *e)
     return code;
 }
 
-static int token_or(const cJSON *item, int vocab, int otherwise) {
-    return json_whole(item, 0, vocab - 1) ? (int)item->valuedouble : otherwise;
-}
+int checkpoint_end_of_text(int vocab, int eot) { return eot < 0 && vocab == GPT2_VOCAB ? GPT2_VOCAB - 1 : eot; }
 
-TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot) {
-    char file[PATH_MAX];
-    JsonText json;
-    Error ignored; // checkpoint_read_config reports errors
-    if (eot < 0 && vocab == GPT2_VOCAB) eot = GPT2_VOCAB - 1;
-    TextTokens text = {eot, eot};
-    if (path_join(file, sizeof file, path, "config.json", &ignored) ||
-        json_read(&json, file, 1 << 20, fetch_again, &ignored))
-        return text;
-    text.bos = token_or(json_get(json.root, "bos_token_id"), vocab, eot);
-    text.eos = token_or(json_get(json.root, "eos_token_id"), vocab, eot);
-    json_free(&json);
-    return text;
-}
-
-int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, TextTokens ends, double dropout, Error *e) {
-    char bos[16] = "null", eos[16] = "null", drop[32], text[1024];
+int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, int eot, double dropout, Error *e) {
+    char end[16] = "null", drop[32], text[1024];
     snprintf(drop, sizeof drop, dropout == 0 ? "%.1f" : "%.15g", dropout);
-    if (ends.bos >= 0) snprintf(bos, sizeof bos, "%d", ends.bos);
-    if (ends.eos >= 0) snprintf(eos, sizeof eos, "%d", ends.eos);
+    if (eot >= 0) snprintf(end, sizeof end, "%d", eot);
     int bytes = snprintf(
         text, sizeof text,
         "{\n  \"model_type\": \"gpt2\",\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"n_layer\": %d,\n"
@@ -131,11 +109,11 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, TextTokens 
         "  \"resid_pdrop\": %s,\n  \"embd_pdrop\": %s,\n  \"attn_pdrop\": %s,\n  \"tie_word_embeddings\": true,\n"
         "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"dtype\": \"float32\",\n  \"torch_dtype\": "
         "\"float32\"\n}\n",
-        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, drop, drop, drop, bos,
-        eos);
+        c->layers, c->heads, c->channels, c->vocab, c->context, c->context, LAYERNORM_EPSILON, drop, drop, drop, end,
+        end);
     TRY(manifest_save(manifest, "config.json", text, (size_t)bytes, e));
     bytes = snprintf(text, sizeof text, "{\"_from_model_config\": true, \"bos_token_id\": %s, \"eos_token_id\": %s}\n",
-                     bos, eos);
+                     end, end);
     return manifest_save(manifest, "generation_config.json", text, (size_t)bytes, e);
 }
 
@@ -235,32 +213,6 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
-// Checks that an output layer in the files equals wte: GPT-2 ties the two.
-static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
-    const char *const name = "lm_head.weight", *const hint = "only GPT-2 as published is trained here: it ties the two";
-    const SafetensorsEntry *head = find_tensor(files, name), *tied = find_tensor(files, wte->name);
-    float *values;
-    if (!head) return 0;
-    if (head->dimensions != 2 || head->shape[0] != wte->rows || head->shape[1] != wte->columns)
-        return FAIL(e, ERR_INPUT, hint, "%s: tensor %s from byte %llu on has another shape than %s (%zu x %zu)",
-                    head->reader->path, name, data_byte(head), wte->name, wte->rows, wte->columns);
-    TRY(memory_alloc((void **)&values, 2 * CHUNK * sizeof *values, "a file buffer", e));
-    int code = 0;
-    for (size_t first = 0, n; first < wte->count; first += n) {
-        n = size_min(CHUNK, wte->count - first);
-        TRY_GOTO(safetensors_read_f32(head, first, n, values, e));
-        TRY_GOTO(safetensors_read_f32(tied, first, n, values + CHUNK, e));
-        for (size_t i = 0; i < n; i++)
-            if (values[i] != values[CHUNK + i] && !(isnan(values[i]) && isnan(values[CHUNK + i])))
-                TRY_GOTO(FAIL(e, ERR_INPUT, hint, "%s: tensor %s is not %s: row %zu, column %zu has %g and %g",
-                              head->reader->path, name, wte->name, (first + i) / wte->columns,
-                              (first + i) % wte->columns, (double)values[i], (double)values[CHUNK + i]));
-    }
-done:
-    memory_free(values);
-    return code;
-}
-
 // Checks that the files have all tensors in config.json's shape, and no further layer.
 static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
     char more[40];
@@ -271,7 +223,7 @@ static int check_tensors(const ModelFiles *files, const char *directory, const M
         return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
                     "%s: tensor %s is of a layer beyond the %d of config.json", entry->reader->path, more,
                     model->config.layers);
-    return check_head(files, model_tensor(model, WTE, -1), e);
+    return 0;
 }
 
 // Hands a range of a flat array to `load`. The tensor begins at element `base` of the array.
@@ -285,29 +237,12 @@ static int load_range(const SafetensorsEntry *entry, StateKind kind, size_t base
     return 0;
 }
 
-static int hash_file(const char *path, uint64_t *hash, Error *e) {
-    FileDigest digest;
-    TRY(file_digest(path, &digest, e));
-    *hash = hash_bytes(*hash, path_name(path), strlen(path_name(path)) + 1);
-    *hash = hash_bytes(*hash, &digest.bytes, sizeof digest.bytes);
-    *hash = hash_bytes(*hash, digest.hash, sizeof digest.hash);
-    return 0;
-}
-
-int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e) {
+int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e) {
     char file[PATH_MAX];
-    Names names;
-    *hash = HASH_START;
-    if (llmc_bin_is(path)) return hash_file(path, hash, e);
-    TRY(directory_list(path, &names, e));
-    int code = 0;
-    for (int i = 0; i < names.count && !code; i++) {
-        if (!holds_weights(path, names.name[i])) continue;
-        code = path_join(file, sizeof file, path, names.name[i], e);
-        if (!code) code = hash_file(file, hash, e);
-    }
-    names_free(&names);
-    return code;
+    *digest = (FileDigest){0};
+    TRY(path_join(file, sizeof file, path, MODEL_FILE, e));
+    const char *weights = llmc_bin_is(path) ? path : file;
+    return file_missing(weights) ? 0 : file_digest(weights, digest, e);
 }
 
 int checkpoint_verify_model(const char *path, bool moments, Error *e) {

@@ -25,21 +25,15 @@ int checkpoint_refuse_pickle(const char *path, Error *e);
 // Reads the shape. ERR_INPUT if the file is missing or malformed, or describes a model that is not GPT-2.
 int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 
-// The tokens that begin and end a text, for programs that generate text; -1: none.
-typedef struct {
-    int bos, eos;
-} TextTokens;
-
-// Returns the tokens that the config.json at `path` names, if it exists and they are in the vocabulary. Else `eot`, the
-// tokenizer's end of text. If that is -1 (none): GPT-2's end of text, for a vocabulary of GPT-2's size.
-TextTokens checkpoint_text_tokens(const char *path, int vocab, int eot);
+// Returns `eot`, the tokenizer's end of text. If that is -1 (none): GPT-2's, for a vocabulary of GPT-2's size.
+int checkpoint_end_of_text(int vocab, int eot);
 
 // Compares a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names the file
 // that differs. A path without a manifest passes.
 int checkpoint_verify_model(const char *path, bool moments, Error *e);
 
-// Identifies a model without reading all of it: hashes the names, the sizes and a sample of its weights' files.
-int checkpoint_hash_model(const char *path, uint64_t *hash, Error *e);
+// Identifies a model without reading all of it. {0} if its weights are in several files.
+int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
 // Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. Checks all shapes first.
 int checkpoint_load_model(const char *path, const Model *model, StateWriter load, void *context, Error *e);
@@ -47,9 +41,9 @@ int checkpoint_load_model(const char *path, const Model *model, StateWriter load
 // Writes one line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);
 
-// Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. dropout:
-// the probability in training, for programs that train further.
-int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, TextTokens text, double dropout, Error *e);
+// Writes config.json and generation_config.json into the manifest's directory, and adds them to the manifest. eot: begins
+// and ends a text; -1: none. dropout: the probability in training. Both are for other programs.
+int checkpoint_save_config(Manifest *manifest, const ModelConfig *config, int eot, double dropout, Error *e);
 
 // Writes the path of a file that only a resume needs: "DIRECTORY/training/NAME", or an older build's "DIRECTORY/NAME".
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e);

@@ -94,12 +94,11 @@ int saver_create(Saver **out, const Run *r, Error *e) {
     TRY(memory_alloc_zero((void **)out, sizeof **out, "the saver", e));
     Saver *s = *out;
     const ModelConfig *config = &setup->model.config;
-    const int eot = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1;
-    const TextTokens text = checkpoint_text_tokens(setup->options.model, config->vocab, eot);
+    const int eot = checkpoint_end_of_text(config->vocab, setup->tokenizer ? tokenizer_eot(setup->tokenizer) : -1);
     s->run = r;
     s->size = saver_checkpoint_bytes(&setup->model, setup->tokenizer);
     s->same.dir = -1;
-    if (is_first) TRY(checkpoint_save_config(&s->same, config, text, setup->options.dropout, e));
+    if (is_first) TRY(checkpoint_save_config(&s->same, config, eot, setup->options.dropout, e));
     if (is_first && setup->tokenizer) TRY(tokenizer_save(setup->tokenizer, config->context, &s->same, e));
     s->pulse = (Pulse){count_piece, s};
     s->all = (Range){0, setup->model.flat_count};

@@ -128,8 +128,7 @@ static int setup_shape(Setup *setup, Error *e) {
     TRY(check_shape(setup, from_file, e));
     TRY(setup_tokenizer(setup, from_file, e));
     if (!o->document_mask) return 0;
-    int separator =
-        setup->tokenizer ? tokenizer_eot(setup->tokenizer) : checkpoint_text_tokens(o->model, config.vocab, -1).eos;
+    int separator = setup->tokenizer ? tokenizer_eot(setup->tokenizer) : checkpoint_end_of_text(config.vocab, -1);
     if (separator < 0)
         return FAIL(e, ERR_USAGE, "leave it out, or use a tokenizer with one (data/gpt2)",
                     "--document-mask: the vocabulary of %d tokens has no <|endoftext|> between documents",
@@ -395,10 +394,11 @@ int setup_same_data(const Run *r, Error *e) {
     const Ramp *ramp = &r->position.ramp;
     const uint64_t replay = hash_bytes(HASH_START, ramp->replay, sizeof *ramp->replay * (size_t)ramp->replay_steps);
     uint64_t model = HASH_START;
-    FileDigest questions = {0};
+    FileDigest weights = {0}, questions = {0};
     int code = 0;
     if (s->comm->ranks == 1) return 0;
-    if (s->source[0]) code = checkpoint_hash_model(s->source, &model, e);
+    if (s->source[0]) code = checkpoint_digest_model(s->source, &weights, e);
+    model = hash_bytes(model, weights.hash, sizeof weights.hash);
     model = hash_bytes(model, &s->model.config, sizeof s->model.config); // the vocabulary may come from the tokenizer
     model = hash_bytes(model, &s->shape.separator, sizeof s->shape.separator);
     if (!code && r->data.hellaswag) code = file_digest(s->options.hellaswag, &questions, e);

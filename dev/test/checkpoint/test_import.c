@@ -53,17 +53,15 @@ static void check_received(const char *path) {
 }
 
 // Writes config.json and all weights.
-static void save_all(const char *directory, TextTokens ends) {
+static void save_all(const char *directory) {
     Error e = {0};
     CHECK_OK(directory_create(directory, &e), &e);
     Manifest manifest = {.dir = open(directory, O_RDONLY)};
-    CHECK_OK(checkpoint_save_config(&manifest, &model.config, ends, 0, &e), &e);
+    CHECK_OK(checkpoint_save_config(&manifest, &model.config, -1, 0, &e), &e);
     CHECK_OK(save_model(directory, &model, give, NULL, &e), &e);
     close(manifest.dir);
     manifest_free(&manifest);
 }
-
-static const TextTokens no_ends = {-1, -1};
 
 // ---- safetensors ----------------------------------------------------------------------------------------------------
 
@@ -90,7 +88,7 @@ static void test_beyond_a_chunk(void) {
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
     for (size_t i = 0; i < model.flat_count; i++) values[i] = (float)(i + 1);
-    save_all("large", no_ends);
+    save_all("large");
     check_received("large");
     memset(received, 0, model.flat_count * sizeof *received);
     CHECK_OK(checkpoint_load_optimizer("large", &model, NULL, 0, receive_moments, NULL, &e), &e);
@@ -119,11 +117,8 @@ static void write_tensor(SafetensorsWriter *writer, const Tensor *t, Safetensors
     }
 }
 
-// Writes the tensors whose index is `part` modulo `parts`; and a head of `head` rows, 0: none, as wte but for 1 added to its
-// element `changed`.
-static void write_file(const char *path, SafetensorsType type, int part, int parts, const char *prefix, uint64_t head,
-                       size_t changed) {
-    const Tensor *wte = model_tensor(&model, WTE, -1);
+// Writes the tensors whose index is `part` modulo `parts`.
+static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
     SafetensorsWriter *writer;
     Error e = {0};
     CHECK_OK(writer_create(&writer, path, &e), &e);
@@ -133,17 +128,8 @@ static void write_file(const char *path, SafetensorsType type, int part, int par
         safetensors_add(&writer->header, path_of("%s%s", prefix, t->name), type, t->dimensions,
                         shape + (t->dimensions == 1));
     }
-    if (head) safetensors_add(&writer->header, "lm_head.weight", type, 2, (uint64_t[]){head, wte->columns});
     for (int k = part; k < model.tensor_count; k += parts) write_tensor(writer, &model.tensors[k], type);
-    for (size_t i = 0; i < head * wte->columns; i++) {
-        float x = values[wte->offset + i % wte->count] + (i == changed ? 1 : 0);
-        CHECK_OK(writer_write(writer, &x, sizeof x, &e), &e);
-    }
     CHECK_OK(writer_finish(writer, &e), &e);
-}
-
-static void write_part(const char *path, SafetensorsType type, int part, int parts, const char *prefix) {
-    write_file(path, type, part, parts, prefix, 0, 0);
 }
 
 static void check_note(const char *path, const char *want) {
@@ -175,7 +161,7 @@ static void test_unknown_tensors(void) {
 static void test_one_file(void) {
     static const SafetensorsType types[] = {SAFETENSORS_F32, SAFETENSORS_F16, SAFETENSORS_BF16};
     make_values(1);
-    save_all("one", no_ends);
+    save_all("one");
     check_received("one");
     for (int i = 0; i < 3; i++) {
         make_values(2 + (uint64_t)i);
@@ -187,36 +173,6 @@ static void test_one_file(void) {
         write_part("one/model.safetensors", SAFETENSORS_F32, 0, 1, wrapped[i]);
         check_received("one");
         check_note("one", "");
-    }
-}
-
-// A text's first and last tokens: from config.json, or else from the tokenizer, or else GPT-2's.
-static void test_text_tokens(void) {
-    static const struct {
-        const char *fields;
-        int vocab, eot, bos, eos;
-    } cases[] = {
-        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, -1, 7, 9},
-        {"{\"bos_token_id\": 7, \"eos_token_id\": 9}", 100, 99, 7, 9},
-        {"{\"bos_token_id\": 50256, \"eos_token_id\": 50256}", 100, 99, 99, 99}, // transformers' default, not a token
-        {"{\"bos_token_id\": null, \"eos_token_id\": 99}", 100, -1, -1, 99},
-        {"{\"eos_token_id\": \"9\"}", 100, 98, 98, 98},
-        {"{\"eos_token_id\": [1, 2]}", 50257, -1, 50256, 50256},
-        {NULL, 1000, 999, 999, 999},
-        {NULL, 50257, -1, 50256, 50256},
-        {NULL, 256, -1, -1, -1},
-    };
-    Error e = {0};
-    CHECK_OK(directory_create("ends", &e), &e);
-    make_values(1);
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *path = cases[i].fields ? "ends" : "gpt2-124M";
-        if (cases[i].fields) write_text("ends/config.json", cases[i].fields);
-        TextTokens got = checkpoint_text_tokens(path, cases[i].vocab, cases[i].eot);
-        CHECK(got.bos == cases[i].bos && got.eos == cases[i].eos, "case %zu: %d and %d", i, got.bos, got.eos);
-        save_all("ends", got);
-        TextTokens again = checkpoint_text_tokens("ends", cases[i].vocab, -1);
-        CHECK(again.bos == got.bos && again.eos == got.eos, "case %zu, saved: %d and %d", i, again.bos, again.eos);
     }
 }
 
@@ -243,7 +199,7 @@ static void test_other_models(void) {
     size_t bytes;
     Error e = {0};
     make_values(1);
-    save_all("other", no_ends);
+    save_all("other");
     CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
@@ -305,7 +261,7 @@ static void test_moments_of_another_kind(void) {
 
 static void test_several_files(void) {
     Error e = {0};
-    save_all("many", no_ends);
+    save_all("many");
     unlink("many/model.safetensors");
     make_values(10);
     static const SafetensorsType types[] = {SAFETENSORS_F16, SAFETENSORS_F32, SAFETENSORS_BF16};
@@ -314,35 +270,8 @@ static void test_several_files(void) {
     check_received("many");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "many: no tensor");
-    save_all("many", no_ends); // a model.safetensors counts alone
+    save_all("many"); // a model.safetensors counts alone
     check_received("many");
-}
-
-// GPT-2 has no head of its own: one that is in the file must be wte, to the last value.
-static void test_head(void) {
-    const Tensor *wte = model_tensor(&model, WTE, -1);
-    const size_t none = SIZE_MAX, last = wte->count - 1;
-    char where[80];
-    Error e = {0};
-    make_values(12);
-    save_all("head", no_ends);
-    snprintf(where, sizeof where, "lm_head.weight is not wte.weight: row %zu, column %zu has", wte->rows - 1,
-             wte->columns - 1);
-    for (int sharded = 0; sharded < 2; sharded++) {
-        const char *path = sharded ? "head/head.safetensors" : "head/model.safetensors";
-        if (sharded) {
-            CHECK(rename("head/model.safetensors", "head/all.safetensors") == 0, "rename");
-            write_part("head/all.safetensors", SAFETENSORS_BF16, 0, 1, "transformer.");
-        }
-        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows, none);
-        check_received("head");
-        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows, last);
-        CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT, where);
-        write_file(path, SAFETENSORS_F32, sharded ? INT_MAX : 0, 1, "", wte->rows + 1, none);
-        CHECK_ERROR(checkpoint_load_model("head", &model, ignore, NULL, &e), &e, ERR_INPUT,
-                    "has another shape than wte.weight");
-        CHECK(strstr(e.what, path), "%s", e.what);
-    }
 }
 
 // ---- llm.c's .bin, written here from its description: 16 arrays, weights as (out, in) -------------------------------
@@ -457,8 +386,8 @@ int main(void) {
     if (model_create(&model, &config, &e)) return 1;
     values = malloc(model.flat_count * sizeof *values);
     received = malloc(model.flat_count * sizeof *received);
-    RUN(test_one_file, test_unknown_tensors, test_beyond_a_chunk, test_text_tokens, test_other_models,
-        test_moments_of_another_kind, test_several_files, test_head, test_llmc_bin, test_bad_bin);
+    RUN(test_one_file, test_unknown_tensors, test_beyond_a_chunk, test_other_models, test_moments_of_another_kind,
+        test_several_files, test_llmc_bin, test_bad_bin);
     free(values);
     free(received);
     model_destroy(&model);
