@@ -28,8 +28,8 @@ static int config_int(const JsonText *json, const char *path, const char *name, 
     const cJSON *item = json_get(json->root, name);
     if (!item) return FAIL(e, ERR_INPUT, "is this a GPT-2 config.json?", "%s: no field \"%s\"", path, name);
     if (!json_whole(item, 1, INT_MAX))
-        return FAIL(e, ERR_INPUT, "it must be a whole number above 0", "%s: field \"%s\" is not one, or too large",
-                    path, name);
+        return FAIL(e, ERR_INPUT, "use another model", "%s: field \"%s\" is no whole number from 1 to %d", path, name,
+                    INT_MAX);
     *out = (int)item->valuedouble;
     return 0;
 }

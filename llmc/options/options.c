@@ -85,8 +85,8 @@ static const ForeignName foreign_names[] = {
 };
 
 // llm.c's flags without a counterpart here. Each has a value; the parser ignores it.
-static const char *const foreign_flags[] = {"-nm", "-f",  "-w",  "-ge", "-a",  "-lg",
-                                            "-pn", "-pr", "-pg", "-ps", "-pp", "-pf"};
+static const char *const foreign_flags[] = {"-nm", "-f",  "-w",  "-ge", "-a",  "-lg", "-pi",
+                                            "-pm", "-pn", "-pr", "-pg", "-ps", "-pp", "-pf"};
 
 static OptionId find_alias(const char *flag) { // OPTION_COUNT: none
     int id = 0;
@@ -127,16 +127,9 @@ static int parse_short(const OptionTable *t, int argc, char **argv, int *i, Erro
         return FAIL(e, ERR_USAGE, "options begin with --; --help lists them", "'" SAID "' is no option", flag);
     if (strcmp(flag, "-h") == 0 && (*i + 1 >= argc || strncmp(argv[*i + 1], "--", 2) == 0 || is_short(argv[*i + 1])))
         return row_set(t, OPTION_help, flag, "true", OPTION_GIVEN_COMMAND_LINE, e);
-    // llm.c's flag for starting several processes is -pi in its code and -pm in its help.
-    bool nccl_init = strcmp(flag, "-pi") == 0 || strcmp(flag, "-pm") == 0;
     OptionId id = find_alias(flag);
-    if (id == OPTION_COUNT && !nccl_init && !is_foreign(flag)) return rows_unknown(t, flag, flag + 1, "--", e);
+    if (id == OPTION_COUNT && !is_foreign(flag)) return rows_unknown(t, flag, flag + 1, "--", e);
     TRY(rows_next_value(t, id < OPTION_COUNT ? &option_rows[id] : NULL, argc, argv, i, joined, &value, e));
-    if (nccl_init && strcmp(value, "mpi") == 0) return 0;
-    if (nccl_init) {
-        FAIL(e, ERR_USAGE, NULL, "%s '" SAID "': processes are started by MPI only", flag, value);
-        return error_hint(e, "run mpirun -np PROCESSES " SAID " and the options, without %s", argv[0], flag);
-    }
     if (id < OPTION_COUNT) return parse_alias(t, id, flag, value, e);
     option_note(t->values, "llm.c's %s has no counterpart here: ignored", flag);
     return 0;

@@ -99,8 +99,6 @@ typedef enum {
 #include "options/table.def"
 } Need;
 
-enum { BY_CHECK = 1, BY_SAMPLE = 2, BY_EVAL = 4, BY_MODEL = BY_SAMPLE | BY_EVAL, BY_ALL = BY_CHECK | BY_MODEL };
-
 typedef enum { GROUP_NONE, GROUP_LENGTH, GROUP_JOB, GROUP_PROMPT } OptionGroup; // OptionRow.group
 
 extern const OptionRow option_rows[OPTION_COUNT];

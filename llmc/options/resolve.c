@@ -7,15 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { LIST_BYTES = 1024 }; // of a note's list of options
-
-static void list_add(char list[LIST_BYTES], const char *flag, const char *more, const char *text) {
-    size_t used = strlen(list);
-    snprintf(list + used, LIST_BYTES - used, "%s%s%s%s", used ? ", " : "", flag, more, text);
-}
-
 // Refuses options without effect that the command line gives under their own names. Notes the others: llm.c's scripts
-// set all flags, several runs may share a file, and without training many options are idle. Reads o->run.ramp_mode.
+// set all flags, and several runs may share a file. Without training or a plan, checks only the options of planning.
+// Reads o->run.ramp_mode.
 static int check_needs(Options *o, Error *e) {
 #define CONDITION(name, met, text, remedy) [NEED_##name] = {met, text, remedy},
     const struct {
@@ -26,34 +20,26 @@ static int check_needs(Options *o, Error *e) {
 #include "options/table.def"
     };
     OptionTable t = options_table(o);
-    int mode = OPTION_COUNT, by = 0; // OPTION_COUNT: training or a plan of it; every option counts
-    char idle[LIST_BYTES] = "", unused[LIST_BYTES] = "", flag[FLAG_BYTES];
-    if (*o->check) mode = OPTION_check, by = BY_CHECK;
-    else if (o->sample_only && !o->dry_run) mode = OPTION_sample_only, by = BY_SAMPLE;
-    else if (o->eval_only && !o->dry_run) mode = OPTION_eval_only, by = BY_EVAL;
+    char idle[1024] = "", flag[FLAG_BYTES];
     for (int id = 0; id < OPTION_COUNT; id++) {
         const OptionRow *row = &option_rows[id];
-        const bool typed = o->given[id] & OPTION_GIVEN_COMMAND_LINE, plans = option_is_of_planning(id);
-        const bool counts = mode == OPTION_COUNT || row->used_by & by;
+        const bool plans = option_is_of_planning(id), counts = options_train(o) || o->dry_run || plans;
+        if (!o->given[id] || !counts || (row->off_at_0 && row_is_zero(&t, id))) continue;
         row_flag(flag, row);
-        if (typed && !counts) list_add(unused, flag, "", ""); // in a file it is fine
-        if (!o->given[id] || !(counts || plans) || (row->off_at_0 && row_is_zero(&t, id))) continue;
-        for (int k = 0; k < 3; k++) {
-            const int need = k < 2 ? row->needs[k] : row->prefers;
-            const bool refused = k < 2 && typed && !(o->given[id] & OPTION_GIVEN_ALIAS);
+        for (int k = 0; k < 2; k++) {
+            const int need = row->needs[k];
+            const bool refused = o->given[id] & OPTION_GIVEN_COMMAND_LINE && !(o->given[id] & OPTION_GIVEN_ALIAS);
             if (conditions[need].met) continue;
             if (refused && (options_train(o) || (plans && !o->print_options))) {
                 FAIL(e, ERR_USAGE, NULL, "%s has no effect without %s", flag, conditions[need].text);
                 return error_hint(e, "%s, or leave %s out", conditions[need].remedy, flag);
             }
-            list_add(idle, flag, refused && o->dry_run ? " (the run refuses it) without " : " without ",
-                     conditions[need].text);
+            size_t used = strlen(idle);
+            snprintf(idle + used, sizeof idle - used, "%s%s%s without %s", used ? ", " : "", flag,
+                     refused && o->dry_run ? " (the run refuses it)" : "", conditions[need].text);
         }
     }
     if (*idle) option_note(o, "no effect: %s", idle);
-    if (!*unused) return 0;
-    row_flag(flag, &option_rows[mode]);
-    option_note(o, "%s ignores %s", flag, unused);
     return 0;
 }
 
@@ -146,10 +132,6 @@ static int resolve_horizon(Options *o, Error *e) {
         return o->run.horizon_tokens = HORIZON_UNDECIDED / o->seq_len * o->seq_len, 0; // until run_set_horizon decides
     if (!o->steps && !o->train_tokens) {
         if (!options_train(o)) return 0;
-        if (!*o->train)
-            return FAIL(e, ERR_USAGE,
-                        "give token shards, made by data/tokenize, and a length; --help lists the options",
-                        "--train and --train-tokens are missing");
         return FAIL(e, ERR_USAGE, "give one of them",
                     "neither --train-tokens nor --steps nor --epochs nor --train-hours is given");
     }
@@ -190,6 +172,9 @@ int options_resolve(Options *o, Error *e) {
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     if (!o->given[OPTION_lr_hold_frac]) o->lr_hold_frac = o->lr_schedule == SCHEDULE_WSD ? SCHEDULE_WSD_HOLD_FRAC : 0;
+    if (!*o->train && options_train(o))
+        return FAIL(e, ERR_USAGE, "give token shards, made by data/tokenize, and a length; --help lists the options",
+                    "--train is missing");
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_batch(o, e));
@@ -202,8 +187,6 @@ int options_resolve(Options *o, Error *e) {
     if (o->reduce == REDUCE_MICRO_STEP && o->zero < ZERO_2)
         return FAIL(e, ERR_USAGE, "leave it out, or use --zero 2 or 3",
                     "--reduce micro-step is only useful with --zero 2 or 3, not with --zero %d", o->zero);
-    if (!*o->train && options_train(o))
-        return FAIL(e, ERR_USAGE, "give token shards, made by the programs in data/", "--train is missing");
     return 0;
 }
 

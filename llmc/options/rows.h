@@ -41,9 +41,7 @@ typedef struct {
     const char *empty;  // remedy for an empty text; NULL: accept it
     const char *cut;    // remedy for a text that is too long; NULL: say the limit
     int needs[2];       // refuse the option unless all of these conditions hold
-    int prefers;        // print a note unless this condition holds
     bool off_at_0;      // 0, "" and false turn the option off: ignore `needs` then
-    int used_by;        // the kinds of run without training that use the option
     int group;          // options of one group exclude each other; row_set says which wins. 0: none
     bool of_run;        // may not change on resume; an old checkpoint that lacks it had the default
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it

@@ -104,7 +104,7 @@ static void test_contradictions(void) {
         CHECK_ERROR(resolve(&o, cases[i].words, &e), &e, ERR_USAGE, cases[i].mention);
         CHECK(e.hint[0], "%s: no hint", cases[i].words);
     }
-    CHECK_ERROR(resolve(&o, "--batch-tokens 1000 --seq-len 64", &e), &e, ERR_USAGE, "--batch-tokens 1000");
+    CHECK_ERROR(resolve(&o, "--train a --batch-tokens 1000 --seq-len 64", &e), &e, ERR_USAGE, "--batch-tokens 1000");
     CHECK(strstr(e.hint, "use 960"), "%s", e.hint);
 }
 
@@ -148,26 +148,9 @@ static const struct {
     {NOTED, TRAIN, "-g 144", {"--sample-tokens", ""}},
     {NOTED, TRAIN, "-s 0 -g 144", {"--sample-tokens", ""}},
     {NOTED, TRAIN, "-k constant -q 0.0", {"--final-lr-frac", ""}},
-    {NOTED, TRAIN, "--val b --val-every 0 --val-tokens 512", {"--val-tokens", ""}},
-    {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-k 5", {"--top-k", ""}},
-    {NOTED, TRAIN, "--sample-every 5 --temperature 0 --top-p 0.5", {"--top-p", ""}},
-    {NOTED, TRAIN, "--ramp replay:x --batch-max 5", {"--batch-max", ""}},
-    {NOTED, TRAIN, "--ramp steps:0:2 --batch-min 5", {"--batch-min", "--batch-min without --ramp linear"}},
-    {NOTED, TRAIN, "--ramp replay:x --batch-min 5 --batch-tokens 4096", {"--batch-min", ""}},
-    {NOTED, TRAIN, "--eval-only --model dir --val b", {"--train", ""}},
-    {NOTED, TRAIN, "--eval-only --model dir --val b -l 1e-4", {"--lr", ""}},
-    {NOTED, TRAIN, "--sample-only --model dir", {"--train-tokens", ""}},
-    {NOTED, TRAIN, "--check dir", {"--train", ""}},
-    {NOTED, "", "--check dir --val-every 5", {"--val-every", "--check ignores --val-every\n"}},
-    {NOTED, "", "--check dir --gns-ratio 2 --prompt x", {"--prompt", "--check ignores --prompt, --gns-ratio\n"}},
-    {NOTED, "", "--sample-only --model dir --hellaswag x", {"--hellaswag", "--sample-only ignores --hellaswag\n"}},
-    {NOTED, "", "--sample-only --model dir --lr-schedule constant --final-lr-frac 0", {"--final-lr-frac", "ignores"}},
-    {NOTED, "", "--eval-only --model dir --val b --gns-ratio 2", {"--gns-ratio", "--eval-only ignores --gns-ratio\n"}},
-    {NOTED, "", "--eval-only --model dir --hellaswag q --val-tokens 512", {"--val-tokens", "no effect: --val-tokens without --val\n"}},
     {NOTED, "", "--dry-run --val-every 250 --train a --steps 5", {"--val-every", "--val-every (the run refuses it) without --val\n"}},
     {NOTED, "", "--dry-run --batch-max 4 --train a --steps 5", {"--batch-max", "--batch-max (the run refuses it) without a --ramp\n"}},
     {NOTED, "", "--dry-run -v 250 --train a --steps 5", {"--val-every", "no effect: --val-every without --val\n"}},
-    {NOTED, "", "--dry-run --val b --val-every 0 --val-tokens 512", {"--val-tokens", "--val-every above 0\n"}},
     {REFUSED, "", "--check dir --price 3", {"has no effect without --dry-run", ""}},
     {REFUSED, "", "--sample-only --model dir --ranks 8", {"has no effect without --dry-run", ""}},
     {REFUSED, "", "--eval-only --model dir --val b --device H200", {"has no effect without --dry-run", ""}},

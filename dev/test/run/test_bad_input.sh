@@ -138,7 +138,7 @@ bad val_missing           $input nosuch.bin         "${run[@]}" --val nosuch.bin
 bad dry_run_bad_shard     $input wrong_magic.bin    "${run[@]}" --train wrong_magic.bin --dry-run
 
 # The command line
-bad no_arguments          $usage "--train and --train-tokens are missing"
+bad no_arguments          $usage "--train is missing"
 bad unknown_flag          $usage --micro-batch      --micro-bach 2
 bad hours_and_steps       $usage "--train-hours"     "${run[@]}" --steps 2 --train-hours 1
 bad lr_nan                $usage --lr               "${run[@]}" --lr nan
@@ -206,7 +206,7 @@ bad config_json_layers    $input more_layers        "${model[@]}" more_layers
 bad config_json_width     $input wider              "${model[@]}" wider
 bad config_json_heads     $input "are not divisible by 3 heads. use another model" "${model[@]}" odd_heads
 bad config_json_deep      $input "no GPT-2 that this program can train: 1001 layers: must be 1 to 1000" "${model[@]}" deep
-bad config_json_huge      $input '"n_positions" is 1099511627776' "${model[@]}" huge
+bad config_json_huge      $input '"n_positions" is no whole number from 1' "${model[@]}" huge
 bad config_json_fifo      $input fifo_config/config.json "${model[@]}" fifo_config
 bad manifest_fifo         $input fifo_manifest/MANIFEST.json "${model[@]}" fifo_manifest
 bad tokenizer_fifo        $input fifo_words/vocab.json "${model[@]}" model --tokenizer fifo_words
