@@ -203,9 +203,6 @@ def draw_gns(runs):
     return figure
 
 
-LABELLED_LAYERS = 6  # above this number of layers, draw a colour bar
-
-
 def draw_layers(runs):
     """Draws two panels per run with samples: by layer and by type. Both show the whole model's scale."""
     runs = [run for run in runs if sampled(run)]
@@ -215,7 +212,7 @@ def draw_layers(runs):
         rows = sampled(run)
         tokens, whole = column(rows, "tokens"), above_0(column(rows, "gns_total"))
         n = max(len(row.get("gns_layer", [])) for row in rows)
-        layers = [(f"layer {l}" if n <= LABELLED_LAYERS else None, shade(0.08 + 0.92 * l / max(1, n - 1)),
+        layers = [(None, shade(0.08 + 0.92 * l / max(1, n - 1)),
                    above_0((row.get("gns_layer", []) + [None] * n)[l] for row in rows)) for l in range(n)]
         names = sorted({name.removeprefix("gns_type_") for row in rows for name in row if name.startswith("gns_type_")})
         types = [({"ln": "LayerNorm", "mlp": "MLP"}.get(name, name), colour, above_0(column(rows, f"gns_type_{name}")))
@@ -227,8 +224,7 @@ def draw_layers(runs):
             plain_log(axes.yaxis)
             token_axis(axes, title=f"{run.label}, {title}", ylabel="rows")
             axes.legend(loc="lower right", ncols=2)
-        if n > LABELLED_LAYERS:
-            figure.colorbar(ScalarMappable(Normalize(0, n - 1), shade), ax=pair[0], pad=0.01, aspect=40, label="layer")
+        figure.colorbar(ScalarMappable(Normalize(0, max(1, n - 1)), shade), ax=pair[0], pad=0.01, aspect=40, label="layer")
         limit_gns(pair[0], [*whole, *(x for _, _, values in layers + types for x in values)], [])
     return figure
 

@@ -74,6 +74,4 @@ void print_folded(FILE *f, int indent, const char *format, ...) {
     print_lines(f, indent, text);
 }
 
-double log_interval(double elapsed) {
-    return fmin(fmax(elapsed / 50, 2), 600);
-}
+double log_interval(double elapsed) { return fmin(fmax(elapsed / 50, 2), 600); }

@@ -79,21 +79,12 @@ void thread_start_team(int size) {
     } starting = 0;
 }
 
-// Reads up to two numbers from a file of the cgroup. Returns how many it read.
-static int read_numbers(const char *root, const char *name, double *a, double *b) {
-    char path[200];
-    snprintf(path, sizeof path, "%s/sys/fs/cgroup/%s", root, name);
-    FILE *f = fopen(path, "re");
-    if (!f) return 0;
-    int count = fscanf(f, "%lf %lf", a, b); // 0 if the file says "max"
-    fclose(f);
-    return count;
-}
-
 int thread_quota(const char *root) {
-    double quota, period, none;
-    bool limited = read_numbers(root, "cpu.max", &quota, &period) == 2; // cgroups, version 2; else version 1
-    if (!limited && read_numbers(root, "cpu/cpu.cfs_quota_us", &quota, &none) == 1 && quota > 0)
-        limited = read_numbers(root, "cpu/cpu.cfs_period_us", &period, &none) == 1;
+    char path[200];
+    double quota, period;
+    snprintf(path, sizeof path, "%s/sys/fs/cgroup/cpu.max", root);
+    FILE *f = fopen(path, "re");
+    bool limited = f && fscanf(f, "%lf %lf", &quota, &period) == 2; // else "max"
+    if (f) fclose(f);
     return limited ? (int)fmin(INT_MAX, fmax(1, ceil(quota / period))) : INT_MAX;
 }

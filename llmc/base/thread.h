@@ -36,6 +36,6 @@ void ticker_destroy(Ticker *t);                          // may be called withou
 // written.
 void thread_start_team(int size);
 
-// Returns the cores that a container's CPU quota allows (Docker's --cpus), rounded up; INT_MAX: no quota. root: prefix of
-// /sys for tests, else "".
+// Returns the cores that a container's CPU quota allows (Docker's --cpus; cgroup version 2), rounded up; INT_MAX: no
+// quota. root: prefix of /sys for tests, else "".
 int thread_quota(const char *root);

@@ -94,8 +94,6 @@ int sources_find(Sources *out, const char *value, Error *e) {
             s->path[s->shards++] = path;
         }
     }
-    if (!code && !isfinite(out->weights))
-        code = FAIL(e, ERR_USAGE, "use smaller ones", "%s: the sum of the weights is too large", value);
 done:
     if (code) sources_free(out);
     return code;
