@@ -71,7 +71,8 @@ static EngineConfig config_of(const World *w) {
 // ---- Weights that are gathered for each pass ------------------------------------------------------------------------
 
 static size_t bucket_bytes(const Rank *rank, Range range) {
-    return range_length(range) * engine_weight_bytes(rank->engine);
+    const char *weight = engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin);
+    return range_length(range) * (size_t)((char *)engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin + 1) - weight);
 }
 
 // Write an engine's own memory, after its queued work.
