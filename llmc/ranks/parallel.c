@@ -286,33 +286,14 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
 
 // ---- Replicas -------------------------------------------------------------------------------------------------------
 
-// Names the ranks outside the majority, "1, 2" or "1 on node05, 2 on node06"; all ranks if there is no majority.
 int parallel_compare(Parallel *p, Error *e) {
-    typedef struct {
-        uint64_t hash;
-        char host[COMM_HOST];
-    } Replica;
-    Replica mine = {0}, *all; // (ranks)
-    char minority[512] = "";
-    int ranks = p->comm->ranks, used = 0;
+    uint64_t hash;
     if (!p->buckets) return 0;
-    TRY(engine_hash(p->engine, (Range){0, p->model->flat_count}, &mine.hash, e));
-    memcpy(mine.host, p->comm->host, COMM_HOST);
-    TRY(memory_alloc((void **)&all, sizeof *all * (size_t)ranks, "the ranks' hashes", e));
-    int code = comm_gather(p->comm, &mine, all, sizeof mine, e);
-    for (int r = 0; !code && r < ranks && used < (int)sizeof minority; r++) {
-        int same = 0;
-        for (int i = 0; i < ranks; i++) same += all[i].hash == all[r].hash;
-        if (2 * same <= ranks)
-            used += snprintf(minority + used, sizeof minority - (size_t)used, "%s%d%s%s", used ? ", " : "", r,
-                             *all[r].host ? " on " : "", all[r].host);
-    }
-    memory_free(all);
-    if (code || !used) return code;
-    comm_settle(p->comm); // all ranks find the same
-    return FAIL(e, ERR_RANK,
-                "suspect faulty memory or a faulty GPU there. The same command resumes from the newest checkpoint",
-                "ranks %s: weights that must be the same on all ranks differ", minority);
+    TRY(engine_hash(p->engine, (Range){0, p->model->flat_count}, &hash, e));
+    return comm_same(p->comm, hash, ERR_RANK, "other weights",
+                     "suspect faulty memory or a faulty GPU, of this rank or of rank 0. The same command resumes from "
+                     "the newest checkpoint",
+                     e);
 }
 
 // ---- Rank 0 works alone ---------------------------------------------------------------------------------------------

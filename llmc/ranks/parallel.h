@@ -130,7 +130,7 @@ typedef struct {
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);
 
 // 0 if all ranks have the same weights, to the bit. They start equal and make the same updates: only faulty hardware
-// makes them differ. ERR_RANK, settled, names the ranks that differ.
+// makes them differ. ERR_RANK, settled, names the lowest rank that differs from rank 0.
 int parallel_compare(Parallel *p, Error *e);
 
 bool parallel_stores_alone(const Parallel *p); // true if rank 0's engine has all of a checkpoint
