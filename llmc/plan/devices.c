@@ -75,22 +75,17 @@ static void squeeze(char *out, size_t bytes, const char *text) {
     out[used] = 0;
 }
 
-const DeviceSpec *device_spec_find(const char *text, char *several, size_t bytes) {
-    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is within the text, or around it
+const DeviceSpec *device_spec_find(const char *text) {
+    const DeviceSpec *within = NULL, *around = NULL; // first row whose name is within the text; last row around it
     char part[100], name[100];
-    size_t used = 0;
-    int count = 0;
+    int count = 0; // of rows around it
     squeeze(part, sizeof part, text);
     for (int i = 0; i < ROWS && *part; i++) {
         squeeze(name, sizeof name, rows[i].name);
-        if (strcmp(name, part) == 0) return *several = 0, &rows[i];
+        if (strcmp(name, part) == 0) return &rows[i];
         if (!within && names_device(text, rows[i].name)) within = &rows[i];
-        if (!strstr(name, part)) continue;
-        if (!count++) around = &rows[i];
-        if (used < bytes)
-            used += (size_t)snprintf(several + used, bytes - used, "%s%s", used ? ", " : "", rows[i].name);
+        if (strstr(name, part)) around = &rows[i], count++;
     }
-    if (within || count < 2) *several = 0;
     return within ? within : count == 1 ? around : NULL;
 }
 
@@ -102,8 +97,7 @@ void device_spec_names(char *out, size_t bytes) {
 }
 
 double device_peak_flops(const EngineDevice *device) {
-    char several[100];
-    const DeviceSpec *spec = device_spec_find(device->name, several, sizeof several);
+    const DeviceSpec *spec = device_spec_find(device->name);
     if (!spec) return 0;
     return device->value_bytes < sizeof(float) ? spec->bf16_flops : spec->fp32_flops;
 }

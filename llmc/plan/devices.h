@@ -18,8 +18,8 @@ typedef struct {
 
 // Finds a device by its driver's name ("NVIDIA H200") or a user's text, ignoring case, blanks and dashes: the row of
 // that name ("a100-80gb"), else the first row whose name is within the text, else the only one whose name contains it
-// ("4090"). NULL if none matches, or several; `several` then lists these. Otherwise it is empty.
-const DeviceSpec *device_spec_find(const char *text, char *several, size_t bytes);
+// ("4090"). NULL if none matches.
+const DeviceSpec *device_spec_find(const char *text);
 
 // Writes the names, for messages: "GB200, B200, ...".
 void device_spec_names(char *out, size_t bytes);

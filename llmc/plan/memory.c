@@ -20,43 +20,30 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
     return device->fuses_exact && model->channels % WEIGHT_GRADIENT_MULTIPLE == 0;
 }
 
-// Estimates the CUDA engine's memory from the sizes of tensors, in a build without that engine's code. State: bytes per
-// parameter in mixed precision (Rajbhandari et al. 2020, arXiv 1910.02054, section 3), divided among the ranks as the
-// stage of ZeRO does. With sharded weights a GPU also keeps a 16-bit copy of its share.
-static void estimate_engine(const EngineConfig *shape, const PlanDevice *device, MemoryPlan *memory) {
-    const ModelConfig *m = &shape->model->config;
-    const double N = (double)shape->micro_batch * shape->seq_len, C = m->channels, value = device->value;
-    const double owned = (double)shard_elements(shape), fp32 = sizeof(float);
-    const bool rounded = value < fp32;
-    double weights = value * (double)shard_weight_elements(shape);
-    if (!shape->inference && (rounded || shape->shard_weights)) weights += fp32 * owned; // masters
-    if (rounded && shape->shard_weights) weights += value * owned;
-    memset(memory, 0, sizeof *memory);
-    add_item(memory, "weights, estimated", weights);
-    if (!shape->inference) {
-        double summed = shape->shard_grads ? owned : 0;
-        add_item(memory, "gradients, fp32, estimated", fp32 * ((double)shard_grad_elements(shape) + summed));
-        add_item(memory, "AdamW moments, fp32, estimated", 2 * fp32 * owned);
+// Estimates the CUDA engine's memory in a build without it, from the CPU engine's plan for values of the same type. The
+// CUDA engine differs in three ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
+// in memory that the backward pass of the blocks uses for their gradients. With sharded weights it also keeps a rounded
+// copy of its share. Its exact norms may be fused.
+static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
+    const PlanDevice *device = &plan->device;
+    const Model *model = shape.model;
+    const double n = (double)shape.micro_batch * shape.seq_len * model->config.channels;
+    const bool rounded = device->value < sizeof(float), exact = shape.gns == GNS_EXACT && !shape.inference;
+    const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
+    const double examples = fmax(1, fmin(floor(device->head_bytes / example), shape.micro_batch));
+    const double gradients = shape.inference ? 0 : 4 * device->value * n; // of qkv or fc
+    shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
+    shape.gns = GNS_OFF;
+    plan->engine->plan_memory(&shape, memory);
+    memory->total -= memory->item[--memory->count].bytes; // the CPU kernels' workspaces
+    if (rounded && shape.shard_weights) {
+        size_t copy = (size_t)device->value * shard_elements(&shape);
+        memory->item[0].bytes += copy, memory->total += copy;
     }
-    // Activations of the blocks, bytes per token: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, without
-    // recomputing. But here attention keeps only its row sums, and dropout keeps nothing.
-    double L = shape->inference ? 1 : m->layers; // blocks whose input is kept
-    double kept = shape->recompute == RECOMPUTE_BLOCK ? 1 : L, gelu = shape->recompute == RECOMPUTE_NONE ? L : 1;
-    double statistics = 4.0 + m->heads; // mean and deviation of two LayerNorms; attention's row sums
-    // the block's input; ln1, qkv, attention, x_mid, ln2 and fc; GELU's output
-    double blocks = value * (L * C + kept * 11 * C + gelu * 4 * C) + kept * sizeof(float) * statistics;
-    add_item(memory, "activations, estimated", N * (blocks + value * C));
-    // The head and the blocks' backward pass share memory. The head keeps the logits of as many examples as fit into
-    // head_bytes, at least one.
-    double one = value * shape->seq_len * shape->model->vocab_padded;                  // bytes of an example
-    double chunk = fmax(1, fmin(floor(device->head_bytes / one), shape->micro_batch)); // examples
-    chunk *= shape->model->vocab_padded;                                               // elements, for every position
-    bool exact = shape->gns == GNS_EXACT && !shape->inference, fused = plan_fuses_exact(device, &shape->model->config);
-    double head = chunk * (value * shape->seq_len + (exact && fused ? sizeof(int) : 0)) + 2 * value * N * C,
-           backward = shape->inference ? 0 : value * N * 6 * C;
-    add_item(memory, "logits, gradients, scratch, estimated", fmax(head, backward) + MATMUL_WORKSPACE_BYTES);
-    double example_grad = fused ? 0 : (double)model_tensor_largest(shape->model);
-    if (exact) add_item(memory, "exact per-example norms, estimated", sizeof(float) * (example_grad + N * C));
+    add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
+    double norms =
+        plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
+    if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
 }
 
 // Adds a GPU's memory outside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28) with
@@ -81,7 +68,7 @@ double plan_memory(const Plan *plan, int micro_batch, MemoryPlan *memory) {
     if (shape.optimizer == OPTIMIZER_MUON) comm.rank = transport_fullest_rank(model, plan->ranks);
     if (parallel_create(&parallel, &comm, model, &plan->sharing, &none) == 0) parallel_shard(&parallel, &shape);
     // If that failed for lack of memory here, plan for whole arrays.
-    if (plan->estimate_memory) estimate_engine(&shape, &plan->device, memory);
+    if (plan->estimate_memory) estimate_engine(plan, shape, memory);
     else plan->engine->plan_memory(&shape, memory);
     // The copy holds weights and moments of what a rank owns. With --zero 0 rank 0 alone copies all.
     double copy = plan->copies ? 3.0 * sizeof(float) * (double)shard_elements(&shape) : 0;

@@ -45,8 +45,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     const double bf16_bytes = 2;
     const bool elsewhere = *wanted && here->is_cpu; // a GPU, planned by the CPU trainer
     char names[400];
-    const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name, names, sizeof names);
-    if (*wanted && *names) return FAIL(e, ERR_USAGE, "say which", "--device %.60s may be one of %s", wanted, names);
+    const DeviceSpec *known = device_spec_find(*wanted ? wanted : here->name);
     if (*wanted && !known && !(own->bf16_flops > 0 && own->bandwidth > 0)) {
         device_spec_names(names, sizeof names);
         FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);

@@ -111,8 +111,8 @@ static void print_memory(FILE *f, const Plan *p) {
             fewest_ranks(p, ZERO_0).s, fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
     if (copy > 0 && !p->device.measured)
         fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
-    if (p->estimate_memory && p->sharing.zero != ZERO_3)
-        fprintf(f, "  (from the sizes of tensors; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
+    if (p->estimate_memory)
+        fprintf(f, "  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");
@@ -165,25 +165,16 @@ static bool is_computing(const Plan *plan, int ranks) {
     return is_linked(plan, ranks) && 2 * step.exposed <= step.seconds;
 }
 
-// Names what fills more than half of a step's time. "latency": the rounds of the rings.
-static const char *bound_by(const Plan *p) {
-    Plan instant = *p;
-    instant.device.efficiency.hop = instant.device.efficiency.network_hop = 0;
-    PlanStep step = plan_step(p, p->rows);
-    if (!is_linked(p, p->ranks)) return "unknown";
-    if (is_computing(p, p->ranks)) return "compute";
-    return 2 * (step.exposed - plan_step(&instant, p->rows).exposed) > step.seconds ? "latency" : "interconnect";
-}
-
 static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, double rate_of_one) {
     const Plan p = plan_with(plan, zero, ranks);
     const bool own = ranks == plan->ranks && zero == plan->sharing.zero;
     double tokens = (double)(p.rows * p.shape.seq_len), price = p.options->price;
+    const char *bound = !is_linked(&p, ranks) ? "unknown" : is_computing(&p, ranks) ? "compute" : "interconnect";
     MemoryPlan memory;
     plan_memory(&p, p.shape.micro_batch, &memory);
     fprintf(f, "%c%6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero,
             ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
-            grouped(tokens / ranks).s, bound_by(&p));
+            grouped(tokens / ranks).s, bound);
     if (p.rows < ranks) {
         fprintf(f, " fewer rows than ranks\n");
         return;

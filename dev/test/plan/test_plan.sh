@@ -29,15 +29,13 @@ hours_are_tokens_over_speed() { # both on one page; without --val nothing is add
         END { want = 1e10 / speed / 3600; if (!(speed > 0) || hours < 0.99 * want || hours > 1.01 * want) {
             print hours " hours at " speed " tok/s, want " want; exit 1 } }' plan.txt
 }
-# Many ranks, each with enough tokens for its link: the rings' latency limits the step.
+# Many ranks, each with enough tokens for its link: the rounds of the rings limit the step.
 waiting_share() { # RANKS: prints the percentage of a step that waits
     plan "${many[@]}" --ranks "$1" && awk '/waiting for other ranks/ { print $NF + 0; found = 1 } END { if (!found) print 0 }' plan.txt
 }
-reports_latency_bound() {
+reports_ranks_that_wait() {
     local many=(--device H200 --model gpt2-124M --batch-tokens 73400320 --zero 2) most
-    plan "${many[@]}" --ranks 8960 && said '^> +8960 .* latency ' && said '^ +8 +2 .* compute ' || return 1
-    plan "${many[@]}" --ranks 8960 --link 0.01 && said '^> +8960 .* interconnect ' || return 1
-    plan "${many[@]}" --ranks 8960 || return 1
+    plan "${many[@]}" --ranks 8960 && said '^> +8960 .* interconnect ' && said '^ +8 +2 .* compute ' || return 1
     most=$(sed -nE 's/^  compute-bound up to ([0-9]+) ranks: .*/\1/p' plan.txt)
     awk -v n="$most" -v at="$(waiting_share "$most")" -v beyond="$(waiting_share $((most + 1)))" 'BEGIN {
         if (!(n > 8 && n < 8960 && at <= 50 && at > 49 && beyond >= 50)) { print n " ranks: " at "%, one more: " beyond "%"; exit 1 } }' || return 1
@@ -79,7 +77,7 @@ plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of
     plan --device 4090 --device-memory 48 && said '^device +RTX 4090: 165 TFLOP/s bf16, .* 48 GiB' || return 1
     plan --device 4090 --dtype fp16 --loss-scale 4 && said '^device +RTX 4090: 165 TFLOP/s fp16' || return 1
     "$train" --dry-run --device 40 > plan.txt 2>&1
-    [ $? = 64 ] && said '^error: --device 40 may be one of A40, L40S, L40, RTX 4090, RTX 4080' || return 1
+    [ $? = 64 ] && said '^error: --device 40: not in the table.* L40, .*RTX 4090' || return 1
     "$train" --dry-run --device 3dfx > plan.txt 2>&1
     [ $? = 64 ] && said '3dfx.*H200' || return 1
     "$train" --dry-run --device-flops 40 > plan.txt 2>&1
@@ -139,7 +137,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_latency_bound compares_the_modes reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
