@@ -7,12 +7,6 @@ recipe_options "$@"
 result=$OUT/hellaswag_val.jsonl
 [ -n "$FORCE" ] || [ ! -f "$result" ] || { echo "$result is there already (--force makes it again)" && exit 0; }
 input https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl
-bad=$(grep -nv '^{.*"endings".*}$' "$INPUT" | head -n 1 | cut -d : -f 1 || true)
-questions=$(wc -l < "$INPUT")
-if [ -n "$bad" ] || { [ -z "$FROM" ] && [ "$questions" != 10042 ]; }; then
-    [ -n "$FROM" ] || rm -f "$INPUT"
-    fail 65 "$INPUT${bad:+ line $bad: not a question of HellaSwag}: $questions questions, not 10042" "Get the file again"
-fi
 mkdir -p "$OUT"
 cp "$INPUT" "$result.partial" && mv "$result.partial" "$result"
-echo "$result: $questions questions"
+echo "$result: $(wc -l < "$result") questions"

@@ -92,7 +92,7 @@ static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
         char child[PATH_MAX];
         int code = 0;
         if (inside && lstat(path, &link) == 0 && S_ISLNK(link.st_mode)) return 0; // it may lead back up
-        TRY(directory_list(path, &names, e));
+        TRY(directory_list(IN_PATH, path, &names, e));
         for (int i = 0; i < names.count && !code; i++) {
             if (names.name[i][0] == '.') continue;
             code = path_join(child, sizeof child, path, names.name[i], e);

@@ -266,9 +266,9 @@ static int run_finish(Pipeline *run, Error *e) {
     show_progress(run, run->reader.taken, true);
     for (int i = 0; i < SPLITS; i++)
         if (splits[i].tokens)
-            print_folded(stdout, 4, "%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out,
-                         SPLIT_NAMES[i], splits[i].tokens, splits[i].documents, plural_s(splits[i].documents),
-                         splits[i].shards, plural_s((uint64_t)splits[i].shards));
+            printf("%s_%s_*.bin: %" PRIu64 " tokens of %" PRIu64 " document%s in %d shard%s\n", o->out, SPLIT_NAMES[i],
+                   splits[i].tokens, splits[i].documents, plural_s(splits[i].documents), splits[i].shards,
+                   plural_s((uint64_t)splits[i].shards));
     for (int i = 0; i < in->count; i++) files += in->all[i].left_out;
     if (files) printf("left out: %" PRIu64 " file%s not UTF-8\n", files, files == 1 ? " that is" : "s that are");
     for (int i = 0; i < in->count; i++)

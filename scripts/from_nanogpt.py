@@ -129,8 +129,6 @@ def main():
                         f"checkpoint's; {GPT2_VOCAB} of {GPT2_PADDED})")
     parser.add_argument("--meta", metavar="META.pkl", help="the tokens' characters, for a character model")
     options = parser.parse_args()
-    if options.vocab_size is not None and options.vocab_size < 1:
-        raise Fault(EXIT_USAGE, f"--vocab-size {options.vocab_size}: it must be above 0")
     held = ("config.json", "model.safetensors", "MANIFEST.json", "run.json", "metrics.jsonl")
     if any(os.path.lexists(os.path.join(options.directory, name)) for name in held):
         raise Fault(EXIT_USAGE, f"{options.directory}: holds a model or a run. Name another directory")

@@ -87,8 +87,6 @@ def main():
     parser.add_argument("--id", help="of the run in W&B: the same one updates the same run")
     parser.add_argument("--dry-run", action="store_true", help="print what would be sent")
     args = parser.parse_args()
-    if args.dry_run and args.follow:
-        parser.error("argument --follow: not allowed with argument --dry-run")
     try:
         follow([Upload(args)], args)
     except Exception as error:  # wandb's errors have no base class in all versions

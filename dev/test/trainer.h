@@ -139,7 +139,7 @@ static inline int trainer_rank(int argc, char **argv) { // PROGRAM rank COMMAND.
 static inline char *read_text(const char *path, size_t *bytes) {
     Error e;
     char *text;
-    if (file_read(path, 1u << 30, &text, bytes, &e) == 0) return text;
+    if (file_read(IN_PATH, path, 1u << 30, &text, bytes, &e) == 0) return text;
     *bytes = 0;
     return NULL;
 }
@@ -230,7 +230,7 @@ static inline long newest_step(const char *run) {
     Names names;
     Error e;
     long newest = -1;
-    if (directory_list(run, &names, &e)) return -1;
+    if (directory_list(IN_PATH, run, &names, &e)) return -1;
     for (int i = 0; i < names.count; i++)
         if (archive_step_of(names.name[i]) > newest) newest = (long)archive_step_of(names.name[i]);
     names_free(&names);
@@ -296,7 +296,7 @@ static inline int verify(const char *checkpoint, Error *e) {
 static inline void check_same_files(const char *a, const char *b, const char *what) {
     Names names;
     Error e = {0};
-    CHECK_OK(directory_list(a, &names, &e), &e);
+    CHECK_OK(directory_list(IN_PATH, a, &names, &e), &e);
     for (int i = 0; i < names.count; i++)
         if (strcmp(names.name[i], "training") != 0 && strcmp(names.name[i], "MANIFEST.json") != 0)
             CHECK(same_file(path_of("%s/%s", a, names.name[i]), path_of("%s/%s", b, names.name[i])), "%s: %s differs",

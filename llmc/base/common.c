@@ -1,7 +1,5 @@
 #include "base/common.h"
 
-#include "base/terminal.h"
-
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -66,7 +64,7 @@ void error_print_on(const Error *e, int rank, int ranks, const char *host) {
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     strcpy(line + n, "\n");
     fflush(stdout);
-    print_lines(stderr, 7, line);
+    fputs(line, stderr);
     fflush(stderr);
 }
 

@@ -76,7 +76,7 @@ int error_prefix(Error *e, const char *format, ...) __attribute__((format(printf
         if (code) goto done;                                                                                           \
     } while (0)
 
-// Prints an error to stderr as one line, folded on a terminal: "error: WHAT. HINT", or "stopped: ..." (ERR_STOPPED).
+// Prints an error to stderr as one line: "error: WHAT. HINT", or "stopped: ..." (ERR_STOPPED).
 // With several ranks the line names the rank, and its machine if `host` is given ("" or NULL: one machine).
 void error_print_on(const Error *e, int rank, int ranks, const char *host);
 static inline void error_print(const Error *e) { error_print_on(e, 0, 1, NULL); }

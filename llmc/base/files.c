@@ -152,7 +152,7 @@ int file_replace(int dir, const char *path, const void *data, size_t bytes, Erro
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e) {
+int file_open_input(int dir, const char *path, int *fd, uint64_t *bytes, Error *e) {
     static const char lfs[] = "version https://git-lfs.github.com/spec/"; // a clone without git-lfs holds this
     char text[sizeof lfs] = "";
     struct stat st = {0};
@@ -160,7 +160,7 @@ int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Erro
     *fd = openat(dir, at_name(dir, path), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         FAIL(e, ERR_INPUT, "check the path", "%s: cannot open: %s", path, strerror(errno));
-        return e->unreadable = !file_missing_in(dir, path), e->code;
+        return e->unreadable = !file_missing(dir, path), e->code;
     }
     bool regular = fstat(*fd, &st) == 0 && S_ISREG(st.st_mode);
     *bytes = (uint64_t)st.st_size;
@@ -194,12 +194,12 @@ int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t
     return read_between(fd, path, offset, out, bytes, bytes, e);
 }
 
-int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
+int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
     int fd, code = 0;
     uint64_t bytes;
     *out = NULL;
     *out_bytes = 0;
-    TRY(file_open_input_in(dir, path, &fd, &bytes, e));
+    TRY(file_open_input(dir, path, &fd, &bytes, e));
     if (bytes > max_bytes)
         code = FAIL(e, ERR_INPUT, "is this the right file?", "%s: %llu bytes, more than the %zu it may have", path,
                     (unsigned long long)bytes, max_bytes);
@@ -250,7 +250,7 @@ int file_digest(const char *path, FileDigest *digest, Error *e) {
     uint64_t bytes;
     char *sample;
     TRY(memory_alloc((void **)&sample, SAMPLE_BLOCKS * SAMPLE_BYTES, "a file buffer", e));
-    TRY_GOTO(file_open_input(path, &fd, &bytes, e));
+    TRY_GOTO(file_open_input(IN_PATH, path, &fd, &bytes, e));
     if (bytes <= SAMPLE_ABOVE_BYTES) code = file_digest_range(fd, path, 0, bytes, NULL, digest, e);
     else {
         size_t n, used = 0;
@@ -280,7 +280,7 @@ bool directory_holds(const char *directory, const char *name) {
     return path_join(path, sizeof path, directory, name, &(Error){0}) == 0 && file_exists(path);
 }
 
-bool file_missing_in(int dir, const char *path) {
+bool file_missing(int dir, const char *path) {
     return !file_exists_in(dir, path) && (errno == ENOENT || errno == ENOTDIR);
 }
 
@@ -352,7 +352,7 @@ static int is_name(const struct dirent *entry) {
     return strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
 }
 
-int directory_list_in(int dir, const char *path, Names *out, Error *e) {
+int directory_list(int dir, const char *path, Names *out, Error *e) {
     struct dirent **entries;
     *out = (Names){0};
     int count = scandirat(dir, dir == IN_PATH ? path : ".", &entries, is_name, alphasort);

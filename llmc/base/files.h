@@ -43,19 +43,13 @@ int descriptor_sync(int fd, const char *path, Error *e);
 // These functions set e->unreadable if a file exists but cannot be read: it may be undamaged.
 
 // Opens a regular file for reading and returns its size. ERR_INPUT for any other kind. Never waits for a FIFO.
-int file_open_input_in(int dir, const char *path, int *fd, uint64_t *bytes, Error *e);
-static inline int file_open_input(const char *path, int *fd, uint64_t *bytes, Error *e) {
-    return file_open_input_in(IN_PATH, path, fd, bytes, e);
-}
+int file_open_input(int dir, const char *path, int *fd, uint64_t *bytes, Error *e);
 
 // Reads all of bytes [offset, offset + bytes); `path` is for the message. Several threads may read from one descriptor.
 int file_read_range(int fd, const char *path, uint64_t offset, void *out, size_t bytes, Error *e);
 
 // Reads a whole file of at most max_bytes and adds a NUL; *out from memory_alloc.
-int file_read_in(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
-static inline int file_read(const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e) {
-    return file_read_in(IN_PATH, path, max_bytes, out, out_bytes, e);
-}
+int file_read(int dir, const char *path, size_t max_bytes, char **out, size_t *out_bytes, Error *e);
 
 // Hashes bytes [offset, offset + bytes) of an open file. The pulse (NULL is fine) beats every 4 MiB.
 int file_digest_range(int fd, const char *path, uint64_t offset, uint64_t bytes, const Pulse *pulse, FileDigest *digest,
@@ -68,10 +62,9 @@ int file_digest(const char *path, FileDigest *digest, Error *e);
 
 // ---- Paths and directories ------------------------------------------------------------------------------------------
 
-bool file_exists_in(int dir, const char *path);  // a file of any kind, or a broken link
-bool file_missing_in(int dir, const char *path); // true: nothing has this name; false also if the lookup fails
+bool file_exists_in(int dir, const char *path); // a file of any kind, or a broken link
+bool file_missing(int dir, const char *path);   // true: nothing has this name; false also if the lookup fails
 static inline bool file_exists(const char *path) { return file_exists_in(IN_PATH, path); }
-static inline bool file_missing(const char *path) { return file_missing_in(IN_PATH, path); }
 bool directory_exists(const char *path);
 bool directory_holds(const char *directory, const char *name); // file_exists(DIRECTORY/NAME)
 
@@ -98,10 +91,7 @@ typedef struct {
     char **name;
     int count;
 } Names;
-int directory_list_in(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself
-static inline int directory_list(const char *path, Names *out, Error *e) {
-    return directory_list_in(IN_PATH, path, out, e);
-}
+int directory_list(int dir, const char *path, Names *out, Error *e); // IN_PATH lists `path`; else `dir` itself
 void names_free(Names *names);
 
 // Sets *bytes to the free space of the file system that holds `dir`, an open directory; with IN_PATH, that holds

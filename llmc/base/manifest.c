@@ -159,7 +159,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e) 
     *manifest = (Manifest){.dir = dir};
     snprintf(manifest->path, sizeof manifest->path, "%s", directory);
     TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    TRY(file_read_in(dir, path, 1 << 28, &text, &bytes, e));
+    TRY(file_read(dir, path, 1 << 28, &text, &bytes, e));
     size_t above = bytes < LAST_BYTES ? 0 : bytes - LAST_BYTES;
     snprintf(last, sizeof last, LAST_LINES, digest_of(text, above).hash);
     if (!above || memcmp(text + above, last, LAST_BYTES) != 0) {

@@ -60,18 +60,4 @@ void fold_text(FILE *f, const char *text, int columns, int indent) {
     }
 }
 
-void print_lines(FILE *f, int indent, const char *text) {
-    if (isatty(fileno(f))) fold_text(f, text, terminal_columns(f), indent);
-    else fputs(text, f);
-}
-
-void print_folded(FILE *f, int indent, const char *format, ...) {
-    char text[4096];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    print_lines(f, indent, text);
-}
-
 double log_interval(double elapsed) { return fmin(fmax(elapsed / 50, 2), 600); }

@@ -27,10 +27,6 @@ void line_fit(const Line *line, int columns, char *out, size_t bytes);
 // A longer word stays whole.
 void fold_text(FILE *f, const char *text, int columns, int indent);
 
-// Prints to f; folds the text if f is a terminal.
-void print_lines(FILE *f, int indent, const char *text);
-__attribute__((format(printf, 3, 4))) void print_folded(FILE *f, int indent, const char *format, ...);
-
 // Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, from 2 s to
 // ten minutes. A day of training has about 450 lines.
 double log_interval(double elapsed);

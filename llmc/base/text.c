@@ -88,7 +88,7 @@ int json_parse_text(JsonText *json, char *text, size_t bytes, size_t offset, con
 int json_read(JsonText *json, const char *path, size_t max_bytes, const char *hint, Error *e) {
     char *text;
     size_t bytes;
-    TRY(file_read(path, max_bytes, &text, &bytes, e));
+    TRY(file_read(IN_PATH, path, max_bytes, &text, &bytes, e));
     return json_parse_text(json, text, bytes, 0, path, hint, e);
 }
 

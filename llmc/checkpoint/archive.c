@@ -101,7 +101,7 @@ static int compare_newest_first(const void *a, const void *b) {
 static int steps_list(const Archive *archive, Steps *steps, Error *e) {
     Names names;
     *steps = (Steps){0};
-    TRY(directory_list_in(archive->dir, archive->path, &names, e));
+    TRY(directory_list(archive->dir, archive->path, &names, e));
     int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
     for (int i = 0; !code && i < names.count; i++)
         if (archive_step_of(names.name[i]) >= 0) steps->step[steps->count++] = archive_step_of(names.name[i]);
@@ -121,7 +121,7 @@ int archive_count(const Archive *archive, int *count, Error *e) {
 bool archive_has(const Archive *archive, int64_t step) {
     char path[ARCHIVE_PATH];
     step_path(archive, step, FINAL, path);
-    return !file_missing_in(archive->dir, path);
+    return !file_missing(archive->dir, path);
 }
 
 // ---- Partials -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Err
 int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
     Names names;
     int code = 0;
-    TRY(directory_list_in(archive->dir, archive->path, &names, e));
+    TRY(directory_list(archive->dir, archive->path, &names, e));
     for (int i = 0; i < names.count && !code; i++)
         if (step_of(names.name[i], PARTIAL) >= 0)
             code = remove_partial(archive, step_of(names.name[i], PARTIAL), notes, e);

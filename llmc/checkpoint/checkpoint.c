@@ -153,7 +153,7 @@ static int files_open(ModelFiles *files, const char *directory, Error *e) {
     Names names;
     *files = (ModelFiles){0};
     TRY(checkpoint_refuse_pickle(directory, e));
-    TRY(directory_list(directory, &names, e));
+    TRY(directory_list(IN_PATH, directory, &names, e));
     int code = memory_alloc_zero((void **)&files->reader, (size_t)(names.count + 1) * sizeof *files->reader,
                                  "the model's files", e);
     for (int i = 0; i < names.count && !code; i++)
@@ -242,14 +242,14 @@ int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e) {
     *digest = (FileDigest){0};
     TRY(path_join(file, sizeof file, path, MODEL_FILE, e));
     const char *weights = llmc_bin_is(path) ? path : file;
-    return file_missing(weights) ? 0 : file_digest(weights, digest, e);
+    return file_missing(IN_PATH, weights) ? 0 : file_digest(weights, digest, e);
 }
 
 int checkpoint_verify_model(const char *path, bool moments, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
-    if (file_missing(file)) return 0;
+    if (file_missing(IN_PATH, file)) return 0;
     int code = manifest_read(&manifest, IN_PATH, path, e), read = !code;
     for (int i = 0; i < manifest.count && !code; i++)
         if (moments || strcmp(path_name(manifest.file[i].name), OPTIMIZER_NAME) != 0)
@@ -297,7 +297,7 @@ int checkpoint_load_model(const char *path, const Model *model, StateWriter load
 int checkpoint_training_path(char *out, size_t bytes, const char *directory, const char *name, Error *e) {
     char of_folder[MANIFEST_NAME_BYTES];
     TRY(path_join(out, bytes, directory, name, e));
-    if (!file_missing(out)) return 0;
+    if (!file_missing(IN_PATH, out)) return 0;
     snprintf(of_folder, sizeof of_folder, TRAINING "%s", name);
     return path_join(out, bytes, directory, of_folder, e);
 }

@@ -49,7 +49,7 @@ static int bin_header(Bin *bin, Error *e) {
 
 static int bin_open(Bin *bin, const char *path, Error *e) {
     *bin = (Bin){.path = path};
-    TRY(file_open_input(path, &bin->fd, &bin->bytes, e));
+    TRY(file_open_input(IN_PATH, path, &bin->fd, &bin->bytes, e));
     int code = bin_header(bin, e);
     if (code) close(bin->fd);
     return code;
@@ -59,7 +59,7 @@ bool llmc_bin_is(const char *path) {
     Bin bin = {.path = path};
     Error ignored;
     int32_t magic = 0;
-    if (file_open_input(path, &bin.fd, &bin.bytes, &ignored)) return false;
+    if (file_open_input(IN_PATH, path, &bin.fd, &bin.bytes, &ignored)) return false;
     bool is = bin_read(&bin, &magic, sizeof magic, &ignored) == 0 && magic == MAGIC;
     close(bin.fd);
     return is;

@@ -171,7 +171,7 @@ int safetensors_open(SafetensorsReader *reader, const char *path, Error *e) {
     *reader = (SafetensorsReader){.fd = -1};
     TRY_GOTO(memory_alloc((void **)&reader->path, strlen(path) + 1, path, e));
     strcpy(reader->path, path);
-    TRY_GOTO(file_open_input(path, &reader->fd, &file_bytes, e));
+    TRY_GOTO(file_open_input(IN_PATH, path, &reader->fd, &file_bytes, e));
     TRY_GOTO(header_read(reader, file_bytes, e));
 done:
     if (code) safetensors_close(reader);

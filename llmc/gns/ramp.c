@@ -63,7 +63,7 @@ static int ramp_replay_read(Ramp *r, const char *path, Error *e) {
     char *text = NULL;
     size_t bytes, lines = 0, most = 1; // the last line may lack its newline
     double tokens = 0;
-    int code = file_read(path, RAMP_REPLAY_BYTES, &text, &bytes, e);
+    int code = file_read(IN_PATH, path, RAMP_REPLAY_BYTES, &text, &bytes, e);
     for (size_t i = 0; !code && i < bytes; i++) most += text[i] == '\n';
     if (!code) code = memory_alloc((void **)&r->replay, most * sizeof *r->replay, "batches to replay", e);
     for (char *rest = text, *line; !code && rest && *rest && (line = strsep(&rest, "\n")); lines++) {

@@ -35,16 +35,11 @@ typedef struct {
 #define SCHEDULE_HOLD_FRAC     0.01 // inverse-sqrt without a warm-up: share of the horizon at lr
 #define SCHEDULE_WSD_HOLD_FRAC 0.8  // default of hold_frac with wsd, as in llm.c
 
-// The share of [from, to] that `tokens` has passed, 0 to 1. from may equal to.
-GNS_HD static inline double schedule_progress(double tokens, double from, double to) {
-    if (tokens >= to) return 1.0;
-    return tokens <= from ? 0.0 : (tokens - from) / (to - from);
-}
-
 GNS_HD static inline double schedule_lr(const Schedule *s, double tokens) {
     if (tokens < s->warmup_tokens) return s->lr * tokens / s->warmup_tokens;
     const double pi = 3.141592653589793238, from = fmax(s->warmup_tokens, s->hold_frac * s->train_tokens);
-    const double done = schedule_progress(tokens, from, s->train_tokens); // share of the decay
+    const double passed = fmax(0, (tokens - from) / (s->train_tokens - from));
+    const double done = tokens >= s->train_tokens ? 1 : passed; // share of the decay
     double left = 1.0; // share of lr - final_frac x lr that is left: 1 at the peak, 0 at the end
     switch (s->kind) {
     case SCHEDULE_LINEAR: left = 1.0 - done; break;

@@ -291,7 +291,7 @@ int comm_same_build(Comm *comm, Error *e) {
     char *program;
     size_t bytes;
     if (comm->ranks == 1) return 0;
-    int code = file_read("/proc/self/exe", max_bytes, &program, &bytes, e);
+    int code = file_read(IN_PATH, "/proc/self/exe", max_bytes, &program, &bytes, e);
     uint64_t hash = code ? 0 : hash_bytes(HASH_START, program, bytes);
     memory_free(program);
     TRY(comm_agree(comm, code, e));

@@ -66,6 +66,6 @@ int run_dry(Run *r, Error *e) {
     plan_print(stdout, &plan);
     int code = plan_check_fits(&plan, e);
     if (!code || !o->device[0]) return code;
-    print_folded(stdout, 6, "note: %s. %s\n", e->what, e->hint); // no error: this machine does not run it
+    printf("note: %s. %s\n", e->what, e->hint); // no error: this machine does not run it
     return 0;
 }

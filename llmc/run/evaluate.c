@@ -1,8 +1,6 @@
 // Evaluation: the loss on validation rows, and HellaSwag; during training and alone (--eval-only).
 #include "run/run.h"
 
-#include "base/terminal.h"
-
 // ---- Rows -----------------------------------------------------------------------------------------------------------
 
 // Counts the bytes of text that a row's targets decode to; <|endoftext|> counts 0.
@@ -93,8 +91,8 @@ static int print_loss(Run *r, Error *e) {
                     o->model, o->val);
     }
     if (!is_rank0(setup)) return 0;
-    print_folded(stdout, 12, "validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens,
-                 (long long)v.rows, (long long)windows);
+    printf("validation  %s: %lld tokens, %lld of %lld windows\n", o->val, (long long)v.tokens, (long long)v.rows,
+           (long long)windows);
     printf("  loss        %10.6f  nats a token\n", v.loss);
     printf("  perplexity  %10.4f\n", exp(v.loss));
     if (v.bytes > 0)
@@ -123,14 +121,14 @@ int evaluate_model(Run *r, Error *e) {
     comm_phase(setup->comm, PHASE_STEP, 0);
     if (is_rank0(setup)) {
         printf("--model %s\n", setup->options.model);
-        TRY(print_setup(r, e));
+        print_setup(r);
     }
     progress_run(&r->output.progress, setup->engine, setup->shape.seq_len, 0, 0, 0);
     if (r->data.val) TRY(print_loss(r, e));
     if (!r->data.hellaswag) return 0;
     TRY(evaluate_hellaswag(r, &score, e));
     if (!is_rank0(setup)) return 0;
-    print_folded(stdout, 12, "hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
+    printf("hellaswag   %s: %d questions\n", setup->options.hellaswag, score.questions);
     print_fraction("acc", score.correct, score.questions, "");
     print_fraction("acc_norm", score.correct_norm, score.questions, "  by mean loss");
     return 0;

@@ -68,7 +68,7 @@ static int inspect_run(const char *directory, FILE *out, Error *e) {
     Names names;
     Error first = {0};
     bool any = false;
-    TRY(directory_list(directory, &names, e));
+    TRY(directory_list(IN_PATH, directory, &names, e));
     for (int i = 0; i < names.count; i++) {
         char path[ARCHIVE_PATH];
         Error one = {0};

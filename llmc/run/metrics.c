@@ -82,7 +82,7 @@ static int take_lock(int fd, int dir, const char *directory, LockHolder *holder,
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return 0;
     *holder = LOCK_ELSEWHERE;
     TRY(path_join(path, sizeof path, directory, "written_by", e));
-    if (file_read_in(dir, path, 2 * HOST_BYTES, &text, &bytes, e) == 0) {
+    if (file_read(dir, path, 2 * HOST_BYTES, &text, &bytes, e) == 0) {
         if (sscanf(text, "%255s %ld", host, &process) == 2) {
             host_name(here);
             if (strcmp(host, here) == 0 && (kill((pid_t)process, 0) == 0 || errno == EPERM)) *holder = LOCK_HERE;

@@ -2,7 +2,6 @@
 #include "run/run.h"
 
 #include "base/files.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
@@ -115,7 +114,7 @@ int write_run_json(Run *r, Error *e) {
     JsonText old = {0};
     Text new = {0};
     TRY(path_join(path, sizeof path, archive->path, "run.json", e));
-    if (r->saving.saved[0] && file_read_in(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
+    if (r->saving.saved[0] && file_read(archive->dir, path, RUN_JSON_MAX_BYTES, &text, &bytes, e) && e->unreadable)
         return e->code;
     if (text) json_parse_text(&old, text, bytes, 0, path, NULL, e); // a damaged one counts as none
     int code = choose_id(archive, cJSON_GetStringValue(json_get(old.root, "id")), r->saving.own.newest.run, e);
@@ -183,9 +182,8 @@ static int setup_directory(Run *r, Error *e) {
     }
     TRY(check_room(r, checkpoints, e));
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
-        print_folded(stderr, 9,
-                     "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
-                     out);
+        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
+                out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
@@ -210,7 +208,7 @@ static int share_directory(Run *r, Error *e) {
     TRY(comm_broadcast(r->setup.comm, id, sizeof id, e));
     if (is_rank0(&r->setup)) return 0;
     bool seen = archive_open(archive, r->setup.options.out, e) == 0 &&
-                file_read_in(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
+                file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
     bool same = seen && strstr(text, id);
     if (seen) memory_free(text);
     if (same) return 0;

@@ -2,7 +2,6 @@
 
 #include "base/hash.h"
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "run/run.h"
 
@@ -20,11 +19,9 @@ static void print_complete(const Run *r) {
                          : o->steps                           ? "A longer --steps"
                          : o->epochs                          ? "A longer --epochs"
                                                               : "A longer --train-tokens";
-    print_folded(
-        stdout, 4,
-        "this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
-        "%s. %s resumes, --fresh starts over\n",
-        (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
+    printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
+           "%s. %s resumes, --fresh starts over\n",
+           (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
 }
 
 // Every rank must have rows in every step except the last, which the horizon cuts.

@@ -173,8 +173,8 @@ static void answer_signal(Progress *p, double now) {
     end_drawn_line(p);
     fflush(p->out);
     bool ctrl_c = strcmp(why, "SIGINT") == 0, saves = strcmp(what, "saving") == 0; // the terminal shows ^C
-    print_folded(stderr, 4, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, about,
-                 saves ? "" : ", then saving", strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
+    fprintf(stderr, "%s%sfinishing %s%s%s%s\n", ctrl_c ? "" : why, ctrl_c ? "" : ": ", what, about,
+            saves ? "" : ", then saving", strncmp(why, "SIG", 3) == 0 ? "; again: quit without saving" : "");
 }
 
 void progress_tick(Progress *p, double now) {
@@ -232,15 +232,13 @@ void progress_step(Progress *p, const StepMetrics *s, const Noise *noise, bool f
 }
 
 void progress_print(Progress *p, const char *format, ...) {
-    char text[400];
     va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
     if (!enter(p)) return;
     if (p->drawn) fputs(redraw, p->out); // the next step draws the line again, below
     p->drawn = false;
-    print_lines(p->out, 10, text);
+    va_start(arguments, format);
+    vfprintf(p->out, format, arguments);
+    va_end(arguments);
     leave(p);
 }
 

@@ -16,7 +16,6 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "checkpoint/checkpoint.h"
 
 #include <stdlib.h>
@@ -62,8 +61,8 @@ static int lock_run(const Setup *setup, const Archive *archive, Metrics **metric
         double timeout = fmin(here ? ENDING : setup->options.fresh ? 0 : LEASE, setup->options.deadline);
         if (clock_seconds() - begin >= timeout) return code;
         if (!said)
-            print_folded(stderr, 6, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
-                         here ? "it may be ending" : "the lock of a crashed machine lasts until its lease ends");
+            fprintf(stderr, "note: %s. Waiting up to %.0f s: %s\n", e->what, timeout,
+                    here ? "it may be ending" : "the lock of a crashed machine lasts until its lease ends");
         comm_beat(setup->comm);
         nanosleep(&moment, NULL);
     }
@@ -184,8 +183,8 @@ int setup_resume(Run *r, Error *e) {
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
     if (!code && is_rank0(&r->setup))
-        print_folded(stdout, 4, "resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved,
-                     (long long)at->step, (long long)at->tokens, changes.text);
+        printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
+               (long long)at->tokens, changes.text);
     text_free(&changes);
     TRY(comm_agree(r->setup.comm, code, e));
     if (is_rank0(&r->setup) && !archive_has(&r->saving.archive, at->best.step))

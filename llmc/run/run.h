@@ -153,7 +153,7 @@ int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix produc
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
 int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines are lost
 
-int print_setup(const Run *r, Error *e); // prints what the run is (summary.c)
+void print_setup(const Run *r); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };
 
 // Writes run.json. The first call chooses the run's id (output.c).

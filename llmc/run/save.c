@@ -2,7 +2,6 @@
 #include "run/save.h"
 
 #include "base/signals.h"
-#include "base/terminal.h"
 #include "base/thread.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
@@ -346,16 +345,15 @@ static void report(Run *r) {
     if (s->error.code) {
         if (s->step == best->step) *best = r->saving.best_before;
         if (!s->waits)
-            print_folded(stderr, 9,
-                         "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
-                         (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
+            fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
+                    (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
     r->saving.saved_step = s->step;
     archive_step_path(r->saving.archive.path, s->step, r->saving.saved);
-    print_folded(stdout, 8, "saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
-                 s->waits ? s->seconds : s->paused);
+    printf("saved   %s in %.2f s, training paused for %.3f s\n", r->saving.saved, s->seconds,
+           s->waits ? s->seconds : s->paused);
     fflush(stdout);
 }
 

@@ -3,7 +3,6 @@
 
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/terminal.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 #include "model/cuda_sizes.h"
@@ -312,8 +311,7 @@ int setup_tuning(Run *r, Error *e) {
     int code = 0;
     if (is_rank0(s)) {
         if (engine_set_tuning(s->engine, tuning, &misfit))
-            print_folded(stderr, 6, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved,
-                         misfit.what);
+            fprintf(stderr, "note: %s: %s. The last bits may differ from here on\n", r->saving.saved, misfit.what);
         progress_begin(&r->output.progress, "timing matrix products", 0);
         if (s->options.tune) code = engine_tune(s->engine, e);
         progress_end(&r->output.progress);
@@ -325,7 +323,7 @@ int setup_tuning(Run *r, Error *e) {
     TRY(comm_sum(s->comm, &misfits, 1, e));
     if (misfits == 0) return 0;
     if (is_rank0(s))
-        print_folded(stderr, 6, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
+        fprintf(stderr, "note: the ranks have different GPUs or libraries: matrix products are not tuned\n");
     tuning[0] = 0;
     return engine_set_tuning(s->engine, "", e);
 }
@@ -346,7 +344,7 @@ static int check_words(const Setup *setup, const Dataset *data, Error *e) {
     if (!(given[OPTION_model] || given[OPTION_layers] || given[OPTION_channels] || given[OPTION_vocab_size] ||
           given[OPTION_tokenizer]))
         return e->code;
-    if (is_rank0(setup)) print_folded(stderr, 9, "warning: %s. %s\n", e->what, e->hint);
+    if (is_rank0(setup)) fprintf(stderr, "warning: %s. %s\n", e->what, e->hint);
     return 0;
 }
 

@@ -1,22 +1,19 @@
 // What a run prints about itself before the first step.
 #include "run/run.h"
 
-#include "base/terminal.h"
-#include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
-static void print_data(FILE *f, const Setup *setup, const RunData *data) {
+static void print_data(const Setup *setup, const RunData *data) {
     DatasetInfo info = dataset_describe(data->train);
     double examples = (double)setup->options.run.horizon_tokens / setup->shape.seq_len;
-    fprintf(f, "data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens,
-            (unsigned long long)info.windows);
+    printf("data    %llu tokens, %llu windows of T", (unsigned long long)info.tokens, (unsigned long long)info.windows);
     bool decided = setup->options.run.horizon_tokens < HORIZON_UNDECIDED / 2;
-    if (!info.weighted && decided) fprintf(f, "; the run is %.3g epochs", examples / (double)info.windows);
-    fprintf(f, "\n");
+    if (!info.weighted && decided) printf("; the run is %.3g epochs", examples / (double)info.windows);
+    printf("\n");
     for (int s = 0; info.weighted && s < info.sources; s++) {
         DatasetSource source = dataset_source(data->train, s);
-        fprintf(f, "        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
-                (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
+        printf("        %5.2f%% of the rows from %s: %llu tokens, %.3g epochs\n", 100 * source.share, source.files,
+               (unsigned long long)source.tokens, source.share * examples / (double)source.windows);
     }
     const ShardList *train = &data->shards, *val = &data->val_shards;
     int shared = 0; // by contents: a copy has another name
@@ -24,106 +21,96 @@ static void print_data(FILE *f, const Setup *setup, const RunData *data) {
         for (int j = known = 0; j < train->count && !known; j++)
             known = digest_equal(&train->shard[j].digest, &val->shard[i].digest);
     if (shared)
-        fprintf(f,
-                "note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
-                shared, val->count);
+        printf("note: --val shares %d of its %d shards with --train: the model is trained on text of its validation\n",
+               shared, val->count);
 }
 
-static void print_length(FILE *f, const Setup *setup, const Position *position) {
+static void print_length(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     int64_t T = setup->shape.seq_len, horizon = o->run.horizon_tokens;
     if (o->train_hours && !position->at.horizon) {
-        fprintf(f, "run     %g hours; the speed will tell how many tokens\n", o->train_hours);
+        printf("run     %g hours; the speed will tell how many tokens\n", o->train_hours);
         return;
     }
     if (o->run.ramp_mode != RAMP_FIXED) {
-        fprintf(f, "run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
-                (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
+        printf("run     %lld tokens in steps of %lld to %lld rows of %lld tokens\n", (long long)horizon,
+               (long long)ramp_smallest(&position->ramp), (long long)ramp_largest(&position->ramp), (long long)T);
         if (o->run.ramp_mode == RAMP_GNS && o->ramp_step_rows > 0)
-            fprintf(f, "        a step of B rows costs as much as %g + B rows\n", o->ramp_step_rows);
+            printf("        a step of B rows costs as much as %g + B rows\n", o->ramp_step_rows);
         return;
     }
     int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);
-    fprintf(f, "run     %lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps,
-            position->at.step ? "more " : "", steps == 1 ? "" : "s", (long long)B, (long long)T);
+    printf("run     %lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, position->at.step ? "more " : "",
+           steps == 1 ? "" : "s", (long long)B, (long long)T);
     if (position->at.step)
-        fprintf(f, "to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
-    else fprintf(f, "%lld tokens\n", (long long)horizon);
+        printf("to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
+    else printf("%lld tokens\n", (long long)horizon);
 }
 
-static void print_engine(FILE *f, const Run *r) {
+static void print_engine(const Run *r) {
     char engine[256];
     MemoryPlan plan;
     double peak = r->setup.peak_flops;
     int tuned = 0;
     engine_describe(r->setup.engine, engine, sizeof engine);
     r->setup.engine_api->plan_memory(&r->setup.shape, &plan);
-    fprintf(f, "engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
+    printf("engine  %s, %.0f MiB\n", engine, (double)plan.total / (1 << 20));
     if (r->data.train && peak > 0)
-        fprintf(f, "MFU     share of %.4g TFLOP/s, %.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", 1e-12 * peak,
-                model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
+        printf("MFU     share of %.4g TFLOP/s, %.4g FLOPs a token (" MODEL_FLOPS_FORMULA ")\n", 1e-12 * peak,
+               model_flops_per_token(&r->setup.model, r->setup.shape.seq_len));
     for (const char *c = r->position.at.tuning; *c; c++) tuned += *c == '='; // "MACHINE: SHAPE=ALGORITHM ..."
-    if (r->position.at.tuning[0]) fprintf(f, "tuned   %d matrix products\n", tuned);
-    if (r->setup.comm->ranks > 1) fprintf(f, "ranks   %d, each with such an engine\n", r->setup.comm->ranks);
+    if (r->position.at.tuning[0]) printf("tuned   %d matrix products\n", tuned);
+    if (r->setup.comm->ranks > 1) printf("ranks   %d, each with such an engine\n", r->setup.comm->ranks);
 }
 
-static void print_notes(FILE *f, const Run *r) {
+static void print_notes(const Run *r) {
     const Setup *setup = &r->setup;
     const RunData *data = &r->data;
     const Options *o = &setup->options;
     const Comm *c = setup->comm;
     const Parallel *p = &setup->parallel;
     if (comm_is_bound(c)) // loading, saving, MPI and NCCL share these cores with the computation
-        fprintf(f,
-                "note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
-                "that (srun: --cpu-bind=none)\n",
-                c->cores, c->cores_here, c->cores_here / c->local_ranks);
+        printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
+               "that (srun: --cpu-bind=none)\n",
+               c->cores, c->cores_here, c->cores_here / c->local_ranks);
     if (data->train && r->position.at.step == 0 && o->warmup_tokens == 0 && o->optimizer != OPTIMIZER_LAMB)
-        fprintf(f, "note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
-                   "--warmup-tokens of 1%% of the run is usual\n");
+        printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
+               "--warmup-tokens of 1%% of the run is usual\n");
     if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
-        fprintf(f, "note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
-                   "micro-step shards them, in sums of another order\n");
+        printf("note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
+               "micro-step shards them, in sums of another order\n");
     if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
-        fprintf(f, "note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
-                   "DIRECTORY\n");
+        printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
+               "DIRECTORY\n");
 }
 
-int print_setup(const Run *r, Error *e) {
-    enum { INDENT = 8 }; // width of "model   "
+void print_setup(const Run *r) {
     const Options *o = &r->setup.options;
     const ModelConfig *c = &r->setup.model.config;
     const char *source = r->setup.source, *moments = o->with_optimizer ? " and moments" : "";
     const bool new_run = r->data.train && !r->saving.saved[0];
-    Text text;
-    TRY(text_begin(&text, e));
-    FILE *f = text.f;
-    fprintf(f, "model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
-            1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
-            c->vocab, r->setup.shape.seq_len);
+    printf("model   %.2fM parameters: %d layer%s, %d heads, %d channels, vocabulary %d, T %d",
+           1e-6 * (double)r->setup.model.parameters, c->layers, c->layers > 1 ? "s" : "", c->heads, c->channels,
+           c->vocab, r->setup.shape.seq_len);
     // A new run names the origin of its weights: a preset's name may be mistaken for a trained model.
-    if (new_run && *source) fprintf(f, "; weights%s from %s", moments, source);
-    else if (new_run) fprintf(f, "; from scratch, seed %lld", (long long)o->seed);
-    fprintf(f, "\n");
+    if (new_run && *source) printf("; weights%s from %s", moments, source);
+    else if (new_run) printf("; from scratch, seed %lld", (long long)o->seed);
+    printf("\n");
     if (r->data.train) {
-        print_data(f, &r->setup, &r->data);
-        print_length(f, &r->setup, &r->position);
-        if (o->optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", f);
+        print_data(&r->setup, &r->data);
+        print_length(&r->setup, &r->position);
+        if (o->optimizer == OPTIMIZER_LAMB) fputs("update  LAMB\n", stdout);
         if (o->optimizer == OPTIMIZER_MUON)
-            fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", f);
+            fputs("update  Muon for the matrices of the blocks, AdamW for the rest\n", stdout);
     }
     if (r->data.hellaswag) {
         HellaSwagInfo info = hellaswag_describe(r->data.hellaswag);
-        fprintf(f, "tests   %d questions of %s", info.questions, o->hellaswag);
-        if (info.left_out) fprintf(f, "; %d with an ending longer than T are left out", info.left_out);
-        if (info.cut) fprintf(f, "; the context cut to fit T before %d of %d endings", info.cut, info.rows);
-        fputs("\n", f);
+        printf("tests   %d questions of %s", info.questions, o->hellaswag);
+        if (info.left_out) printf("; %d with an ending longer than T are left out", info.left_out);
+        if (info.cut) printf("; the context cut to fit T before %d of %d endings", info.cut, info.rows);
+        fputs("\n", stdout);
     }
-    print_engine(f, r);
-    print_notes(f, r);
-    TRY(text_end(&text, e));
-    print_lines(stdout, INDENT, text.text);
-    text_free(&text);
+    print_engine(r);
+    print_notes(r);
     fflush(stdout);
-    return 0;
 }

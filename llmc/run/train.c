@@ -1,8 +1,6 @@
 // The training loop, the same for every engine. All ranks run it together; rank 0 alone prints and writes.
 #include "run/run.h"
 
-#include "base/terminal.h"
-
 #include <stdlib.h>
 #include <time.h>
 
@@ -142,26 +140,24 @@ static void print_end(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     if (reached_loss(r))
-        print_folded(stdout, 4,
-                     "validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
-                     at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
+        printf("validation loss %.4f, at most --stop-at-loss %g, after %lld steps, %lld tokens, %.1f seconds\n",
+               at->val_loss, o->stop_at_loss, (long long)at->step, (long long)at->tokens, run_seconds(r));
     else if (out_of_patience(r) && at->tokens < o->run.horizon_tokens)
-        print_folded(stdout, 4,
-                     "ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
-                     (long long)at->step, (long long)at->best.stale, (long long)o->patience);
+        printf("ended early, after step %lld: %lld validations without a new lowest loss (--patience %lld)\n",
+               (long long)at->step, (long long)at->best.stale, (long long)o->patience);
     if (r->position.clipped)
-        print_folded(stdout, 4, "gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
-                     100 * (double)r->position.clipped / (double)(at->step - r->saving.first_step + 1));
+        printf("gradients clipped (--grad-clip %g) in %.3g%% of the steps\n", o->grad_clip,
+               100 * (double)r->position.clipped / (double)(at->step - r->saving.first_step + 1));
     if (isfinite(at->val_loss)) {
         char bits[40] = "";
         if (r->position.val_bytes > 0)
             snprintf(bits, sizeof bits, " = %.4f bits a byte", at->val_loss / log(2.0) / r->position.val_bytes);
-        print_folded(stdout, 4, "validation loss %.4f nats a token%s\n", at->val_loss, bits);
+        printf("validation loss %.4f nats a token%s\n", at->val_loss, bits);
     }
     if (o->keep_best && at->best.step && at->best.step != at->step)
-        print_folded(stdout, 4, "lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
-                     (long long)at->best.step, o->out, (long long)at->best.step);
-    print_folded(stdout, 4, "model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
+        printf("lowest validation loss %.4f after step %lld, in %s/step_%08lld\n", at->best.loss,
+               (long long)at->best.step, o->out, (long long)at->best.step);
+    printf("model in %s, the run's numbers in %s/metrics.jsonl\n", r->saving.saved, o->out);
 }
 
 // Samples from the finished model and saves it. An error in sampling must not prevent the save.
@@ -191,7 +187,7 @@ int train_run(Run *r, Error *e) {
     // After measure_step_rows: while it touches the copy's memory, steps are slower.
     if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
     TRY(compare_ranks(r, e));
-    if (is_rank0(&r->setup)) TRY(print_setup(r, e));
+    if (is_rank0(&r->setup)) print_setup(r);
     int code = train_loop(r, e);
     if (!code) return parallel_drain(&r->setup.parallel, e);
     end_save(r);

@@ -152,7 +152,7 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
     size_t bytes;
     int32_t magic = 0;
     *out = NULL;
-    if (file_read(path, FILE_MAX_BYTES, &file, &bytes, e))
+    if (file_read(IN_PATH, path, FILE_MAX_BYTES, &file, &bytes, e))
         return e->code == ERR_INPUT ? error_hint(e, "check --hellaswag, or " HINT_FILE) : e->code;
     size_t rows = bytes / ROW_MIN_BYTES + 1; // an upper bound: untouched memory costs nothing
     int code = memory_alloc((void **)&h, sizeof *h + rows * sizeof *h->rows + bytes * sizeof *h->tokens,

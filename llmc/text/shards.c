@@ -44,7 +44,7 @@ struct Dataset {
 static int shard_read(const Shard *shard, uint64_t at, size_t count, uint16_t *out, Error *e) {
     int fd = shard->fd;
     uint64_t bytes;
-    if (fd < 0) TRY(file_open_input(shard->path, &fd, &bytes, e));
+    if (fd < 0) TRY(file_open_input(IN_PATH, shard->path, &fd, &bytes, e));
     int code = file_read_range(fd, shard->path, SHARD_HEADER_BYTES + 2 * at, out, 2 * count, e);
     if (fd != shard->fd) close(fd);
     return code;
@@ -93,7 +93,7 @@ static int shard_open(Dataset *data, Shard *shard, Error *e) {
     int32_t header[SHARD_HEADER_INTS] = {0};
     uint64_t bytes;
     int largest;
-    if (file_open_input(path, &shard->fd, &bytes, e))
+    if (file_open_input(IN_PATH, path, &shard->fd, &bytes, e))
         return error_hint(e, "name the shards, for example 'DIR/*_train_*.bin'; " HINT_TOKENIZE);
     TRY(file_read_range(shard->fd, path, 0, header, size_min(bytes, sizeof header), e));
     if (header[0] != SHARD_MAGIC || header[1] != SHARD_VERSION || header[2] <= 0)

@@ -93,7 +93,7 @@ static int read_json_files(VocabReader *r, const char *directory, const char *co
     r->directory = directory;
     r->listed = !vocab;
     TRY(path_join(r->merges_path, sizeof r->merges_path, directory, form[1], e));
-    if (vocab) TRY(file_read(r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e));
+    if (vocab) TRY(file_read(IN_PATH, r->merges_path, FILE_BYTES_MAX, &r->merges, &r->merges_bytes, e));
     return tokenizer_new(&r->t, bytes, e);
 }
 

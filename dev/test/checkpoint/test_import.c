@@ -200,7 +200,7 @@ static void test_other_models(void) {
     Error e = {0};
     make_values(1);
     save_all("other");
-    CHECK_OK(file_read("other/config.json", 1 << 16, &text, &bytes, &e), &e);
+    CHECK_OK(file_read(IN_PATH, "other/config.json", 1 << 16, &text, &bytes, &e), &e);
     changed = malloc(bytes + 100);
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         ModelConfig config;

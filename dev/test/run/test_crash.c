@@ -300,7 +300,7 @@ static void test_flipped_bits_are_noticed(void) {
     snprintf(checkpoint, sizeof checkpoint, "whole/step_%08ld", newest_step("whole"));
     Names names;
     Error e = {0};
-    CHECK_OK(directory_list(checkpoint, &names, &e), &e);
+    CHECK_OK(directory_list(IN_PATH, checkpoint, &names, &e), &e);
     CHECK(names.count == 8, "%d files", names.count); // one is the directory training
     int rounds = trainer.thorough ? 10000 : 400;
     for (int i = 0; i < rounds; i++) {

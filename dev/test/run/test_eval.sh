@@ -190,8 +190,7 @@ refusals() {
 65|nosuch.jsonl|EVAL --hellaswag nosuch.jsonl
 65|broken.jsonl: line 1|EVAL --hellaswag broken.jsonl
 65|empty.jsonl: no question|EVAL --hellaswag empty.jsonl
-65|token shards|EVAL --hellaswag $(ls code_val_*.bin)
-65|endings of more than 3 tokens|EVAL --hellaswag questions.jsonl --seq-len 3
+65|endings have at most 3 tokens|EVAL --hellaswag questions.jsonl --seq-len 3
 65|nosuch_dir|EVAL --val code_val_*.bin --tokenizer nosuch_dir
 65|vocabulary has 300 tokens|EVAL --val code_val_*.bin --tokenizer vocabulary
 65|data/hellaswag/hellaswag_val.jsonl|--train code_train_*.bin --vocab-size 256 --steps 2 -h 1

@@ -157,7 +157,7 @@ static void check_other(const char *what) {
         int found = 0;
         for (int i = 0; i < 3; i++) {
             Names names = {0};
-            directory_list(places[i], &names, &(Error){0});
+            directory_list(IN_PATH, places[i], &names, &(Error){0});
             for (int k = 0; k < names.count; k++) {
                 const char *one = path_of("%s/%s", places[i], names.name[k]);
                 if (strncmp(names.name[k], "step_", 5) == 0 &&

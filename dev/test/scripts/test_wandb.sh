@@ -94,7 +94,6 @@ bad() { check "$2" refuses "$1" "$2" wandb "${@:3}"; } # CODE TEXT ARGUMENTS...
 REFUSE=1 bad 65 'error: wandb: no key (try `wandb login`, or WANDB_MODE=offline)'
 echo 'raise ImportError("hidden")' > "$work/fake/wandb.py"
 bad 65 "pip install wandb"
-bad 64 "not allowed with" --follow --dry-run
 PYTHONPATH=$work/fake returns 0 "$python" scripts/to_wandb.py "$work/one" --dry-run
 check "dry run: $(cat "$work/log")" grep -q "3 steps to 3, 4 options, 1 samples" "$work/log"
 echo '{"step": 2}' > "$work/one/samples.jsonl"
