@@ -192,7 +192,7 @@ static void run_thread(Pipeline *run) {
             number = run->read++;
             code = reader_next(&run->reader, &b, &more, &e);
         }
-        if (more && !encoder) code = encoder_create(&encoder, run->tokenizer, &e);
+        if (more && !code && !encoder) code = encoder_create(&encoder, run->tokenizer, &e);
         if (more && !code) code = block_encode(&b, &run->reader, encoder, &e);
         pthread_mutex_lock(&run->turn);
         while (run->written != number) pthread_cond_wait(&run->next, &run->turn);

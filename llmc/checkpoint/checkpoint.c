@@ -203,8 +203,8 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
     const SafetensorsEntry *entry = find_tensor(files, t->name);
     const char *const hint = "does config.json belong to this file?";
     if (!entry)
-        return FAIL(e, ERR_INPUT, hint, "%s: no tensor %s", files->count > 1 ? directory : files->reader->path,
-                    t->name);
+        return FAIL(e, ERR_INPUT, "is a file missing, or does config.json belong to another model?",
+                    "%s: no tensor %s", files->count > 1 ? directory : files->reader->path, t->name);
     uint64_t rows = t->dimensions == 2 ? entry->shape[0] : 1;
     if (entry->dimensions == t->dimensions && rows == t->rows && entry->shape[entry->dimensions - 1] == t->columns)
         return 0;

@@ -6,7 +6,7 @@
 //     same manifest.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp,
 //     the noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
-//  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (table.h) may not change
+//  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
 //     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
 //     checkpoints.

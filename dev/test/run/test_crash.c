@@ -221,6 +221,10 @@ static void test_log_waits_no_longer(void) {
     CHECK_RUN(trainer_wait(child), ERR_WRITE, "error: step ",
               path_of(" is not saved, and the newest checkpoint is part/step_%08ld: ", begun));
     CHECK(newest_step("part") == begun, "%ld steps", newest_step("part"));
+    faults->disk_kb = 0; // from here on the disk refuses the log alone: the run is saved
+    CHECK_RUN(trainer_run(UNSAVED "--out part"), ERR_WRITE, "error: saved in part/step_",
+              ", where the same command resumes: part/metrics.jsonl: cannot write: No space left");
+    CHECK(newest_step("part") > begun, "%ld steps", newest_step("part"));
 }
 
 static void test_unreadable_data(void) {
