@@ -23,7 +23,7 @@ set -euo pipefail
 MODEL=${1:-} TOKENIZER=${TOKENIZER:-}
 hint="Name a checkpoint or a run directory, for example runs/gpt2/step_00001000; see --help"
 case $MODEL in
---help | -h) print_header "${BASH_SOURCE[0]}" && exit ;;
+--help | -h) print_header "${BASH_SOURCE[0]}"; exit ;;
 '' | -*) fail 64 "no model before the options" "$hint" ;;
 esac
 [ -d "$MODEL" ] || fail 65 "$MODEL: no such directory" "$hint"
