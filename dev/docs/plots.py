@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of README.md and dev/docs/gns-study.md: plots.py [STUDY] [--muon DIR] [-o DIR]
 
-Without STUDY it writes DIR/loss-time.svg, from dev/results/recipe.jsonl. From the runs of dev/bench/ramp_study.py
+Without STUDY it writes DIR/loss-time.svg, from dev/results/recipe.jsonl and recipe_curves.json. From the runs of dev/bench/ramp_study.py
 it writes DIR/gns-{ramp,loss,layers,exact}.svg and prints their table; from the studies in --muon DIR, gns-muon.svg.
 Where a batch ran with several tunings, shows the tuning with most seeds; among equals, the one with the lowest mean loss. Curves
 are of the first seed.
@@ -176,32 +176,29 @@ def draw_muon(plots, directory):
     return figure
 
 
-# (colour, marker and line), name of the series, and {name in recipe.jsonl: label}.
+# colour, name of the series, its curve in recipe_curves.json, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
-    (("#666666", "o"), "AdamW, constant batch, 80M tokens", {"a16_5e4": "16 rows, seeds 1 to 3", "a32_1e3": "32 rows"}),
-    (("#e69f00", "o"), "Muon, batch m x noise scale, 34M tokens",
-     {"m8_34M": "m = 0.65, seeds 1 to 3", "kap.3": "m = 0.3"}),
-    (("#d55e00", "o-"), "Muon, --ramp gns, 34M tokens", {"c.25": "k = 0.25", "c1": "k = 1", "c4": "k = 4", "c16": "k = 16"}),
-    (("#0072b2", "D"), "the same, k = 2, and changes of a trial build", {"mix4": "mix"}))
+    ("#666666", "AdamW, the best constant batch found: 16 rows", "a160", {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
+    ("#d55e00", "Muon, --ramp gns and what goes with it", "m70", {"r27": "", "m28": "27M and 28M tokens, 3 seeds each", "m70": "70M tokens"}))
 
 
 def draw_loss_time(plots):
-    """Validation loss against the seconds of training: a point is the end of one run."""
+    """Loss against the seconds of training. Lines: training loss of the longest run; points: validation loss at the end of each run."""
     with open(os.path.join(here, "../results/recipe.jsonl"), encoding="utf-8") as file:
         runs = [json.loads(line) for line in file]
+    with open(os.path.join(here, "../results/recipe_curves.json"), encoding="utf-8") as file:
+        curves = json.load(file)
     figure, axes = plots.plt.subplots(figsize=(7.5, 4.2))
-    for style, series, names in LOSS_TIME:
-        points = [(names[run["name"]], run["gpu_seconds"], run["val_loss"]) for run in runs if run["name"] in names]
-        axes.plot(*zip(*sorted(point[1:] for point in points)), style[1], color=style[0], label=series)
-        for label in names.values(): # once, beside all seeds
-            seconds, losses = zip(*(point[1:] for point in points if point[0] == label))
-            x, y = max(seconds), min(losses)
-            left = style[1] == "o-" and x < 70 # where the other series' labels are to the right
-            axes.annotate(label, (x, y), (-7 if left else 9, -4), textcoords="offset points", fontsize=8, color=style[0],
-                          ha="right" if left else "left")
-    axes.set(xlabel="seconds on one H200", ylabel="validation loss (nats a token)", xlim=(40, 160), ylim=(1.18, 1.37),
-             title="GPT-2 124M on source code: a point is a run's end")
-    axes.legend(loc="upper center")
+    for color, series, curve, names in LOSS_TIME:
+        axes.plot(*zip(*curves[curve]), color=color, label=series)
+        for name, label in names.items():
+            seconds, losses = zip(*((run["gpu_seconds"], run["val_loss"]) for run in runs if run["name"] == name))
+            axes.plot(seconds, losses, "o", color=color)
+            axes.annotate(label, (mean(seconds), min(losses)), (0, -14), textcoords="offset points", fontsize=8, color=color,
+                          ha="center")
+    axes.set(xlabel="seconds on one H200", ylabel="loss (nats a token)", xlim=(0, 290), ylim=(0.9, 2.5),
+             title="GPT-2 124M on source code: training loss, and validation loss at a run's end")
+    axes.legend()
     return figure
 
 
