@@ -14,11 +14,7 @@
 static void print_complete(const Run *r) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
-    const char *longer = reached_loss(r)                      ? "A lower --stop-at-loss"
-                         : at->tokens < o->run.horizon_tokens ? "A larger --patience"
-                         : o->steps                           ? "A longer --steps"
-                         : o->epochs                          ? "A longer --epochs"
-                                                              : "A longer --train-tokens";
+    const char *longer = ends_early(r) ? "A lower --stop-at-loss or a larger --patience" : "A longer run";
     printf("this run is complete: %lld steps, %lld tokens are done, and the command asks for %lld. The model is in "
            "%s. %s resumes, --fresh starts over\n",
            (long long)at->step, (long long)at->tokens, (long long)o->run.horizon_tokens, r->saving.saved, longer);
@@ -26,15 +22,11 @@ static void print_complete(const Run *r) {
 
 // Every rank must have rows in every step except the last, which the horizon cuts.
 static int check_rows_of_ranks(const Setup *setup, const Position *position, Error *e) {
-    const RampMode mode = setup->options.run.ramp_mode;
-    const char *larger = mode == RAMP_REPLAY  ? "replay a run of larger batches"
-                         : mode == RAMP_FIXED ? "use a larger --batch-tokens"
-                         : mode == RAMP_STEPS ? "use larger ones in --ramp"
-                                              : "use a larger --batch-min";
     int64_t rows = ramp_smallest(&position->ramp);
     if (rows >= setup->comm->ranks) return 0;
     FAIL(e, ERR_USAGE, NULL, "a batch of %lld rows is too small for %d ranks", (long long)rows, setup->comm->ranks);
-    return error_hint(e, "use mpirun -np %lld, or %s", (long long)rows, larger);
+    return error_hint(e, "use mpirun -np %lld, or larger batches (--batch-tokens, --batch-min, --ramp)",
+                      (long long)rows);
 }
 
 static int run_training(Run *r, Error *e) {

@@ -149,13 +149,9 @@ int setup_model(Run *r, Error *e) {
 static int read_prompt(char **text, const char *path, Error *e) {
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
-    if (pipe_read(path, most, text, &bytes, e)) {
-        if (!file_exists(path))
-            error_hint(e, "check the path: @ names a file, and a prompt that begins with @ goes into one");
-    } else if (bytes == 0) FAIL(e, ERR_INPUT, "name a file of text", "%s: is empty", pipe_name(path));
-    else if (strlen(*text) < bytes) FAIL(e, ERR_INPUT, "name a file of text", "%s: has a zero byte", pipe_name(path));
-    else return 0;
-    return error_prefix(e, "--prompt");
+    if (pipe_read(path, most, text, &bytes, e)) return error_prefix(e, "--prompt");
+    if (bytes > 0 && strlen(*text) == bytes) return 0;
+    return FAIL(e, ERR_INPUT, "name a file of text", "--prompt %s: is empty, or has a zero byte", pipe_name(path));
 }
 
 int setup_sampling(Setup *setup, Error *e) {

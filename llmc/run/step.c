@@ -62,20 +62,11 @@ static double grad_norm(const Run *r, int64_t B) {
 
 static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
-    const StepResult *result = &r->position.result;
     comm_settle(r->setup.comm); // all ranks have the same numbers
-    char tensors[256] = "", scale[40] = "";
-    if (at->loss_scale.scale > 0) snprintf(scale, sizeof scale, " at loss scale %.0f", at->loss_scale.scale);
-    for (int i = 0, n = 0; i < r->setup.model.tensor_count && n < 4; i++) {
-        if (isfinite(result->grad_sq[i])) continue;
-        size_t used = strlen(tensors);
-        snprintf(tensors + used, sizeof tensors - used, "%s%s", n++ ? ", " : ": gradient of ",
-                 r->setup.model.tensors[i].name);
-    }
     return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
-                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite%s%s; the update was not made",
+                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
                 (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
-                result->loss_sum / (double)B, grad_norm(r, B), scale, tensors);
+                r->position.result.loss_sum / (double)B, grad_norm(r, B));
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {

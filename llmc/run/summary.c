@@ -65,21 +65,12 @@ static void print_engine(const Run *r) {
 
 static void print_notes(const Run *r) {
     const Setup *setup = &r->setup;
-    const RunData *data = &r->data;
-    const Options *o = &setup->options;
     const Comm *c = setup->comm;
-    const Parallel *p = &setup->parallel;
     if (comm_is_bound(c)) // loading, saving, MPI and NCCL share these cores with the computation
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
                c->cores, c->cores_here, c->cores_here / c->local_ranks);
-    if (data->train && r->position.at.step == 0 && o->warmup_tokens == 0 && o->optimizer != OPTIMIZER_LAMB)
-        printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
-               "--warmup-tokens of 1%% of the run is usual\n");
-    if (p->config.zero >= ZERO_2 && p->buckets && !p->shard_grads)
-        printf("note: gradients are whole on every rank, since a step may have several micro-steps; --reduce "
-               "micro-step shards them, in sums of another order\n");
-    if (data->train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
+    if (r->data.train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                "DIRECTORY\n");
 }

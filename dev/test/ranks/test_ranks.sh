@@ -91,9 +91,8 @@ zero_agrees() {
     for zero in 0 2 3; do
         run 3 z3_$zero $ramp_run --zero $zero && same r3 z3_$zero || return 1
     done
-    grep -q '^note: gradients are whole on every rank' z3_3.log || { echo "whole gradients without a word"; return 1; }
     for zero in 0 2 3; do
-        wide 3 w3_$zero $ramp_run --zero $zero && same w3_0 w3_$zero && ! grep '^note: gradients are whole' w3_$zero.log || return 1
+        wide 3 w3_$zero $ramp_run --zero $zero && same w3_0 w3_$zero || return 1
     done
     for zero in 0 2; do micro=2 layers=4 run 3 two$zero $short --zero $zero || return 1; done # two micro-steps at most
     same two0 two2
@@ -270,7 +269,7 @@ a_last_step_of_fewer_rows_than_ranks() { # a rank without rows starts the same t
         lr=1e-3 replay_more="--zero 3 --deadline 15" replays 0 8 8 1 && same whole replay
 }
 too_small_a_batch_to_replay() { # the file's steps count, except a last one that the horizon cut short
-    replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or replay' replay.log &&
+    replay_more="--batch-tokens 128" replays 64 8 3 8 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks.*-np 3, or larger' replay.log &&
         replay_more="--batch-tokens 128" replays 64 3
 }
 alone_without_mpirun() { run 0 alone $exact_run --batch-tokens 192 && same_weights e1_192 alone; } # as with mpirun -np 1

@@ -194,9 +194,9 @@ prints_its_length() { # a new run, one that resumes with another batch, and a co
         grep -qx 'run     10 more steps of 24 rows of 32 tokens, to step 30: 15360 tokens in all' v.log &&
         [ -d v/step_00000030 ] || { cat v.log; return 1; }
     run v --steps 5 --batch-tokens 384 --threads 1 &&
-        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 1920\. .*v/step_00000030\. A longer --steps' v.log || { cat v.log; return 1; }
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 1920\. .*v/step_00000030\. A longer run resumes' v.log || { cat v.log; return 1; }
     run v --train-tokens 15360 --batch-tokens 384 --threads 1 &&
-        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 15360\. .*A longer --train-tokens' v.log || { cat v.log; return 1; }
+        grep -q '^this run is complete: 30 steps, 15360 tokens are done, and the command asks for 15360\. .*A longer run resumes' v.log || { cat v.log; return 1; }
     grep -qx 'run     60000 tokens in steps of 4 to 32 rows of 32 tokens' a.log || { cat a.log; return 1; }
 }
 a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, and a plan knows it
@@ -205,7 +205,7 @@ a_length_in_epochs() { # is the run of as many tokens; a longer one resumes it, 
     tokens=$((32 * ((windows + 25) / 50)))
     run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && run e2 --train-tokens $tokens --batch-tokens 640 --threads 1 --lr 1e-3 && same e1 e2 || return 1
     grep -q "the run is 0.02 epochs" e1.log && grep -q "\"horizon_tokens\": $tokens," e1/run.json && grep -q '"epochs": 0.02' e1/run.json || { cat e1.log; return 1; }
-    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q 'A longer --epochs resumes' e1.log &&
+    run e1 --epochs 0.02 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q 'A longer run resumes' e1.log &&
         run e1 --epochs 0.04 --batch-tokens 640 --threads 1 --lr 1e-3 && grep -q '^resuming from e1' e1.log || { cat e1.log; return 1; }
     # shellcheck disable=SC2086
     GLOBIGNORE='*' "$train" --dry-run $small --epochs 0.02 --batch-tokens 640 > plan.txt && grep -q ': 0.02 epochs$' plan.txt &&
