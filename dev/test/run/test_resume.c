@@ -387,7 +387,7 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change, test_another_micro_batch);
+    RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change);
     RUN(test_places, test_what_may_not_change, test_label_smoothing, test_options_of_a_run, test_missing_fields);
     RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
     RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
