@@ -425,17 +425,6 @@ static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
              engine->matmul.kernel->name, engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }
 
-// Reads the resident pages, the second number of /proc/self/statm (proc(5)).
-static size_t cpu_memory_in_use(const Engine *engine) {
-    (void)engine;
-    long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-    if (!f) return 0;
-    if (fscanf(f, "%*d %lld", &pages) != 1) pages = 0;
-    fclose(f);
-    return (size_t)pages * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 static int cpu_tune(Engine *engine, Error *e) {
     (void)engine;
     return FAIL(e, ERR_USAGE, "leave it out", "--tune is for GPUs: on the CPU a matrix product has one algorithm");
@@ -473,7 +462,6 @@ const EngineApi cpu_engine = {
     .create = cpu_create,
     .destroy = cpu_destroy,
     .describe = cpu_describe,
-    .memory_in_use = cpu_memory_in_use,
     .progress = cpu_progress,
     .tune = cpu_tune,
     .tuning = cpu_tuning,

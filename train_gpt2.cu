@@ -689,7 +689,6 @@ const EngineApi cuda_engine = {
     .create = cuda_create,
     .destroy = cuda_destroy,
     .describe = cuda_describe,
-    .memory_in_use = cuda_memory_in_use,
     .progress = NULL, // the host runs ahead of the device
     .tune = cuda_tune,
     .tuning = [](const Engine *engine) -> const char * { return engine->matmul->choices; },

@@ -97,15 +97,6 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
 }
 
-// Refuses two tensors of one name. Sorts the entries by name.
-static int names_check(SafetensorsReader *reader, Error *e) {
-    qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_names);
-    for (int i = 1; i < reader->count; i++)
-        if (compare_names(&reader->entries[i - 1], &reader->entries[i]) == 0)
-            return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice", reader->entries[i].name);
-    return 0;
-}
-
 // Checks that the entries, sorted by offset, cover the data exactly: no hole, no overlap, nothing after the last.
 static int offsets_check(const SafetensorsReader *reader, uint64_t data_bytes, Error *e) {
     uint64_t at = 0;
@@ -133,7 +124,11 @@ static int entries_parse(SafetensorsReader *reader, uint64_t data_bytes, Error *
         *entry = (SafetensorsEntry){.reader = reader, .name = item->string};
         if (entry_parse(entry, item, e)) return error_prefix(e, "tensor %.200s", entry->name);
     }
-    TRY(names_check(reader, e)); // before the offsets: a duplicate name explains an overlap
+    // Refuse two tensors of one name before looking at the offsets: that explains an overlap.
+    qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_names);
+    for (int i = 1; i < reader->count; i++)
+        if (compare_names(&reader->entries[i - 1], &reader->entries[i]) == 0)
+            return FAIL(e, ERR_INPUT, damaged, "tensor %.200s exists twice", reader->entries[i].name);
     qsort(reader->entries, (size_t)reader->count, sizeof *reader->entries, compare_entries);
     return offsets_check(reader, data_bytes, e);
 }

@@ -171,7 +171,6 @@ int cuda_check(const EngineConfig *config, Error *e);
 int cuda_create(Engine **out, const EngineConfig *config, Error *e);
 void cuda_destroy(Engine *engine);
 void cuda_describe(const Engine *engine, char *out, size_t bytes);
-size_t cuda_memory_in_use(const Engine *engine);
 void cuda_device(const EngineConfig *config, bool measure, EngineDevice *out);
 void cuda_plan_memory(const EngineConfig *config, MemoryPlan *plan);
 int cuda_load(Engine *engine, StateKind kind, Range range, const float *values, Error *e);

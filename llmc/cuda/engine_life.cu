@@ -114,11 +114,6 @@ void cuda_describe(const Engine *engine, char *out, size_t bytes) {
              (double)d->totalGlobalMem / (1 << 30), engine->pairs.count ? "Hopper's" : "general");
 }
 
-size_t cuda_memory_in_use(const Engine *) {
-    size_t available, all;
-    return cudaMemGetInfo(&available, &all) == cudaSuccess ? all - available : 0;
-}
-
 void cuda_device(const EngineConfig *config, bool, EngineDevice *out) { // speeds: plan/devices.h
     Device device;
     Engine sketch = {};

@@ -154,9 +154,6 @@ struct EngineApi {
     // Writes one line about the machine and the build: "CPU, fp32, 2 threads, vectors of 512 bits".
     void (*describe)(const Engine *engine, char *out, size_t bytes);
 
-    // Bytes of the device's memory in use, by all programs; without a device, the process's resident set. 0: unknown.
-    size_t (*memory_in_use)(const Engine *engine);
-
     // The share of the present micro-step or evaluation that is done, 0 to 1. From any thread. NULL: unknown.
     double (*progress)(const Engine *engine);
 
@@ -294,7 +291,6 @@ static inline void engine_destroy(Engine *engine) {
 }
 
 #define engine_describe(g, ...)      engine_api(g)->describe(g, __VA_ARGS__)
-#define engine_memory_in_use(g)      engine_api(g)->memory_in_use(g)
 #define engine_tune(g, ...)          engine_api(g)->tune(g, __VA_ARGS__)
 #define engine_tuning(g)             engine_api(g)->tuning(g)
 #define engine_set_tuning(g, ...)    engine_api(g)->set_tuning(g, __VA_ARGS__)

@@ -34,18 +34,15 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     return code;
 }
 
-// Prints where the run stood, and whether the checkpoint of --keep-best is in the same directory.
+// Prints where the run stood, and the lowest validation loss of --keep-best.
 static int inspect_state(const char *directory, FILE *out, Error *e) {
     RunSummary s;
-    char run[ARCHIVE_PATH], best[ARCHIVE_PATH];
     TRY(run_state_summary(&s, directory, e));
     fprintf(out, "%s: step %" PRId64 ", %" PRId64 " tokens, %" PRId64 " examples, batch %" PRId64 "; written by %s\n",
             directory, s.at.step, s.at.tokens, s.at.examples, s.at.batch, s.build);
-    if (!s.at.best.step) return 0;
-    TRY(path_join(run, sizeof run, directory, "..", e));
-    archive_step_path(run, s.at.best.step, best);
-    fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "%s\n", directory, s.at.best.loss,
-            s.at.best.step, file_exists(best) ? "" : ", whose checkpoint is not next to this one");
+    if (s.at.best.step)
+        fprintf(out, "%s: lowest validation loss %.4f after step %" PRId64 "\n", directory, s.at.best.loss,
+                s.at.best.step);
     return 0;
 }
 

@@ -69,8 +69,7 @@ static const char *write_eta(Progress *p, double now, char out[64]) {
 
 // Formats the line of a step.
 static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, double now) {
-    const double many = 99999.5, gib = 1 << 30; // tokens a second; bytes
-    const double memory = (double)engine_memory_in_use(p->engine);
+    const double many = 99999.5; // tokens a second
     const GnsEstimate g = gns_estimate(&noise->ln);
     bool thousands = s->tok_per_s >= many;
     bool has_gns = s->mode != GNS_OFF && !isnan(g.lower);
@@ -93,8 +92,6 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
     if (s->loss_scale > 0 && s->overflows > 0) line_add(line, 67, "  %lld overflows", (long long)s->overflows);
     line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
     if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
-    if (memory >= gib) line_add(line, 10, "  %.1f GiB", memory / gib);
-    else if (memory > 0) line_add(line, 10, "  %.0f MiB", memory / (1 << 20));
 }
 
 static void draw(Progress *p, const Line *line, double now) {

@@ -20,7 +20,7 @@ typedef struct {
     bool terminal;         // redraw one line
     bool drawn;            // there is a line to redraw
     bool answered;         // a signal was acknowledged
-    const Engine *engine;  // the lines show its memory and progress; NULL: none yet
+    const Engine *engine;  // the lines show its progress; NULL: none yet
     double started;        // when the run started, in seconds of the clock
     double shown, stepped; // when the last line, the last step's line was shown, in the same seconds; 0: none
     double ends;           // when the run ends, if the horizon is not decided yet; 0: it is

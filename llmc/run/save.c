@@ -390,13 +390,16 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// (all) Starts a save, while none runs; with `waits`, also ends it. *unsaved: the code of a failed save, which is no
+// (all) Ends the save before, then starts one; with `waits`, also ends it. *unsaved: the code of a failed save, which is no
 // error of this function; rank 0's saver holds the error.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
     Saver *s = r->saving.saver;
     int begun = 0;
+    comm_phase(comm, PHASE_CHECKPOINT, r->position.at.step);
+    progress_begin(&r->output.progress, "saving", 0);
+    TRY(await_save(r, e));
     s->step = r->position.at.step;
     s->waits = waits;
     s->error = (Error){0};
@@ -417,29 +420,20 @@ static int save(Run *r, bool waits, int *unsaved, Error *e) {
         } else if (!s->copies) TRY(await_written(s, e));
         s->paused = clock_seconds() - s->started;
     }
-    *unsaved = begun > 0 ? begun : 0;
-    return 0;
-}
-
-// (all) Ends the save before, then saves.
-static int save_next(Run *r, bool waits, int *unsaved, Error *e) {
-    comm_phase(r->setup.comm, PHASE_CHECKPOINT, r->position.at.step);
-    progress_begin(&r->output.progress, "saving", 0);
-    TRY(await_save(r, e));
-    TRY(save(r, waits, unsaved, e));
     progress_end(&r->output.progress);
+    *unsaved = begun > 0 ? begun : 0;
     return 0;
 }
 
 int save_in_background(Run *r, Error *e) {
     int reported;
-    return save_next(r, false, &reported, e);
+    return save(r, false, &reported, e);
 }
 
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
-    TRY(save_next(r, true, &unsaved, e));
+    TRY(save(r, true, &unsaved, e));
     if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
     else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);

@@ -188,12 +188,6 @@ static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
 
 // ---- A step ---------------------------------------------------------------------------------------------------------
 
-// *B: rank 0's choice of the next step's rows, over all ranks.
-static int agree_batch(Run *r, int64_t *B, Error *e) {
-    *B = ramp_next(&r->position.ramp, r->position.at.step, r->position.at.tokens);
-    return comm_broadcast(r->setup.comm, B, sizeof *B, e);
-}
-
 // True on rank 0 if --max-hours leaves time for this step and a save, but not for another step. Called once a step.
 static bool out_of_time(Run *r) {
     const double ending = 2; // seconds
@@ -211,12 +205,12 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     Position *position = &r->position;
     RunPoint *at = &position->at;
     StepSums sums;
-    int64_t B;
     bool skipped;
     RampTarget target = {NAN, NAN, NAN, NAN, NAN};
     position->stop = out_of_time(r) || metrics_waiting(r->output.metrics) > LOG_WAITS_MAX;
     comm_phase(setup->comm, PHASE_STEP, at->step + 1);
-    TRY(agree_batch(r, &B, e));
+    int64_t B = ramp_next(&position->ramp, at->step, at->tokens);
+    TRY(comm_broadcast(setup->comm, &B, sizeof B, e)); // rank 0's choice
     const int64_t tokens = B * setup->shape.seq_len;
     const UpdateConfig update = update_config(r, B);
     const GnsMode mode = step_mode(setup, position);

@@ -40,11 +40,9 @@ static void print_length(const Setup *setup, const Position *position) {
         return;
     }
     int64_t B = o->run.batch_ref_rows, rows = (horizon - position->at.tokens) / T, steps = rows / B + (rows % B != 0);
-    printf("run     %lld %sstep%s of %lld rows of %lld tokens, ", (long long)steps, position->at.step ? "more " : "",
-           steps == 1 ? "" : "s", (long long)B, (long long)T);
-    if (position->at.step)
-        printf("to step %lld: %lld tokens in all\n", (long long)(position->at.step + steps), (long long)horizon);
-    else printf("%lld tokens\n", (long long)horizon);
+    printf("run     %lld %sstep%s of %lld rows of %lld tokens, %lld tokens%s\n", (long long)steps,
+           position->at.step ? "more " : "", steps == 1 ? "" : "s", (long long)B, (long long)T, (long long)horizon,
+           position->at.step ? " in all" : "");
 }
 
 static void print_engine(const Run *r) {

@@ -66,8 +66,8 @@ static const char *show(const StepMetrics *s, const Noise *n) {
 
 static void test_line(void) {
     StepMetrics unknown = metrics;
-    const char *line = show(&metrics, &noise), *memory;
-    static const char want[] = "step   299  70%  ETA 0:04  loss 2.3497  B 8  25823 tok/s  MFU 51.2%  ";
+    const char *line = show(&metrics, &noise);
+    static const char want[] = "step   299  70%  ETA 0:04  loss 2.3497  B 8  25823 tok/s  MFU 51.2%\n";
     CHECK(strncmp(line, want, strlen(want)) == 0, "%s", line);
     CHECK(line[strlen(line) - 1] == '\n' && !strchr(line, '\r'), "%s", line);
     unknown.mfu = NAN, unknown.tok_per_s = 613946;
@@ -75,15 +75,6 @@ static void test_line(void) {
     line = show(&unknown, &noise);
     CHECK(!strstr(line, "MFU") && !strstr(line, "-") && !strstr(line, "GNS"), "%s", line);
     CHECK(strstr(line, "  B 8, up: aim 12.3  614k tok/s"), "%s", line);
-
-    char text[200]; // resident memory by /proc/self/status, which counts in another way
-    double kib = NAN, shown = NAN;
-    FILE *status = fopen("/proc/self/status", "r");
-    while (status && fgets(text, sizeof text, status) && sscanf(text, "VmRSS: %lf kB", &kib) != 1) continue;
-    if (status) fclose(status);
-    memory = strstr(line, "tok/s  ");
-    CHECK(memory && sscanf(memory, "tok/s  %lf MiB", &shown) == 1, "%s", line);
-    CHECK(fabs(shown - kib / 1024) < 4, "%g MiB, the kernel says %g", shown, kib / 1024);
 }
 
 // The field of the noise scale: nothing while nothing is known.
@@ -113,7 +104,7 @@ static void test_width_of_a_terminal(void) {
         CHECK(strlen(line) - strlen(redraw) < (size_t)columns, "%d columns: %s", columns, line);
         CHECK(columns < 40 || (strstr(line, "  ETA ") && strstr(line, "  loss ")), "%s", line);
         CHECK(columns < 80 || (strstr(line, "  B 8") && strstr(line, " tok/s") && strstr(line, "  MFU ")), "%s", line);
-        CHECK(columns < 200 || (strstr(line, "val 2.2500") && strstr(line, "iB")), "cut on a wide terminal: %s", line);
+        CHECK(columns < 200 || (strstr(line, "val 2.2500") != NULL), "cut on a wide terminal: %s", line);
         end();
     }
 }
