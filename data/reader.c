@@ -59,21 +59,16 @@ static int document_split(const TokenizeOptions *o, const Input *input, uint64_t
 // Returns ERR_INPUT if an input begins like gzip, zstd, parquet, UTF-16 or a Git LFS pointer; names a remedy.
 static int check_text_kind(const Input *input, const char *text, size_t bytes, Error *e) {
     static const struct {
-        const char *begin, *what, *command;
-    } kinds[] = {{"\x1f\x8b", "gzip, not text", "zcat"},
-                 {"\x28\xb5\x2f\xfd", "zstd, not text", "zstdcat"},
-                 {"PAR1", "parquet, not text", "data/parquet_to_jsonl.py"},
-                 {"version https://git-lfs", "a Git LFS pointer, not the text", NULL},
-                 {"\xff\xfe", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"},
-                 {"\xfe\xff", "UTF-16, not UTF-8", "iconv -f UTF-16 -t UTF-8"}};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        size_t length = strlen(kinds[i].begin);
-        if (bytes < length || memcmp(text, kinds[i].begin, length) != 0) continue;
-        FAIL(e, ERR_INPUT, "git lfs pull fetches the text", "%s: is %s", input_name(input), kinds[i].what);
-        if (!kinds[i].command) return e->code;
-        return error_hint(e, "say %s %s | data/tokenize ... %s-", kinds[i].command, input->path,
-                          input->jsonl ? "--format jsonl " : "");
-    }
+        const char *begin, *what, *remedy;
+    } kinds[] = {{"\x1f\x8b", "gzip, not text", "say zcat FILE | data/tokenize ... -"},
+                 {"\x28\xb5\x2f\xfd", "zstd, not text", "say zstdcat FILE | data/tokenize ... -"},
+                 {"PAR1", "parquet, not text", "say data/parquet_to_jsonl.py FILE | data/tokenize ... -"},
+                 {"version https://git-lfs", "a Git LFS pointer, not the text", "git lfs pull fetches the text"},
+                 {"\xff\xfe", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"},
+                 {"\xfe\xff", "UTF-16, not UTF-8", "say iconv -f UTF-16 -t UTF-8 FILE | data/tokenize ... -"}};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (bytes >= strlen(kinds[i].begin) && memcmp(text, kinds[i].begin, strlen(kinds[i].begin)) == 0)
+            return FAIL(e, ERR_INPUT, kinds[i].remedy, "%s: is %s", input_name(input), kinds[i].what);
     return 0;
 }
 
@@ -294,8 +289,7 @@ int reader_next(Reader *r, TextBlock *b, bool *got, Error *e) {
     return 0;
 }
 
-int reader_leave_out(Reader *r, Error *e) {
-    int left_out = 0;
+void reader_leave_out(Reader *r) {
     for (int i = 0; i < r->inputs->count && !signals_requested(); i++) {
         Input *input = &r->inputs->all[i];
         int fd = input->pipe ? -1 : open(input->path, O_RDONLY | O_CLOEXEC);
@@ -305,9 +299,5 @@ int reader_leave_out(Reader *r, Error *e) {
         input->left_out = check_text_kind(input, text, input->bytes, &(Error){0}) ||
                           (!input->jsonl && utf8_invalid_at(text, input->bytes) < input->bytes);
         munmap(text, input->bytes);
-        left_out += input->left_out;
     }
-    if (left_out < r->inputs->count) return 0;
-    return FAIL(e, ERR_INPUT, "file FILE tells what they are", "not one of %d files is UTF-8; the first is %s",
-                left_out, r->inputs->all[0].path);
 }

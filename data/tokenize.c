@@ -303,7 +303,7 @@ static int tokenize(int argc, char **argv, Error *e) {
     TRY_GOTO(inputs_gather(&run.inputs, o, argv, inputs, e));
     signals_install();
     thread_start_team((int)o->threads + 1); // + 1: one may wait for a pipe or the disk
-    if (o->invalid == INVALID_SKIP) TRY_GOTO(reader_leave_out(&run.reader, e));
+    if (o->invalid == INVALID_SKIP) reader_leave_out(&run.reader);
     run.start = clock_seconds();
     run.total_bytes = count_bytes(&run);
     TRY_GOTO(writer_open(&run.writer, o, run.tokenizer, &run.inputs, e));

@@ -28,7 +28,6 @@ GNS_C_BEGIN
 
 // Exit codes: a contract with scripts (64 to 75 follow BSD's sysexits.h).
 enum {
-    EXIT_DONE = 0,
     ERR_USAGE = 64,       // a wrong command line or configuration
     ERR_INPUT = 65,       // a named input is missing, unreadable or malformed
     ERR_UNAVAILABLE = 69, // no usable GPU, or a CPU without the instructions of --dtype

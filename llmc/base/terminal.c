@@ -48,16 +48,4 @@ void line_fit(const Line *line, int columns, char *out, size_t bytes) {
     if (used > (size_t)columns && (size_t)columns < bytes) out[columns] = 0;
 }
 
-void fold_text(FILE *f, const char *text, int columns, int indent) {
-    int at = 0; // the column
-    while (*text) {
-        int blanks = (int)strspn(text, " "), word = (int)strcspn(text + blanks, " \n");
-        bool breaks = at > indent && word > 0 && at + blanks + word > columns;
-        if (breaks) at = fprintf(f, "\n%*s", indent, "") - 1 + fprintf(f, "%.*s", word, text + blanks);
-        else at += fprintf(f, "%.*s", blanks + word, text);
-        text += blanks + word;
-        if (*text == '\n') fputc(*text++, f), at = 0;
-    }
-}
-
 double log_interval(double elapsed) { return fmin(fmax(elapsed / 50, 2), 600); }

@@ -23,10 +23,6 @@ __attribute__((format(printf, 3, 4))) void line_add(Line *line, int priority, co
 // Leaves out parts until the line fits into `columns`. A single remaining part is cut.
 void line_fit(const Line *line, int columns, char *out, size_t bytes);
 
-// Writes the text to f in lines of at most `columns`. Breaks lines at blanks and indents the continuation by `indent`.
-// A longer word stays whole.
-void fold_text(FILE *f, const char *text, int columns, int indent);
-
 // Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, from 2 s to
 // ten minutes. A day of training has about 450 lines.
 double log_interval(double elapsed);

@@ -1,6 +1,5 @@
 #include "options/rows.h"
 
-#include "base/terminal.h"
 #include "base/text.h"
 
 #include <assert.h>
@@ -211,7 +210,15 @@ void row_print_help(FILE *f, const OptionRow *row) {
     if (*init || *alias)
         snprintf(text + used, sizeof text - (size_t)used, " [%s%s%s%s%s%s]", *init ? "default " : "", init,
                  *init && *alias ? "; " : "", *alias ? "llm.c " : "", alias, *alias ? counts[row->alias_unit] : "");
-    fold_text(f, text, WIDTH, COLUMN);
+    int at = 0; // the column: lines break at blanks
+    for (const char *c = text; *c;) {
+        int blanks = (int)strspn(c, " "), word = (int)strcspn(c + blanks, " \n");
+        bool breaks = at > COLUMN && word > 0 && at + blanks + word > WIDTH;
+        if (breaks) at = fprintf(f, "\n%*s", COLUMN, "") - 1 + fprintf(f, "%.*s", word, c + blanks);
+        else at += fprintf(f, "%.*s", blanks + word, c);
+        c += blanks + word;
+        if (*c == '\n') fputc(*c++, f), at = 0;
+    }
     fputc('\n', f);
 }
 

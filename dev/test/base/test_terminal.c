@@ -1,7 +1,6 @@
-// Lines that fit: parts left out by priority, folded text, the width of a terminal.
+// Lines that fit: parts left out by priority, the width of a terminal.
 #define _XOPEN_SOURCE 700 // posix_openpt
 #include "base/terminal.h"
-#include "base/text.h"
 #include "../test.h"
 
 #include <fcntl.h>
@@ -35,30 +34,6 @@ static void test_line_fit(void) {
     CHECK_STR(line, "ETA 1:23");
 }
 
-static void fold(const char *text, int columns, int indent, char *out, size_t bytes) {
-    Text folded;
-    Error e;
-    CHECK_OK(text_begin(&folded, &e), &e);
-    fold_text(folded.f, text, columns, indent);
-    CHECK_OK(text_end(&folded, &e), &e);
-    snprintf(out, bytes, "%s", folded.text);
-    text_free(&folded);
-}
-
-static void test_fold(void) {
-    static const char text[] = "note: one two three four\nmodel   a_word_that_is_longer_than_a_line b\n\nshort\n";
-    char out[400];
-    fold(text, 80, 4, out, sizeof out);
-    CHECK_STR(out, text);
-    fold(text, 16, 4, out, sizeof out);
-    CHECK_STR(out, "note: one two\n    three four\nmodel\n    a_word_that_is_longer_than_a_line\n    b\n\nshort\n");
-    for (int columns = 12; columns < 40; columns++) {
-        fold("the words of this line are short, and none is longer than seven\n", columns, 4, out, sizeof out);
-        for (char *line = strtok(out, "\n"); line; line = strtok(NULL, "\n"))
-            CHECK((int)strlen(line) <= columns, "%zu wide on %d columns: %s", strlen(line), columns, line);
-    }
-}
-
 static void test_columns(void) {
     struct winsize size = {.ws_row = 24, .ws_col = 40};
     FILE *file = tmpfile();
@@ -84,6 +59,6 @@ static void test_columns(void) {
 }
 
 int main(void) {
-    RUN(test_line_fit, test_fold, test_columns);
+    RUN(test_line_fit, test_columns);
     return test_summary();
 }
