@@ -204,10 +204,12 @@ static void forward_panel(const Head *head, void *out, float *lse, size_t i, siz
 // delta_t = sum_d dout_td out_td = sum_j P_tj dP_tj (FlashAttention, appendix B.4); it holds with dropout too
 VECTOR_INLINE float row_delta(const float *dout, const void *out, size_t at, size_t D, const Dtype type) {
     size_t whole = D / VEC * VEC;
+    float lane[VEC];
     Vec sum = {0};
     for (size_t d = 0; d < whole; d += VEC) sum += vec_load(dout + d) * value_load(out, at + d, type);
-    if (whole < D) sum += vec_load_part(dout + whole, D - whole) * value_load_part(out, at + whole, D - whole, type);
-    return vec_sum(sum);
+    vec_store(lane, sum);
+    for (size_t d = whole; d < D; d++) lane[d - whole] += dout[d] * value_get(out, at + d, type);
+    return vec_sum(vec_load(lane));
 }
 
 // Turns row t of scores and dP into P = exp(score - lse) and dS = P (dP - delta): keys [j, j + n), n a multiple of VEC.

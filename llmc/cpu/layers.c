@@ -219,21 +219,21 @@ void layernorm_backward(void *dx, float *dgamma, float *dbeta, double *gamma_sq,
 enum { GELU_PARALLEL = 1 << 14 }; // fewer floats run on one thread
 
 VECTOR_INLINE void gelu_forward_of(void *y, const void *x, size_t n, const Dtype type) {
-    size_t whole = n / VEC * VEC, rest = n - whole;
+    size_t whole = n / VEC * VEC;
 #pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
     for (size_t i = 0; i < whole; i += VEC) value_store(y, i, vec_gelu(value_load(x, i, type)), type);
-    value_store_part(y, whole, vec_gelu(value_load_part(x, whole, rest, type)), rest, type);
+    for (size_t i = whole; i < n; i++) value_set(y, i, vec_gelu(vec_set(value_get(x, i, type)))[0], type);
 }
 
 void gelu_forward(void *y, const void *x, size_t n, Dtype type) { BY_TYPE(type, gelu_forward_of(y, x, n, TYPE)); }
 
 VECTOR_INLINE void gelu_backward_of(void *dx, const void *dy, const void *x, size_t n, const Dtype type) {
-    size_t whole = n / VEC * VEC, rest = n - whole;
+    size_t whole = n / VEC * VEC;
 #pragma omp parallel for schedule(static) if (n >= GELU_PARALLEL)
     for (size_t i = 0; i < whole; i += VEC)
         value_store(dx, i, value_load(dy, i, type) * vec_gelu_derivative(value_load(x, i, type)), type);
-    Vec dy_rest = value_load_part(dy, whole, rest, type), x_rest = value_load_part(x, whole, rest, type);
-    value_store_part(dx, whole, dy_rest * vec_gelu_derivative(x_rest), rest, type);
+    for (size_t i = whole; i < n; i++)
+        value_set(dx, i, value_get(dy, i, type) * vec_gelu_derivative(vec_set(value_get(x, i, type)))[0], type);
 }
 
 void gelu_backward(void *dx, const void *dy, const void *x, size_t n, Dtype type) {

@@ -53,16 +53,3 @@ VECTOR_INLINE void value_store(void *p, size_t i, Vec v, const Dtype type) {
     if (type == DTYPE_BF16) *(Bf16Vec *)((uint16_t *)p + i) = bf16_round(v);
     else vec_store((float *)p + i, v);
 }
-
-// Load and store n < VEC values from element i on. The loaded vector ends in zeros.
-VECTOR_INLINE Vec value_load_part(const void *p, size_t i, size_t n, const Dtype type) {
-    if (type == DTYPE_FP32) return vec_load_part((const float *)p + i, n);
-    Bf16Vec v = {0};
-    memcpy(&v, (const uint16_t *)p + i, n * sizeof(uint16_t));
-    return bf16_widen(v);
-}
-VECTOR_INLINE void value_store_part(void *p, size_t i, Vec v, size_t n, const Dtype type) {
-    Bf16Vec rounded = bf16_round(v);
-    if (type == DTYPE_BF16) memcpy((uint16_t *)p + i, &rounded, n * sizeof(uint16_t));
-    else vec_store_part((float *)p + i, v, n);
-}

@@ -72,14 +72,6 @@ VECTOR_INLINE float vec_sum(Vec v) {
     return sum;
 }
 
-// Load and store n < VEC floats. The loaded vector ends in zeros.
-VECTOR_INLINE Vec vec_load_part(const float *p, size_t n) {
-    Vec v = {0};
-    memcpy(&v, p, n * sizeof *p);
-    return v;
-}
-VECTOR_INLINE void vec_store_part(float *p, Vec v, size_t n) { memcpy(p, &v, n * sizeof *p); }
-
 // exp to 1.1 ulp; 0 where the result would be subnormal (x < -87.33), infinity above 88.72, NaN of NaN.
 // Cody & Waite's reduction: x = n ln2 + r with |r| <= ln2/2, then exp(x) = 2^n exp(r), exp(r) by a polynomial.
 VECTOR_INLINE Vec vec_exp(Vec x) {

@@ -12,26 +12,23 @@ const char *const group_names[GROUP_COUNT] = {"embedding", "attention", "mlp", "
 // ---- Presets --------------------------------------------------------------------------------------------------------
 
 static const struct {
-    const char *name;
+    const char *name, *depth;
     int layers, heads, channels;
 } presets[] = {
     // GPT-2's four (Radford et al. 2019, table 2)
-    {"gpt2-124M", 12, 12, 768},
-    {"gpt2-350M", 24, 16, 1024},
-    {"gpt2-774M", 36, 20, 1280},
-    {"gpt2-1558M", 48, 25, 1600},
-    // llm.c's depths, heads of 64; its d6 and d12 follow from the rule for other depths
-    {"d24", 24, 16, 1024},
-    {"d36", 36, 20, 1280},
-    {"d48", 48, 25, 1600},
-    {"d60", 60, 30, 1920},
-    {"d72", 72, 45, 2880},
-    {"d84", 84, 54, 3456},
+    {"gpt2-124M", "d12", 12, 12, 768},
+    {"gpt2-350M", "d24", 24, 16, 1024},
+    {"gpt2-774M", "d36", 36, 20, 1280},
+    {"gpt2-1558M", "d48", 48, 25, 1600},
+    // llm.c's other depths, heads of 64; its d6 follows from the rule for dN
+    {"d60", "d60", 60, 30, 1920},
+    {"d72", "d72", 72, 45, 2880},
+    {"d84", "d84", 84, 54, 3456},
 };
 
 bool model_preset(ModelConfig *config, const char *name) {
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++) {
-        if (strcmp(name, presets[i].name) != 0) continue;
+        if (strcmp(name, presets[i].name) != 0 && strcmp(name, presets[i].depth) != 0) continue;
         config->layers = presets[i].layers;
         config->heads = presets[i].heads;
         config->channels = presets[i].channels;

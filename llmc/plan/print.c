@@ -111,8 +111,7 @@ static void print_memory(FILE *f, const Plan *p) {
             fewest_ranks(p, ZERO_0).s, fewest_ranks(p, ZERO_1).s, fewest_ranks(p, ZERO_2).s, fewest_ranks(p, ZERO_3).s);
     if (copy > 0 && !p->device.measured)
         fprintf(f, "  (on the host: %s, a copy from which checkpoints are written)\n", binary(copy).s);
-    if (p->estimate_memory)
-        fprintf(f, "  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
+    if (p->estimate_memory) fprintf(f, "  (estimated; train_gpt2cu --dry-run knows them to the byte, without a GPU)\n");
     if (!p->device.measured)
         fprintf(f, "  (CUDA, libraries and NCCL as measured on H200s, driver 580%s)\n",
                 p->ranks > 1 ? "; NCCL with NCCL_NVLS_ENABLE=0, otherwise it may take more" : "");

@@ -190,12 +190,6 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
     return 0;
 }
 
-int comm_barrier(Comm *comm, Error *e) {
-    watchdog_begin(comm->watchdog, "barrier");
-    if (comm->ranks > 1) MPI_TRY(MPI_Barrier(MPI_COMM_WORLD), e);
-    return 0;
-}
-
 // ---- Functions that follow from these -------------------------------------------------------------------------------
 
 int comm_check_launch(const Comm *comm, Error *e) {

@@ -230,8 +230,9 @@ static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
 
 int parallel_drain(Parallel *p, Error *e) {
     if (!p->transport) return 0;
+    double nothing = 0;
     TRY(p->api->finish(p->transport, e));
-    return comm_barrier(p->comm, e);
+    return comm_sum(p->comm, &nothing, 1, e); // waits for every rank
 }
 
 // Starts the gatherings of buckets 0 and 1, which the next forward pass reads first, while it updates the others.
