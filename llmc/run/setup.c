@@ -146,14 +146,6 @@ int setup_model(Run *r, Error *e) {
     return 0;
 }
 
-static int read_prompt(char **text, const char *path, Error *e) {
-    const size_t most = 1 << 20; // bytes: more than any model sees
-    size_t bytes;
-    if (pipe_read(path, most, text, &bytes, e)) return error_prefix(e, "--prompt");
-    if (bytes > 0 && strlen(*text) == bytes) return 0;
-    return FAIL(e, ERR_INPUT, "name a file of text", "--prompt %s: is empty, or has a zero byte", pipe_name(path));
-}
-
 int setup_sampling(Setup *setup, Error *e) {
     const Options *o = &setup->options;
     if (!o->sample_only && o->sample_every == 0 && !o->prompt[0]) return 0;
@@ -166,7 +158,12 @@ int setup_sampling(Setup *setup, Error *e) {
                     setup->model.config.vocab);
     if (o->prompt[0] != '@' || !is_rank0(setup)) return 0;
     if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
-    return read_prompt(&setup->prompt_file, o->prompt + 1, e);
+    const size_t most = 1 << 20; // bytes: more than any model sees
+    size_t bytes;
+    if (pipe_read(o->prompt + 1, most, &setup->prompt_file, &bytes, e)) return error_prefix(e, "--prompt");
+    if (bytes > 0 && strlen(setup->prompt_file) == bytes) return 0;
+    return FAIL(e, ERR_INPUT, "name a file of text", "--prompt %s: is empty, or has a zero byte",
+                pipe_name(o->prompt + 1));
 }
 
 // ---- The engine -----------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ runs_with() { # RANKS CORES CORES_OF THREADS BOUND: CORES of the launcher, CORES
     rm -rf cores
     "${mpi[@]}" -np "$1" -x LD_PRELOAD="$work/cores.so" -x CORES_HERE="$2" -x CORES_OF="$3" "$train" --train "code_train_*.bin" "${small[@]}" --val-every 0 --steps 1 --out cores < /dev/null > log 2>&1 || { cat log; return 1; }
     grep -q "^engine  CPU, fp32, $4 threads\?," log || { echo "not $4 threads:"; cat log; return 1; }
-    sed -n '/^note: rank 0 may run/,/=none)/p' log | xargs > note # which 80 columns fold
+    grep '^note: rank 0 may run' log > note
     [ "$(cat note)" = "${bound:+note: rank 0 may run on $bound: mpirun --bind-to none lifts that (srun: --cpu-bind=none)}" ] || { cat note; return 1; }
 }
 cores() { # each rank has its own; all share; some share; fewer cores than ranks; bound ranks

@@ -167,7 +167,7 @@ bad prompt_empty_file     $input empty.jsonl         "${run[@]}" --sample-every 
 bad prompt_binary_file    $input good.bin           --sample-only --model model --prompt @good.bin
 bad prompt_no_name        $usage --prompt           "${run[@]}" --sample-every 5 --prompt @
 bad prompt_too_long       $usage @FILE              "${run[@]}" --sample-every 5 --prompt "$(printf '%05000d' 0)"
-bad prompt_begins_with_at $input "that begins with @" "${run[@]}" --sample-every 5 --prompt @property
+bad prompt_begins_with_at $input "--prompt: property: cannot open" "${run[@]}" --sample-every 5 --prompt @property
 bad dry_run_no_prompt     $input prompt.txt         "${run[@]}" --sample-every 5 --prompt @prompt.txt --dry-run
 bad dry_run_no_tokenizer  $usage --sample-every     "${run[@]}" --vocab-size 300 --sample-every 5 --dry-run
 bad samples_of_nothing    $usage --samples          "${run[@]}" --samples 5
