@@ -162,7 +162,7 @@ static void show_progress(Pipeline *run, uint64_t bytes, bool last) {
             last || !terminal ? "\n" : "");
 }
 
-// Adds the faults of a block. Prints the run's first fault only when a second arrives: run_blocks returns a lone
+// Adds the faults of a block. Prints the run's first fault only when a second arrives: run_verdict returns a lone
 // fault as the run's error.
 static void add_faults(Pipeline *run, const TextBlock *b) {
     if (!b->fault_count || b->input->left_out) return;

@@ -13,7 +13,7 @@
 //                     config.json, generation_config.json                    (checkpoint)
 //                     the tokenizer's files, where one is known              (tokenizer)
 //                     MANIFEST.json                                          (manifest)
-//       training/     optimizer.safetensors, state.json                      (layout, run_state): for a resume only
+//       training/     optimizer.safetensors, state.json                      (layout, state): for a resume only
 //
 // A save, on all ranks:
 //

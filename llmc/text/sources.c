@@ -2,7 +2,6 @@
 #include "base/files.h"
 
 #include <limits.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -49,9 +48,9 @@ static int add_word(Sources *out, char *word, Error *e) {
     char *colon = file_exists(word) ? NULL : strrchr(word, ':'), *end;
     double weight = colon ? strtod(colon + 1, &end) : 0;
     bool weighted = colon && end > colon + 1 && !*end; // else the colon is part of the name
-    if (weighted && (!(weight > 0) || !isfinite(weight)))
+    if (weighted && !(weight > 0 && weight < 1e300)) // the sum must not overflow
         return FAIL(e, ERR_USAGE, "give a number above 0, or leave that source out",
-                    "%s: the weight of a source is not above 0", word);
+                    "%s: the weight of a source is not above 0, or too large", word);
     if (weighted) *colon = 0;
     if (out->count && weighted != (out->source[0].weight > 0))
         return FAIL(e, ERR_USAGE, "give each a weight, as in 'a*.bin:0.7 b*.bin:0.3', or none",

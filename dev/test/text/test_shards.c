@@ -173,6 +173,7 @@ static void test_words(void) {
                {"u*:inf v*:1", "is not above 0", ERR_USAGE},
                {"u*:1 v*", "v*: it has no weight", ERR_USAGE},
                {"u* v*:1", "v*: it has a weight", ERR_USAGE},
+               {"u*:1e308 v*:1e308", "too large", ERR_USAGE},
                {"u*:1 none*:1", "none*: no such file", ERR_INPUT},
                {"u*:one", "u*:one: no such file", ERR_INPUT},
                {"  ", "no such file", ERR_INPUT}};
