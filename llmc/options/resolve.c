@@ -172,14 +172,14 @@ int options_resolve(Options *o, Error *e) {
     strip_trailing_slashes(o->out);
     strip_trailing_slashes(o->model);
     if (!o->given[OPTION_lr_hold_frac]) o->lr_hold_frac = o->lr_schedule == SCHEDULE_WSD ? SCHEDULE_WSD_HOLD_FRAC : 0;
-    if (!*o->train && options_train(o))
-        return FAIL(e, ERR_USAGE, "give token shards, made by data/tokenize, and a length; --help lists the options",
-                    "--train is missing");
     TRY(resolve_model(o, e));
     TRY(resolve_ramp(o, e));
     TRY(resolve_batch(o, e));
     TRY(resolve_aliases(o, e));
     TRY(check_needs(o, e));
+    if (!*o->train && options_train(o))
+        return FAIL(e, ERR_USAGE, "give token shards, made by data/tokenize, and a length; --help lists the options",
+                    "--train is missing");
     TRY(resolve_horizon(o, e));
     TRY(resolve_gns(o, e));
     if (o->eval_only && !*o->val && !o->given[OPTION_hellaswag])
@@ -204,5 +204,8 @@ int options_resolve_epochs(Options *o, int64_t windows, Error *e) {
 int options_resolve_gns(Options *o, GnsMode mode, Error *e) {
     o->gns = mode;
     TRY(check_needs(o, e));
+    if (!*o->train && options_train(o))
+        return FAIL(e, ERR_USAGE, "give token shards, made by data/tokenize, and a length; --help lists the options",
+                    "--train is missing");
     return resolve_gns(o, e);
 }

@@ -68,6 +68,10 @@ static void print_notes(const Run *r) {
         printf("note: rank 0 may run on %d of the %d cores here, and its share is %d: mpirun --bind-to none lifts "
                "that (srun: --cpu-bind=none)\n",
                c->cores, c->cores_here, c->cores_here / c->local_ranks);
+    if (r->data.train && r->position.at.step == 0 && !setup->options.warmup_tokens &&
+        setup->options.optimizer != OPTIMIZER_LAMB)
+        printf("note: no warm-up: AdamW's first steps have the full --lr, and moments of few batches; "
+               "--warmup-tokens of 1%% of the run is usual\n");
     if (r->data.train && !setup->tokenizer && setup->model.config.vocab > 256) // not bytes: text needs a tokenizer
         printf("note: checkpoints will hold no tokenizer, which --sample-only and transformers need: --tokenizer "
                "DIRECTORY\n");

@@ -120,6 +120,7 @@ static const struct {
     {REFUSED, TRAIN, "--val-tokens 512", {"--val-tokens", "--val"}},
     {REFUSED, TRAIN, "--val b --patience 3", {"--patience", "--keep-best"}},
     {REFUSED, TRAIN, "--prompt x", {"--prompt", "--sample-every"}},
+    {REFUSED, "", "--prompt x --model dir", {"--prompt", "--sample-only"}},
     {REFUSED, TRAIN, "--temperature 0", {"--temperature", "--sample-every"}},
     {REFUSED, TRAIN, "--top-k 5", {"--top-k", "--sample-every"}},
     {REFUSED, TRAIN, "--top-p 0.5", {"--top-p", "--sample-every"}},
