@@ -204,8 +204,5 @@ int options_resolve_epochs(Options *o, int64_t windows, Error *e) {
 int options_resolve_gns(Options *o, GnsMode mode, Error *e) {
     o->gns = mode;
     TRY(check_needs(o, e));
-    if (!*o->train && options_train(o))
-        return FAIL(e, ERR_USAGE, "give token shards, made by data/tokenize, and a length; --help lists the options",
-                    "--train is missing");
     return resolve_gns(o, e);
 }
