@@ -213,6 +213,19 @@ static int check_tensor(const ModelFiles *files, const char *directory, const Te
                 entry->reader->path, t->name, data_byte(entry), t->rows, t->columns);
 }
 
+// Checks that an output layer in the files is wte, by its first values: GPT-2 ties the two.
+static int check_head(const ModelFiles *files, const Tensor *wte, Error *e) {
+    const SafetensorsEntry *head = find_tensor(files, "lm_head.weight"), *tied = find_tensor(files, wte->name);
+    float values[2][64];
+    const size_t n = size_min(64, wte->columns);
+    if (!head) return 0;
+    const bool alike = head->dimensions == 2 && head->shape[0] == wte->rows && head->shape[1] == wte->columns;
+    for (int i = 0; i < 2 && alike; i++) TRY(safetensors_read_f32(i ? tied : head, 0, n, values[i], e));
+    if (alike && memcmp(values[0], values[1], n * sizeof(float)) == 0) return 0;
+    return FAIL(e, ERR_INPUT, "only GPT-2 as published is trained here: it ties the two",
+                "%s: tensor lm_head.weight from byte %llu on is not %s", head->reader->path, data_byte(head), wte->name);
+}
+
 // Checks that the files have all tensors in config.json's shape, and no further layer.
 static int check_tensors(const ModelFiles *files, const char *directory, const Model *model, Error *e) {
     char more[40];
@@ -223,7 +236,7 @@ static int check_tensors(const ModelFiles *files, const char *directory, const M
         return FAIL(e, ERR_INPUT, "does config.json belong to this file?",
                     "%s: tensor %s is of a layer beyond the %d of config.json", entry->reader->path, more,
                     model->config.layers);
-    return 0;
+    return check_head(files, model_tensor(model, WTE, -1), e);
 }
 
 // Hands a range of a flat array to `load`. The tensor begins at element `base` of the array.

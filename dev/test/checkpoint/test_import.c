@@ -268,6 +268,20 @@ static void test_several_files(void) {
     for (int part = 0; part < 3; part++)
         write_part(path_of("many/part-%d.safetensors", part), types[part], part, 3, "transformer.");
     check_received("many");
+    for (int other = 0; other < 2; other++) { // an output layer must be wte
+        const Tensor *wte = model_tensor(&model, WTE, -1);
+        SafetensorsWriter *writer;
+        CHECK_OK(writer_create(&writer, "many/head.safetensors", &e), &e);
+        safetensors_add(&writer->header, "lm_head.weight", SAFETENSORS_F32, 2, (uint64_t[]){wte->rows, wte->columns});
+        values[wte->offset] += (float)other;
+        write_tensor(writer, wte, SAFETENSORS_F32);
+        values[wte->offset] -= (float)other;
+        CHECK_OK(writer_finish(writer, &e), &e);
+        if (!other) check_received("many");
+    }
+    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT,
+                "many/head.safetensors: tensor lm_head.weight from byte ");
+    unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
     CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "many: no tensor");
     save_all("many"); // a model.safetensors counts alone
