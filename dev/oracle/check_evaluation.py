@@ -33,7 +33,7 @@ class World:
     """A model, questions in both formats, and a validation shard, in a directory."""
 
     def __init__(self, work, rng, questions, layers, heads, channels, context):
-        self.work, self.heads = Path(work), heads
+        self.work = Path(work)
         self.params = gpt2.random_params(rng, layers, channels, VOCAB, context)
         self.model = self.work / "model"
         self.model.mkdir()
@@ -47,12 +47,12 @@ class World:
         write_questions(self.bin, self.questions)
         self.tokens = np.frombuffer("".join(sentence(rng, 25) for _ in range(40)).encode(), np.uint8).astype(int)
         write_int32_file(self.shard, [20240520, 1, len(self.tokens)], self.tokens)
+        params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
+        self.row_losses = jax.jit(lambda row: gpt2.token_losses(params, row, heads)[1])  # compiled once a length
 
     def losses(self, rows):
         """From rows (N, T + 1), padded at the end, to the losses (N, T), in float64."""
-        params = {name: jnp.asarray(p, dtype=jnp.float64) for name, p in self.params.items()}
-        one = lambda row: gpt2.token_losses(params, row, self.heads)[1]
-        return np.asarray(jax.lax.map(one, jnp.asarray(rows)))
+        return np.array([self.row_losses(row) for row in rows])
 
 
 def sentence(rng, most):
@@ -134,13 +134,12 @@ def oracle_validation(world, T, rows=None):
 
 
 def check_eval_only(build, world, T):
-    want = oracle_hellaswag(world, T)
+    want, loss = oracle_hellaswag(world, T), oracle_validation(world, T)
     before = sorted(world.work.rglob("*"))
     options = ["--eval-only", "--model", world.model, "--val", world.shard, "--seq-len", T,
                "--tokenizer", "bytes"]
     for path, rows in ((world.jsonl, 5), (world.bin, 64)):
         text = run(world.work, build / "train_gpt2", *options, "--hellaswag", path, "--micro-batch", rows).decode()
-        loss = oracle_validation(world, T)
         close(printed_number(text, "loss"), loss, "loss")
         close(printed_number(text, "perplexity"), math.exp(loss), "perplexity")
         close(printed_number(text, "bits a byte"), loss / math.log(2), "bits a byte")  # a token is a byte

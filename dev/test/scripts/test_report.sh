@@ -4,9 +4,9 @@
 set -u
 . "$(dirname "$0")/../checks.sh" report
 python=$(find_python matplotlib numpy scipy) || skip_suite "no Python with matplotlib, numpy and scipy"
-report() { returns "$1" timeout 60 "$python" scripts/report.py "${@:2}"; } # CODE ARGUMENTS...
+report() { returns "$1" timeout 300 "$python" scripts/report.py "${@:2}"; } # CODE ARGUMENTS...
 critical() { returns "$1" "$python" scripts/critical_batch.py "${@:2}"; }  # CODE ARGUMENTS...
-bad() { check "$2" refuses "$1" "$2" timeout 60 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
+bad() { check "$2" refuses "$1" "$2" timeout 300 "$python" scripts/"$3".py "${@:4}"; } # CODE TEXT report|critical_batch ARGUMENTS...
 
 # A run's directory: make_run NAME BATCH STEPS. By eq. 2.11 with S_min = 100 and E_min = 3200 the loss reaches 2 at
 # S = 100 + 3200 / BATCH. The noise scale is 4 in the first half and 64 in the second; its lower bound is infinite for some
@@ -206,7 +206,7 @@ end fit
 # A copy of the scripts whose build/venv has the package that the calling Python lacks.
 begin
 mkdir -p "$work/copy/build/venv/bin" && cp -r scripts "$work/copy" && mkdir "$work/b 8" && cp "$work"/b8/* "$work/b 8"
-without() { PYTHONPATH=$work/hidden timeout 60 "$python" "$work/copy/scripts/critical_batch.py" fit "$work/b 8" "$work/b128"; }
+without() { PYTHONPATH=$work/hidden timeout 300 "$python" "$work/copy/scripts/critical_batch.py" fit "$work/b 8" "$work/b128"; }
 for how in "env" "env -u PYTHONPATH"; do # one that lacks it too, and one that has it
     printf '#!/bin/sh\nexec %s %s "$@"\n' "$how" "$(command -v "$python")" > "$work/copy/build/venv/bin/python"
     chmod +x "$work/copy/build/venv/bin/python"
