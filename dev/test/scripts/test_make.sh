@@ -75,11 +75,11 @@ with_make
 ln -s "$root/llmc" .
 program bin/cc 'for word; do [ "$word" != -E ] || exec gcc -nostdinc "$@"; done
 exec gcc "$@"'
-returns 2 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI=1 BUILD=build/cpu
+returns 2 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu
 check "not one line: $(cat "$work/log")" [ "$(grep -vc '^make' "$work/log")" = 1 ]
 check "$(cat "$work/log")" says "$work/log" "error: no cjson/cJSON.h: scripts/deps.sh demo installs"
 touch none/xxhash.h && mkdir none/cjson && touch none/cjson/cJSON.h
-returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/text.o NO_MPI=1 BUILD=build/cpu CFLAGS="-I$PWD/none"
+returns 0 env PATH="$work/bare/bin:$PATH" make build/cpu/llmc/base/common.o NO_MPI=1 BUILD=build/cpu CFLAGS="-I$PWD/none"
 returns 0 make clean
 check "kept: $(cat "$work/log")" [ ! -e build ]
 end no_header
