@@ -78,6 +78,7 @@ typedef struct {
     double timed_tokens;        // tokens of the timed steps (--train-hours)
     double timed_seconds;       // seconds of the timed steps
     bool out_of_time;           // --max-hours stops the run
+    bool last;                  // the save before the run's end was made, or failed
     bool log_waits;             // lines of the log wait, and a warning said so
     bool is_best;               // the validation loss after this step is the lowest so far (--keep-best)
     BestPoint best_before;      // the best before the running save

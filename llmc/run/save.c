@@ -321,14 +321,25 @@ static int await_written(Saver *s, Error *e) {
 
 // ---- Reports --------------------------------------------------------------------------------------------------------
 
+// ends: the run ends, too.
+static void report_failure(const Run *r, int64_t step, const Error *why, bool ends) {
+    if (is_rank0(&r->setup))
+        fprintf(stderr, "warning: step %lld was not saved: %s. %she newest checkpoint is %s\n", (long long)step,
+                why->what, ends ? "T" : "Training continues; t", r->saving.saved[0] ? r->saving.saved : "none yet");
+}
+
+// Adds to the error's remedy that the same command resumes. what: "" or "SOMETHING: ".
+static void hint_to_resume(const Run *r, Error *e, const char *what) {
+    char remedy[sizeof e->hint];
+    snprintf(remedy, sizeof remedy, "%s", e->hint);
+    error_hint(e, "%s%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "", what,
+               r->setup.options.fresh ? " without --fresh" : "");
+}
+
 // Adds the unsaved step, and the checkpoint to resume from, to the error of the save before the run's end.
 static int report_unsaved(const Run *r, Error *e) {
     const char *newest = r->saving.saved;
-    char remedy[sizeof e->hint];
-    snprintf(remedy, sizeof remedy, "%s", e->hint);
-    if (*newest)
-        error_hint(e, "%s%sthe same command%s resumes there", remedy, *remedy ? "; " : "",
-                   r->setup.options.fresh ? " without --fresh" : "");
+    if (*newest) hint_to_resume(r, e, "");
     return error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->position.at.step,
                         *newest ? newest : "none yet");
 }
@@ -344,9 +355,7 @@ static void report(Run *r) {
     text_free(&s->notes);
     if (s->error.code) {
         if (s->step == best->step) *best = r->saving.best_before;
-        if (!s->waits)
-            fprintf(stderr, "warning: step %lld was not saved: %s. Training continues; the newest checkpoint is %s\n",
-                    (long long)s->step, s->error.what, r->saving.saved[0] ? r->saving.saved : "none yet");
+        if (!s->waits) report_failure(r, s->step, &s->error, false);
         return;
     }
     r->saving.longest_save = fmax(r->saving.longest_save, s->seconds);
@@ -433,11 +442,35 @@ int save_in_background(Run *r, Error *e) {
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
     int unsaved, code = 0;
+    r->saving.last = true;
     TRY(save(r, true, &unsaved, e));
     if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
     else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
     return comm_agree(r->setup.comm, code, e);
+}
+
+// Clears `settled` during the save, so that the ranks can agree on the save's errors; then restores it. After an error
+// that they do not agree on it stays cleared, and ends the job.
+void save_at_error(Run *r, Error *e) {
+    Comm *comm = r->setup.comm;
+    const Saver *s = r->saving.saver;
+    const bool settled = comm->settled;
+    const int speaker = comm->speaker;
+    char what[ARCHIVE_PATH + 100];
+    Error failed = {0};
+    int unsaved = 1;
+    comm->settled = false;
+    int code = parallel_send_weights(&r->setup.parallel, &failed);
+    if (!code) code = compare_ranks(r, &failed);
+    if (!code) code = save(r, true, &unsaved, &failed);
+    if (!code || comm->settled) comm->settled = settled, comm->speaker = speaker;
+    if (code || unsaved) {
+        report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
+        return;
+    }
+    snprintf(what, sizeof what, "step %lld is saved in %s: ", (long long)s->step, r->saving.saved);
+    hint_to_resume(r, e, what);
 }
 
 void end_save(Run *r) {

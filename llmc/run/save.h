@@ -5,9 +5,10 @@
 // | --- | --- | --- | --- |
 // | --checkpoint-every, a lowest validation loss | save_in_background | no    | is printed; training continues       |
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
+// | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
 //
-// All ranks call these together after parallel_send_weights and compare_ranks. A step that is saved already is not saved
-// again.
+// All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step
+// that is saved already is not saved again.
 //
 //     step_NNNNNNNN/  model.safetensors                                      (layout)
 //                     config.json, generation_config.json                    (checkpoint)
@@ -52,6 +53,7 @@ void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
+void save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
 
 // writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress. Zeros for NULL.
 typedef struct {

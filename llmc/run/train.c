@@ -191,6 +191,9 @@ int train_run(Run *r, Error *e) {
     TRY(compare_ranks(r, e));
     if (is_rank0(&r->setup)) print_setup(r);
     int code = train_loop(r, e);
+    bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;
+    bool of_files = code == ERR_INPUT || code == ERR_WRITE;
+    if (of_files && all_know && !r->saving.last && r->position.at.step > 0) save_at_error(r, e);
     if (!code) return parallel_drain(&r->setup.parallel, e);
     end_save(r);
     return code;

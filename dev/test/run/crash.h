@@ -103,7 +103,7 @@ static inline void killed_at_every_call(int rank, long calls, long stride, int k
     }
 }
 
-// Data that a rank can no longer read: it names the file, and the run resumes when it can.
+// Data that a rank can no longer read: the steps before are saved, it names the file, and the run resumes when it can.
 static inline void check_unreadable_data(int rank, const char *data, long readable, const char *command) {
     const char *who = trainer.ranks > 1 ? path_of("error (rank %d): ", rank) : "error: ";
     remove_part();
@@ -112,7 +112,10 @@ static inline void check_unreadable_data(int rank, const char *data, long readab
     strcpy(faults->unreadable, data);
     faults->readable = readable;
     int code = trainer_run("%s --out part", command);
-    CHECK_RUN(code, ERR_INPUT, path_of("%s%s: read failed", who, data + 1), "Input/output error");
+    long step = newest_step("part");
+    CHECK(step > 0, "%ld steps", step);
+    CHECK_RUN(code, ERR_INPUT, path_of("%s%s: read failed", who, data + 1), "Input/output error",
+              path_of("step %ld is saved in part/step_%08ld: the same command resumes", step, step));
     no_faults();
     CHECK_RUN(trainer_run(COMMAND "--out part"), 0);
     check_same_files(path_of("whole/step_%08ld", newest_step("whole")), path_of("part/step_%08ld", newest_step("part")),

@@ -46,6 +46,7 @@ typedef struct {
     long slow_step_us;   // added to every step, where steps are counted
     long log_needs_kb;   // metrics.jsonl is not written to where less of disk_kb is free
     long readable;       // reads of the file below that succeed
+    bool hash_fails;     // then, on the next rank: the comparison of weights
     char unreadable[80]; // its path has this text: opening it fails with `error`; with EIO, reading
     long flip_step;      // the disk flips one bit of this step's checkpoint; 0: of none
 

@@ -23,6 +23,8 @@ static int disturbed_step(Engine *engine, Error *e) {
 static int disturbed_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     static bool done;
     bool strays = faults->stray_late && faults->stray_rank == faults_rank && !done;
+    if (faults->hash_fails && faults->rank + 1 == faults_rank && faults->reads > faults->readable)
+        return FAIL(e, ERR_MEMORY, NULL, "planned");
     TRY(cpu_engine.hash(engine, range, hash, e));
     if (!strays || faults->of[faults_rank].steps < faults->stray_step) return 0;
     done = true;
@@ -102,12 +104,26 @@ static void test_allocations_that_fail(void) {
 
 // ---- Nothing good is lost -------------------------------------------------------------------------------------------
 
-static void test_unreadable_data(void) {
+static void test_saves_before_unreadable_data(void) {
     char command[80];
     for (int i = 0; i < 2; i++) {
-        snprintf(command, sizeof command, "--train-tokens 640 --checkpoint-every 3 --zero %d", draw_zero());
+        snprintf(command, sizeof command, "--train-tokens 640 --checkpoint-every 0 --zero %d", draw_zero());
         check_unreadable_data((int)draw(RANKS), i ? "/val.bin" : "/train.bin", i ? 5 : 20, command);
     }
+}
+
+// The save at such an error fails on another rank alone: that ends the job, and no rank waits for it until a deadline.
+static void test_a_failing_save_at_an_error(void) {
+    begin_part();
+    faults->rank = 1;
+    faults->error = EIO;
+    strcpy(faults->unreadable, "/train.bin");
+    faults->readable = 20;
+    faults->hash_fails = true;
+    double begun = clock_seconds();
+    CHECK_RUN(trainer_run("--train-tokens 640 --checkpoint-every 0 --deadline 10 --out part"), ERR_INPUT,
+              "rank 1 ended");
+    CHECK(clock_seconds() - begun < 30, "%.0f s", clock_seconds() - begun);
 }
 
 // A rank without memory for its copy, whose disk is slower than a step may be: all wait for it while it makes progress.
@@ -248,7 +264,8 @@ int main(int argc, char **argv) {
     RUN(test_killed_at_every_call);
     RUN(test_calls_that_fail);
     RUN(test_allocations_that_fail);
-    RUN(test_unreadable_data);
+    RUN(test_saves_before_unreadable_data);
+    RUN(test_a_failing_save_at_an_error);
     RUN(test_no_memory_for_a_copy);
     RUN(test_the_directory_is_moved);
     RUN(test_signals);
