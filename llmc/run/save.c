@@ -469,7 +469,8 @@ void save_at_error(Run *r, Error *e) {
         report_failure(r, r->position.at.step, code ? &failed : &s->error, true);
         return;
     }
-    snprintf(what, sizeof what, "step %lld is saved in %s: ", (long long)s->step, r->saving.saved);
+    snprintf(what, sizeof what, "step %lld is saved in %s/step_%08lld: ", (long long)s->step, r->setup.options.out,
+             (long long)s->step);
     hint_to_resume(r, e, what);
 }
 
