@@ -21,11 +21,12 @@ export nvcc work
 programs_compile() {
     local trainer=(train_gpt2.cu llmc/cuda/*.cu) programs=(dev/test/*/*.cu dev/bench/*.cu) newer=(80 80)
     ! "$nvcc" --list-gpu-arch | grep -qx compute_120 || newer=(100 120)
+    of() { sed "s/^/-DGNS_$1 -arch=compute_$2 /"; } # PRECISION ARCHITECTURE
     {
-        printf -- "-DGNS_FP16 -arch=compute_${newer[0]} %s\\n" "${trainer[@]}"
-        printf -- "-DGNS_FP32 -arch=compute_${newer[1]} %s\\n" "${trainer[@]}"
-        printf -- '-DGNS_FP32 -arch=compute_80 %s\n' $(grep -l GNS_FP32 "${programs[@]}")
-        printf -- '-DGNS_BF16 -arch=compute_80 %s\n' "${programs[@]}"
+        printf '%s\n' "${trainer[@]}" | of FP16 "${newer[0]}"
+        printf '%s\n' "${trainer[@]}" | of FP32 "${newer[1]}"
+        grep -l GNS_FP32 "${programs[@]}" | of FP32 80
+        printf '%s\n' "${programs[@]}" | of BF16 80
     } | xargs -P 2 -L 1 sh -c '"$nvcc" -std=c++20 -Illmc -diag-suppress 177 -Xcicc -O0 -ptx -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
 }
 
@@ -36,8 +37,8 @@ overlaps_with_older_ptxas() {
     "$nvcc" -std=c++20 -Illmc -diag-suppress 177 -O3 -arch=compute_90a -ptx -o "$work/new.ptx" $source || return 1
     for release in 12.4.131:8.4 12.8.93:8.7; do # and the PTX that it reads
         tools=build/ptxas-${release%:*}
-        [ -d "$tools" ] || "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
-            mv -T "$tools.new" "$tools" || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
+        [ -d "$tools" ] || { "$python" -m pip install -q --retries 0 --no-deps --target "$tools.new" "nvidia-cuda-nvcc-cu12==${release%:*}" > "$work/pip.log" 2>&1 &&
+            mv -T "$tools.new" "$tools"; } || skip "no network for ${tools#*/}: $(tail -n 1 "$work/pip.log")" || return
         sed "s/^\.version .*/.version ${release#*:}/" "$work/new.ptx" > "$work/old.ptx"
         "$tools/nvidia/cuda_nvcc/bin/ptxas" -v -arch=sm_90a -o "$work/cubin" "$work/old.ptx" 2> "$work/report" &&
             dev/make/ptxas.sh $source "$work/report" 90a || { tail -n 2 "$work/report"; return 1; }
