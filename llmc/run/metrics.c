@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // Lines that wait to be written. One call writes a line, so a killed run leaves no half line.
@@ -132,7 +133,11 @@ int metrics_sync(const Metrics *m, Error *e) { return descriptor_sync(m->fd, m->
 
 int metrics_close(Metrics *m, Error *e) {
     if (!m) return 0;
+    struct stat st;
     int code = m->fd < 0 ? 0 : metrics_flush(m, e);
+    if (!code && m->fd >= 0 && fstat(m->fd, &st) == 0 && st.st_nlink == 0)
+        code = FAIL(e, ERR_WRITE, "leave a run's files alone until it ends",
+                    "%s was removed or replaced, and its lines are lost", m->steps.path);
     if (m->fd >= 0 && close(m->fd) != 0 && errno != EINTR && !code) code = cannot_write(m->steps.path, e);
     text_free(&m->steps.lines);
     text_free(&m->samples.lines);

@@ -85,5 +85,5 @@ int metrics_val(Metrics *m, int64_t step, int64_t tokens, double val_loss, Error
 int metrics_hellaswag(Metrics *m, int64_t step, int64_t tokens, const HellaSwagScore *score, Error *e);
 int metrics_sample(Metrics *m, int64_t step, int64_t tokens, const char *prompt, const char *text, Error *e);
 
-// Flushes, and frees m in any case. NULL is fine.
+// Flushes, and frees m in any case. ERR_WRITE also if metrics.jsonl was removed meanwhile. NULL is fine.
 int metrics_close(Metrics *m, Error *e);

@@ -181,6 +181,9 @@ static int setup_directory(Run *r, Error *e) {
         checkpoints = 0;
     }
     TRY(check_room(r, checkpoints, e));
+    if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
+        fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
+                out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json

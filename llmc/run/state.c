@@ -349,6 +349,16 @@ static int keep_step_rows(const StateIO *io, Run *r, Error *e) {
                 "%s: --ramp gns measures what a step costs before a run's first step, and this run has not", io->file);
 }
 
+// Refuses a new --micro-batch without --batch-tokens (with a ramp, --batch-min): it would change the run's batch.
+static int check_unnamed_batch(const StateIO *io, const Options *now, Error *e) {
+    const double rows = number(io, "options.micro_batch");
+    const double named = number(io, "options.batch_tokens") + number(io, "options.batch_min");
+    if (named != 0 || now->batch_tokens || now->batch_min || rows == (double)now->micro_batch) return 0;
+    FAIL(e, ERR_USAGE, NULL, "%s: --micro-batch was %.0f and is %lld; without --batch-tokens it is the run's batch",
+         io->file, rows, (long long)now->micro_batch);
+    return error_hint(e, "add --batch-tokens %.0f to keep the batch", rows * (double)now->seq_len);
+}
+
 // Keeps the length that --train-hours has decided.
 static int keep_hours(StateIO *io, Run *r, Error *e) {
     const double was = number(io, "options.train_hours");
@@ -410,6 +420,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     io_position(&io, &r->position);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
+    if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);
     if (!code) code = keep_gns(&io, &r->setup.options, e);
     if (!code) code = keep_hours(&io, r, e);
     if (!code) code = keep_step_rows(&io, r, e);

@@ -89,6 +89,16 @@ static void test_what_may_change(void) {
     memory_free(text);
 }
 
+// Without --batch-tokens the micro-batch is the batch, and may not change.
+static void test_another_micro_batch(void) {
+#define CONSTANT HERE "--lr-schedule constant --out mb "
+    CHECK_RUN(trainer_run(CONSTANT "--micro-batch 4 --steps 10"), 0);
+    CHECK_RUN(trainer_run(CONSTANT "--micro-batch 2 --steps 20"), ERR_USAGE, "--micro-batch was 4 and is 2",
+              "add --batch-tokens 32 ");
+    CHECK_RUN(trainer_run(CONSTANT "--micro-batch 2 --batch-tokens 32 --steps 20"), 0,
+              "run     10 more steps of 4 rows");
+}
+
 // Replaces state.json, and its hash in the manifest.
 static void put_state(const char *checkpoint, const char *text) {
     Manifest manifest, changed = {.dir = open(checkpoint, O_RDONLY)};
@@ -387,7 +397,7 @@ static void test_cut_step_is_no_outlier(void) {
 
 int main(void) {
     trainer_setup();
-    RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change);
+    RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change, test_another_micro_batch);
     RUN(test_places, test_what_may_not_change, test_label_smoothing, test_options_of_a_run, test_missing_fields);
     RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
     RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
