@@ -13,21 +13,20 @@ compiles() { # without a word
         [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-# Compiles to PTX, which finds calls that no longer fit a function: the trainer in the other precisions, for Blackwell where
-# nvcc knows it (from CUDA 12.8 on), and the programs that run only where there is a GPU. Those that differ in fp32 compile
-# twice. No code depends on both the precision and Blackwell.
+# Compiles to PTX, which finds calls that no longer fit a function: the trainer in the other precisions, and in bf16 for
+# Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 in fp32, too.
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 export nvcc work
 programs_compile() {
-    local trainer=(train_gpt2.cu llmc/cuda/*.cu) programs=(dev/test/*/*.cu dev/bench/*.cu) newer=(80 80)
-    ! "$nvcc" --list-gpu-arch | grep -qx compute_120 || newer=(100 120)
-    of() { sed "s/^/-DGNS_$1 -arch=compute_$2 /"; } # PRECISION ARCHITECTURE
+    local trainer=(train_gpt2.cu llmc/cuda/*.cu) programs=(dev/test/*/*.cu dev/bench/*.cu)
+    local blackwell="-DGNS_BF16 -gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin"
     {
-        printf '%s\n' "${trainer[@]}" | of FP16 "${newer[0]}"
-        printf '%s\n' "${trainer[@]}" | of FP32 "${newer[1]}"
-        grep -l GNS_FP32 "${programs[@]}" | of FP32 80
-        printf '%s\n' "${programs[@]}" | of BF16 80
-    } | xargs -P 2 -L 1 sh -c '"$nvcc" -std=c++20 -Illmc -diag-suppress 177 -Xcicc -O0 -ptx -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
+        printf -- '-DGNS_FP16 -arch=compute_80 -ptx %s\n' "${trainer[@]}"
+        # shellcheck disable=SC2046
+        printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' "${trainer[@]}" $(grep -l GNS_FP32 "${programs[@]}")
+        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "${programs[@]}"
+        ! "$nvcc" --list-gpu-arch | grep -qx compute_120 || printf -- "%s\n" "${trainer[@]/#/$blackwell }"
+    } | xargs -P 2 -L 1 sh -c '"$nvcc" -std=c++20 -Illmc -diag-suppress 177 -Xcicc -O0 -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
 }
 
 # CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
