@@ -173,7 +173,7 @@ static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-// Computes the gradient of matrix w. Where `fuses`, also that of its bias unless bias_is_summed.
+// Computes the gradient of matrix w. Where `fuses`, also the bias gradient unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
@@ -428,7 +428,7 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }
 
-// Turns engine->dx from the gradient of the block's output into that of its input.
+// On entry engine->dx is the gradient of the block's output, on return of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
     // Put dattention in dy; with dropout dy still holds branch_gradient, so put it behind dqkv (N, 3C) in dwide.

@@ -79,7 +79,7 @@ static int inputs_push(Inputs *in, const char *path, const struct stat *st, Erro
     return input_set_format(input, in->o, by_line ? format_of_file(path) : format, by_line, e);
 }
 
-// Adds a path. inside: found in a directory, so adds only a regular file with a text's ending; else the user named it.
+// Adds a path. inside: found in a directory; then adds only files with a text's ending, or .json with JSON Lines.
 static int inputs_add(Inputs *in, const char *path, bool inside, Error *e) {
     struct stat st, link;
     if (strcmp(path, "-") == 0) return inputs_push(in, path, NULL, e);

@@ -1,5 +1,5 @@
 // A strict reader of RFC 8259 that builds no tree. One pass over the line decodes the wanted string to the beginning of
-// the line: decoded text is never longer than its source. A zero byte ends the line; no other one is JSON.
+// the line: decoded text is never longer than its source. line[bytes] = 0 ends it; an earlier zero is an error.
 //
 // No library keeps the text exactly and is fast enough. cJSON ends text at \u0000 and accepts malformed \u escapes.
 // json-c silently replaces half a surrogate pair, and costs 28% of the tokenizing speed on lines of 100 bytes. jansson

@@ -14,7 +14,7 @@ typedef struct {
     const TokenizeOptions *o;
     int eot, newline; // tokens that separate documents; -1: none
     int lock;         // the open PREFIX.lock, or -1
-    bool opened;      // the PATH.partial files are this run's, and go at its end
+    bool opened;      // this run owns the PATH.partial files; writer_close removes them
     struct SplitState {
         FILE *file;      // the unfinished shard, or NULL
         int64_t in_file; // tokens in it

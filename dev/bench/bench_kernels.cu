@@ -1,12 +1,12 @@
-// bench_kernels: every matrix product and kernel of a training step, one after the other on a hot card (timing.cuh):
-// time, energy, clock, and the share of the ceiling, which is the larger of the time that its bytes take at the card's
-// copy bandwidth (inputs once, outputs once) and that its FLOPs take at the rate of an 8192^3 product, both measured in
-// the same run. Then what they add up to, by their number in a step of one micro-step.
+// bench_kernels: times every matrix product and kernel of a training step, one by one on a hot card (timing.cuh).
+// Prints time, energy, clock, and the ceiling as a share of the time. The ceiling is the larger of two times: of the
+// bytes (inputs once, outputs once) at the card's copy bandwidth, and of the FLOPs at the rate of an 8192^3 product.
+// Both rates are measured in the same run. Then prints the sum over a step of one micro-step.
 //
 //     bench_kernels [MODEL...] [quick] [tune] [held] [only=NAME...]
 //
 //     MODEL   d12, d24, d36, d48, at micro-batches of 64, 32, 32, 16 rows of 1024 (default: d12 d48)
-//     quick   0.3 s a kernel instead of 1 s, only those of a step, without masks: d12 and d48 in 30 s
+//     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks: d12 and d48 in 30 s
 //     tune    products with the algorithms that --tune chooses
 //     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
 //     only    the products and kernels with this in their name
@@ -35,10 +35,10 @@ typedef struct {
     Nvml nvml;
     Hold hold;
     Matmul *mm;
-    double seconds;          // a kernel
-    double bandwidth, flops; // the ceilings, a second
+    double seconds;          // per kernel
+    double bandwidth, flops; // the ceilings, per second
     bool held;
-    bool fused; // the model's products are linear_sm90's: what these replace is shown, but not in the sum
+    bool fused; // linear_sm90 computes the model's products; the products that it replaces are printed, but not summed
     WeightGradientPairs pairs;
     std::vector<std::string> only;
     double step_seconds, step_joules; // of the model, so far
@@ -92,7 +92,7 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// True for a quick run of what is no part of a step.
+// True if the run is quick and a step does not make this call.
 static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0; }
 
 // How many times as long the call takes beside a kernel that holds HELD multiprocessors.
@@ -169,7 +169,7 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
     });
 }
 
-// With the examples' norms, as exact norms need them, or without; with the bias gradient, or without.
+// norms: also per-example norms, as exact norms need. bias: also the bias gradient.
 static void fused_dweight(Bench *b, const char *name, int times, bool norms, bool bias, int B, int in, int out) {
     if (!b->pairs.count || !wanted(b, name) || (!norms && left_out(b, times))) return;
     const WeightGradientShape s = {B, T, in, out};
@@ -197,8 +197,8 @@ static MatmulShape dweight(int rows, int in, int out) {
     return {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true};
 }
 
-// Gradients of weights as `--gns ln` takes them, and as exact norms. Where C is no multiple of weight_gradient's tile,
-// attention has qkv's bias.
+// Weight gradients for `--gns ln`, then with exact norms. Where C is no multiple of weight_gradient's tile, attention
+// sums the gradient of qkv's bias.
 static void dweights(Bench *b, int B, int C, int L) {
     const int N = B * T;
     const bool bias = b->pairs.count && C % WEIGHT_GRADIENT_TILE == 0;
@@ -327,7 +327,7 @@ static void attention_case(Bench *b, AttentionShape s, int times, const char *wh
     }
 }
 
-// With dropout; with documents of this mean length.
+// Times attention with documents of this mean length, then with dropout.
 static void masked_attention(Bench *b, AttentionShape s, int length, const char *suffix) {
     Error e = {};
     const size_t n = (size_t)s.B * s.T;
@@ -385,7 +385,7 @@ static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp)
     const double read = 2.0 * in * sizeof(real), tiles = 4.0 * linear_sm90_tiles(Vp) * rows;
     const std::vector<void *> all = allocations;
     const auto time = [&](const char *name, int times, double bytes, const BenchCall &call) {
-        allocations.clear(); // for the next one, too
+        allocations.clear(); // keep the arrays for the next case
         if (wanted(b, name) && !left_out(b, times)) run_case(b, name, times, 0, bytes, call);
     };
     for (float *to : {(float *)NULL, smoothed})

@@ -1,7 +1,7 @@
 """Evaluation against the oracle: check_evaluation.py BUILD, with the compiled programs.
 
-Made-up questions in both of HellaSwag's formats and validation shards, scored here in float64 from the texts and by the
-program: what --eval-only prints, at several lengths and micro-batches.
+Scores made-up questions, in both of HellaSwag's formats, and a validation shard in float64. Compares the scores with
+those that --eval-only prints, at several lengths and micro-batches.
 """
 
 import json

@@ -73,8 +73,8 @@ def attention(params, name, x, heads, document, drop):  # (T, C)
 
 
 def logits(params, tokens, heads, factors=None, separator=None):
-    """Logits (T, V) of one row of tokens (T). factors: dropout's, by place, as mask_factors makes them; None: nothing
-    drops. separator: opens a document, which sees only itself and in which positions restart; None: a row is one document."""
+    """Logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the token that
+    opens a document; attention stays within a document, and positions restart in it. None: the row is one document."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -107,7 +107,7 @@ def keep_factors(p, seed, example, place, layer, heads, rows, columns):
     multiple of 2^-15."""
     h, r, c = np.meshgrid(np.arange(heads), np.arange(rows), np.arange(columns), indexing="ij")
     counter = np.zeros(h.shape + (4,), dtype=np.uint64)
-    pair = place == 1  # a row and a column of tokens
+    pair = place == 1  # both coordinates are tokens: attention's probabilities
     block_row, block_column = (r // 16 * 8 + r % 8, c // 16 * 4 + c % 8 // 2) if pair else (r, c // 8)
     word = c // 8 % 2 * 2 + r // 8 % 2 if pair else c % 8 // 2
     counter[..., 0] = block_row * 2**16 + block_column
@@ -132,7 +132,7 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
 
 
 def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None):
-    """From a row (T + 1) to the cross-entropies (T) with the words' smoothed distribution, and with the words themselves."""
+    """From a row (T + 1) to two arrays (T): the cross-entropies with smoothed targets, and with the plain targets."""
     z = logits(params, row[:-1], heads, factors, separator)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
@@ -180,7 +180,7 @@ def clipped(gradient, grad_clip):
 
 
 def adam_direction(g, moments, step, beta1, beta2, eps):
-    """(direction, moments) of one tensor, t = 1, 2, ..."""
+    """(direction, moments) of one tensor at step 1, 2, ..."""
     m, v = moments or (0.0, 0.0)
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2

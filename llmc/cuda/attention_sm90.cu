@@ -211,7 +211,7 @@ __device__ void forward_work(typename F::Team &shared, const CUtensorMap *out, f
         const WarpMasks<M, false> masks(all_masks, s, work, warp_row);
         queries_attend<F, M>(shared, ring, o, state, {shared.q[q_ring.stage][g]}, own_tiles - 1, own_first, row,
                              scale * LOG2E, masks);
-        if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before all of their documents
+        if (M != CAUSAL) tiles_skip<F>(shared, ring, own_first - first); // keys before this warpgroup's documents
 
         float sum0 = row_sum(state.sum[0]), sum1 = row_sum(state.sum[1]);
         char *stage = shared.out[g] + warp * TILE_BYTES<16, F::D>;

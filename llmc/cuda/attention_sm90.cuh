@@ -164,7 +164,7 @@ struct HeadTile {
 
 // Draws the next tile. `workers` threads draw until none is left.
 // - Tiles are not assigned at launch: a block that starts late, because NCCL holds its multiprocessor, leaves its tiles
-//   to others. (Assigned tiles made kernels up to 1.8 times as long then.) No result depends on the block.
+//   to others. (Assigned tiles made such kernels up to 1.8 times as long.) Results do not depend on the block.
 // - *ticket counts draws. Each worker's last draw finds nothing; the last of these wraps the count to 0 for the next
 //   kernel.
 // - Heads are drawn in lots of at most `at_once`, one per multiprocessor, so that a head's keys and values stay in L2

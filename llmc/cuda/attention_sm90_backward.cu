@@ -263,7 +263,7 @@ __device__ void dq_work(typename F::Shared &shared, const CUtensorMap *dqkv, Att
         wgmma_wait<0>();
         registers_settle(dq);
         stage_release<F>(&shared.empty[previous]);
-        if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before all of their documents
+        if (M != CAUSAL) stages_skip<F>(shared, ring, own_first - first); // keys before this warpgroup's documents
         char *stage = shared.gradient[g] + warp * TILE_BYTES<16, F::D>;
         warp_rows_out<F::D>(dqkv, stage, dq, scale, scale, work.column, warp_row, work.b);
         group_columns_out<F>(shared, rows, dq, scale, work.column, group_row, work.b, s);
@@ -346,7 +346,7 @@ __device__ void dkdv_work(typename F::Shared &shared, const CUtensorMap *dqkv, A
             barrier_arrive(&shared.own_empty[own.stage]);
             continue;
         }
-        int later = 0; // tiles of queries after all of their documents
+        int later = 0; // tiles of queries after all documents of this warpgroup's keys
         if (M != CAUSAL)
             later = own_tiles - 1 - (last_query(all_masks, s, work.b, group_row + 63) - group_row) / F::OTHERS;
         own_tiles -= later;

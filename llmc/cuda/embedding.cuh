@@ -28,7 +28,7 @@ int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t
                    void *workspace, cudaStream_t stream, Error *e);
 
 // dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: by_example false.
-// With documents call twice, with dwpe NULL: for wte; then for wpe, as dwte, sorted by position.
+// With documents call twice, with dwpe NULL: sorted by token, for wte; then by position, with wpe's gradient as dwte.
 size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
                        void *workspace, cudaStream_t stream, Error *e);
@@ -40,7 +40,7 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
 // last occurrence; NULL: no cross term. NULL sums are skipped. order: by_example true.
-// With documents call twice: for wte; then for wpe, as `token`, sorted by position.
+// With documents call twice: sorted by token, for wte; then sorted by position, with wpe's sum as `token`.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,

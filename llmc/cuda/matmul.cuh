@@ -11,11 +11,11 @@
 #include <cublasLt.h>
 
 // Operation on a product before it is stored. cuBLASLt's GELU is not used: it reads the unrounded sum, and --recompute
-// would give other bits. Nor are its bias gradients: fcproj at d12 takes 1.68 ms, with another kernel 0.43 + 0.30.
+// would give other bits. Nor are its bias gradients: fcproj at d12 takes 1.68 ms; with a separate kernel, 0.43 + 0.30.
 typedef enum {
     MATMUL_PLAIN,
     MATMUL_BIAS, // + extra (n), a row added to every row of out
-    MATMUL_DGELU // x gelu'(extra), extra (m, n), n a multiple of 8
+    MATMUL_DGELU // times gelu'(extra), extra (m, n), n a multiple of 8
 } MatmulEpilogue;
 
 // out (m, n) = op(a) op(b), op(a) (m, k), op(b) (k, n).
@@ -24,7 +24,7 @@ struct MatmulShape {
     bool transpose_a = false; // a is stored (k, m)
     bool transpose_b = false; // b is stored (n, k)
     bool out_float = false;   // out is fp32, otherwise real
-    bool accumulate = false;  // out += instead of out =, or += another c (MatmulOperands)
+    bool accumulate = false;  // adds c (MatmulOperands), by default the old out
     MatmulEpilogue epilogue = MATMUL_PLAIN;
     int batch = 0;                                      // number of products; 0: a single one
     int64_t stride_a = 0, stride_b = 0, stride_out = 0; // elements from one product to the next

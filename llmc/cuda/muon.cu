@@ -106,7 +106,7 @@ __global__ static void __launch_bounds__(MATRIX_WARPS *WARP)
 
 // ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
-// y = a x + (b G + c G^2) x, G = x x^T. For a tall x the equal y = a x + x (b G + c G^2): its G = x^T x is smaller.
+// y = a x + (b G + c G^2) x, G = x x^T. For a tall x the same y is a x + x (b G + c G^2) with the smaller G = x^T x.
 static int iterate(Matmul *mm, real *y, const real *x, const MuonScratch *s, int count, int rows, int columns,
                    Error *e) {
     const bool wide = rows <= columns;

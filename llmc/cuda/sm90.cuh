@@ -14,8 +14,8 @@ bool sm90_runs(void);
 #    include <cuda.h>
 #    include <cudaTypedefs.h>
 
-// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread, by
-// which the host sees that the kernel is missing.
+// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread:
+// so the host sees that the kernel is missing.
 #    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #        define SM90_THREADS(threads) 1
 #    else

@@ -104,7 +104,7 @@ template <typename F> __device__ static inline void each_part(const TileSchedule
     }
 }
 
-// A launch. Its tiles are those of pairs: two blocks' tiles side by side.
+// A launch. `tile` numbers tiles of pairs: two blocks' tiles side by side.
 struct GradientJob {
     WeightGradientShape shape;
     TileSchedule schedule;
@@ -387,7 +387,7 @@ __device__ void gradient_work(typename L::Shared &s, const GradientMaps &maps, c
         }
 #        pragma unroll 1
         while (k < blocks) next();
-        // Overlap with the last products what does not need them.
+        // Compute this while the last products are in flight.
         const int b = step.b, row = L::row(job, step.tile, rank) + warp * OUT_ROWS;
         const int column = L::column(job, step.tile, rank), at = SQUARES ? row_at(job, b, row) : 0;
         if (SQUARES) square = job.squares + (size_t)b * job.slots + (step.tile * PAIR + rank) * WARPS + warp;
@@ -558,8 +558,8 @@ struct Wants {
 
 typedef int ProductLaunch(const GradientMaps &maps, const GradientJob &job, cudaStream_t stream, Error *e);
 
-// A tile shape and its costs in clocks, measured on an H200: 64 rows (4 n + about 80), an example's squares, a part
-// (written and read again).
+// A tile shape and its costs in clocks, measured on an H200. A step: 4 n + about 80 per 64 rows, plus squares. A part
+// is written and read again.
 struct Tiling {
     int n;
     bool along_m;

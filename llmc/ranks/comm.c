@@ -38,7 +38,7 @@ static int cores_of(pid_t process) {
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; also requests a stop. (Started by a shell, a rank learns it from PMIx: open_mpi.h.)
+// True if the launcher is gone; also requests a stop. (PMIx tells a rank that a shell started: open_mpi.h.)
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -78,7 +78,7 @@ static void abort_job(int code) {
     _exit(code); // mpirun, and srun --kill-on-bad-exit, end the other ranks
 }
 
-// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks; 0: they do not.
+// Joins the other ranks. Until MPI has started only the launcher's variables tell rank and ranks; ranks 0: unknown.
 static int join(Comm *comm, double deadline, Error *e) {
     int rank = environment_int("OMPI_COMM_WORLD_RANK", environment_int("PMIX_RANK", 0));
     int ranks = environment_int("OMPI_COMM_WORLD_SIZE", environment_int("SLURM_STEP_NUM_TASKS", 0));

@@ -139,8 +139,8 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first, and with it a micro-step:
-// it overwrites its own memory.
+// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first in a micro-step,
+// and overwrites its own memory.
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);

@@ -16,8 +16,8 @@
 //   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
 //      engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
 //   4. All ranks start the same transfers in the same order; so do a rank without rows and one that only evaluates.
-//      With ZeRO-3 this holds for every pass: where one rank computes alone, or others have fewer passes, the others
-//      gather with it (parallel_idle_pass, parallel_ask_pass).
+//      With ZeRO-3 this holds for every pass: while a rank computes a pass, a rank without one gathers the same blocks
+//      (parallel_idle_pass, parallel_ask_pass).
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
@@ -70,7 +70,7 @@ typedef struct {
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
-    bool first;           // the present or last micro-step is the first of its step
+    bool first;           // uncollected sums are of the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
     int uncollected;      // buckets [unreduced, uncollected): started, but not collected (shard_grads)
@@ -111,8 +111,8 @@ int parallel_idle_pass(void *parallel, Error *e);
 // Rank 0 calls this before a forward pass that it computes alone: the others, in comm_wait_first, gather with it.
 int parallel_ask_pass(Parallel *p, Error *e);
 
-// Starts to gather all new weights now, not in the next forward pass. All ranks call this before other work, even of
-// one rank alone.
+// Starts to gather all new weights now, not in the next forward pass. All ranks call this before any work outside the
+// steps, even if only one rank does that work.
 int parallel_send_weights(Parallel *p, Error *e);
 
 // Returns when no transfer is in flight on any rank, so that each may end. Call after training or a settled error.

@@ -1,8 +1,8 @@
 // transport_nccl: transfers between GPUs by NCCL, set up over MPI.
 //
 // Two streams: the engine's runs kernels, `stream` runs transfers.
-//     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for ended[n] | its readers
-//     stream              wait for engine_done | transfer n | ended[n]
+//     engine   kernels of block l + 1 | engine_done | kernels of block l | wait for transfer n | its readers
+//     stream              wait for engine_done | transfer n | ended
 // 1. A transfer starts after all work queued before it on the engine's stream (after_engine).
 // 2. Transfers run one after another, so they can share `rounded`.
 // 3. nccl_wait_for makes the engine's stream wait, not the host; nccl_finish makes the host wait for all transfers.
@@ -19,8 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// Events of the last transfers: more than a backward pass over 255 blocks starts. Events are reused; waiting on a
-// reused one waits too long, never too short.
+// Events of the last transfers. A backward pass over 255 blocks starts fewer transfers. Waiting on a reused event waits
+// too long, never too short.
 enum { MARKS = 512 };
 
 struct Transport {
@@ -29,7 +29,7 @@ struct Transport {
     ncclComm_t nccl;
     cudaStream_t engine, stream; // the engine's, runs kernels; runs transfers
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
-    cudaEvent_t ended[MARKS];    // ended[n mod MARKS]: recorded after transfer n
+    cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
     int64_t started;             // number of transfers so far
     __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
     size_t largest;              // elements of the largest bucket

@@ -226,7 +226,7 @@ static void test_parent(void) {
         path_parent(cases[i][0], parent, sizeof parent);
         CHECK(strcmp(parent, cases[i][1]) == 0, "'%s': '%.9s', not '%s'", cases[i][0], parent, cases[i][1]);
     }
-    CHECK_OK(directory_create(".", &e), &e); // what path_parent may return exists
+    CHECK_OK(directory_create(".", &e), &e); // both exist; path_parent may return them
     CHECK_OK(directory_create("/", &e), &e);
 }
 

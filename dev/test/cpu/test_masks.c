@@ -1,6 +1,6 @@
-// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h (test_math pins their bits). An
-// engine with both masks has the same bits in any micro-batch, on any number of threads and with any recomputation. A packed
-// row equals its documents alone. dev/oracle checks the gradients.
+// Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h (test_math pins their
+// bits). With both masks, gradients have the same bits on any number of threads and with any recomputation; the loss
+// in any micro-batch, too. A packed row equals its documents alone. dev/oracle checks the gradients.
 #include "cpu/masks.h"
 #include "cpu/matmul.h"
 #include "world.h"
@@ -119,7 +119,7 @@ static void check_packed(World *w, const int *lengths) {
     for (int i = 0, begin = 0; begin < T; begin += lengths[i++]) {
         CHECK_OK(engine_eval(plain, w->tokens + begin, 1, lengths[i], alone, &e), &e);
         for (int t = 0; t < lengths[i]; t++) CHECK_CLOSE(packed[begin + t], alone[t], 1e-5, 1);
-        for (int n = 1; n <= lengths[i]; n++) { // the packed row's keys and values stay in memory
+        for (int n = 1; n <= lengths[i]; n++) { // mask reuses the packed row's keys and values
             CHECK_OK(engine_logits(mask, w->tokens, begin + n, logits[0], &e), &e);
             CHECK_OK(engine_logits(plain, w->tokens + begin, n, logits[1], &e), &e);
             for (int v = 0; v < 50; v++) CHECK_CLOSE(logits[0][v], logits[1][v], 1e-5, 1);
