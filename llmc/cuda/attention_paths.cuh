@@ -109,7 +109,7 @@ template <int E> __device__ static inline unsigned lane_kept_transposed(const He
     return transposed;
 }
 
-// Returns a mask for packed elements 2 i, 2 i + 1: ones in the half of a kept element. prmt replicates a byte's sign bit.
+// Returns a mask for packed elements 2 i, 2 i + 1: a kept one's half is all ones. prmt replicates a byte's sign bit.
 __device__ static inline unsigned kept_pair(unsigned kept, int i) {
     unsigned mask;
     asm("prmt.b32 %0, %1, 0, %2;" : "=r"(mask) : "r"(kept << (7 - i % 8)), "r"(i < 8 ? 0xaa88 : 0xbb99));
