@@ -130,7 +130,7 @@ int inputs_gather(Inputs *in, const TokenizeOptions *o, char **names, int count,
     for (int i = 0; i < count; i++) TRY(inputs_add(in, names[i], false, e));
     if (*o->files_from) TRY(inputs_add_list(in, o->files_from, e));
     if (in->count == 0)
-        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson and .jl files",
+        return FAIL(e, ERR_INPUT, "a directory is searched for .txt, .md, .jsonl, .ndjson, .jl and .json files",
                     "no text in %s", pipe_name(count ? names[0] : o->files_from));
     if (in->passed_over)
         fprintf(stderr, "%d file%s with other endings passed over; --files-from takes any\n", in->passed_over,
