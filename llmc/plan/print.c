@@ -243,6 +243,29 @@ static void print_run(FILE *f, const Plan *p) {
     print_run_line(f, p, "  growing as soon as it may ", INFINITY);
 }
 
+// Suggests values of the options that nobody gave, for AdamW: 20 tokens a parameter (Hoffmann et al. 2022, arXiv
+// 2203.15556); batch and rate by Step Law (Li et al. 2025, arXiv 2503.04715: B = 0.58 D^0.571 tokens, rate = 1.79
+// N^-0.713 D^0.307, N without embeddings); warm-up of 2 / (1 - beta2) steps (Ma and Yarats 2021, arXiv 1910.04209).
+static void print_suggestions(FILE *f, const Plan *p) {
+    const Options *o = p->options;
+    const ModelConfig *c = &p->shape.model->config;
+    const bool wants_batch = !o->given[OPTION_batch_tokens], wants_rate = !o->given[OPTION_lr];
+    const double N = 12.0 * c->layers * c->channels * c->channels, T = p->shape.seq_len;
+    double D = p->ramp ? p->ramp->config.train_tokens : 20.0 * (double)p->shape.model->parameters;
+    if (o->train_hours && p->device.peak > 0)
+        D = 3600 * o->train_hours * (double)p->rows * T / plan_step(p, p->rows).seconds;
+    const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)p->rows;
+    if (o->optimizer != OPTIMIZER_ADAMW || !(wants_batch || wants_rate) || !model_preset(&(ModelConfig){0}, o->model))
+        return;
+    fprintf(f, "suggested   for %s tokens:", grouped(round(D)).s);
+    if (wants_batch) fprintf(f, " --batch-tokens %.0f", rows * T);
+    if (wants_rate) fprintf(f, " --lr %.1e", 1.79 * pow(N, -0.713) * pow(D, 0.307));
+    if (!o->given[OPTION_warmup_tokens])
+        fprintf(f, " --warmup-tokens %.0f", fmin(ceil(2 / (1 - o->beta2)) * rows * T, 0.1 * D));
+    fprintf(f, "\n            (Step Law, arXiv 2503.04715: AdamW on web text; %stry half the rate, too)\n",
+            p->ramp || o->train_hours ? "" : "20 tokens a parameter; ");
+}
+
 static void print_checkpoints(FILE *f, const Plan *p) {
     int64_t copies = p->ramp ? plan_checkpoints(p->ramp, p->options) : 1;
     double bytes = (double)copies * p->checkpoint_bytes;
@@ -265,5 +288,6 @@ void plan_print(FILE *f, const Plan *p) {
         print_ranks(f, p);
     }
     print_run(f, p);
+    print_suggestions(f, p);
     print_checkpoints(f, p);
 }

@@ -49,6 +49,13 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 5 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
+suggests_what_nobody_gave() { # by hand: 0.58 x 80e6^0.571 = 18.4 rows of 1024 tokens; 1.79 x 84,934,656^-0.713 x 80e6^0.307 = 1.06e-3
+    plan --device H200 --model d12 --train-tokens 80e6 && said '^suggested +for 80,000,000 tokens: --batch-tokens 18432 --lr 1.1e-03 --warmup-tokens 737280$' &&
+        plan --device H200 --model d12 && said '^suggested +for 2,488,796,160 tokens: --batch-tokens 134144 --lr 3.0e-03 ' && said '20 tokens a parameter' || return 1
+    for options in "--lr 1e-3 --batch-tokens 65536" "--optimizer muon"; do # shellcheck disable=SC2086
+        plan --device H200 --model d12 --train-tokens 80e6 $options && ! grep -q suggested plan.txt || return 1
+    done
+}
 reports_a_disk_too_small() {
     plan --device H200 --layers 1000 --heads 512 --channels 65536 --out not/there/yet && said 'NOT ENOUGH' &&
         plan --device H200 --model d2 --out not/there/yet && ! grep -q 'NOT ENOUGH' plan.txt && said 'free in \.'
@@ -137,7 +144,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_ranks_that_wait compares_the_modes reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
