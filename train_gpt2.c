@@ -486,4 +486,5 @@ const EngineApi cpu_engine = {
     .clear = cpu_clear,
     .rank_norms = cpu_rank_norms,
     .buffer = cpu_buffer,
+    .weight_bytes = cpu_weight_bytes,
 };

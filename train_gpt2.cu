@@ -717,5 +717,6 @@ const EngineApi cuda_engine = {
     .clear = cuda_clear,
     .rank_norms = cuda_rank_norms,
     .buffer = cuda_buffer,
+    .weight_bytes = [](const Engine *) { return sizeof(real); },
     .stream = [](Engine *engine) -> void * { return engine->stream; },
 };

@@ -123,3 +123,4 @@ const void *cpu_own_weights(Engine *engine, Range range);
 int cpu_clear(Engine *engine, Range range, Error *e);
 int cpu_rank_norms(Engine *engine, Range range, Error *e);
 void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element);
+size_t cpu_weight_bytes(const Engine *engine);

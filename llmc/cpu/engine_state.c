@@ -263,6 +263,8 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     return NULL;
 }
 
+size_t cpu_weight_bytes(const Engine *engine) { return value_bytes(engine->config.dtype); }
+
 // Sums hash_element over n values, 32 bits each (bf16: 16). first: x[0]'s place in the hash.
 static uint64_t hash_values(const void *x, Dtype type, size_t n, size_t first) {
     uint64_t sum = 0;

@@ -269,7 +269,8 @@ struct EngineApi {
     // Adds the squared norms of this rank's own gradients, before the sum over ranks, to StepResult's rank_sq.
     int (*rank_norms)(Engine *engine, Range range, Error *e);
 
-    void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address; a bucket's elements adjoin
+    void *(*buffer)(Engine *engine, EngineBuffer buffer, size_t element); // address of an element
+    size_t (*weight_bytes)(const Engine *engine);                         // bytes of an element of BUFFER_WEIGHT
 
     // Returns the stream on which the engine queues its work, a cudaStream_t. NULL: its calls return when done.
     void *(*stream)(Engine *engine);
@@ -314,6 +315,7 @@ static inline void engine_destroy(Engine *engine) {
 #define engine_clear(g, ...)         engine_api(g)->clear(g, __VA_ARGS__)
 #define engine_rank_norms(g, ...)    engine_api(g)->rank_norms(g, __VA_ARGS__)
 #define engine_buffer(g, ...)        engine_api(g)->buffer(g, __VA_ARGS__)
+#define engine_weight_bytes(g)       engine_api(g)->weight_bytes(g)
 
 // Functions that an engine may lack.
 #define engine_progress(g)           (engine_api(g)->progress ? engine_api(g)->progress(g) : 0)

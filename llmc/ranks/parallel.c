@@ -50,20 +50,22 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-// Starts to gather bucket i. number: receives the transfer's.
-static int gather_weights(Parallel *p, int i, int64_t *number, Error *e) {
+static int gather_weights(Parallel *p, int i, Error *e) {
     Range bucket = model_bucket(p->model, i), part = p->owned[i];
+    size_t bytes = engine_weight_bytes(p->engine);
     void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
-    size_t bytes = (size_t)((char *)engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin + 1) - (char *)values);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
     if (p->shard_weights) // MPI gathers in place on all ranks or none: give an empty part another address
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
-    return p->api->all_gather(p->transport, own, values, bytes, bucket, number, e);
+    return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
 }
 
 // Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
-    for (; p->sent < end; p->sent++) TRY(gather_weights(p, p->sent, &p->work[p->sent], e));
+    for (; p->sent < end; p->sent++) {
+        TRY(gather_weights(p, p->sent, e));
+        p->work[p->sent] = p->api->started(p->transport);
+    }
     return 0;
 }
 
@@ -72,7 +74,9 @@ static int send_block(Parallel *p, int i, Error *e) {
     int s = i % SHARD_WEIGHT_SLOTS;
     if (p->slot[s].bucket == i) return 0;
     p->slot[s].bucket = i;
-    return gather_weights(p, i, &p->slot[s].work, e);
+    TRY(gather_weights(p, i, e));
+    p->slot[s].work = p->api->started(p->transport);
+    return 0;
 }
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
@@ -159,8 +163,9 @@ static int bucket_final(void *context, Range range, Error *e) {
     int i = --p->unreduced;
     assert(i == model_bucket_at(p->model, range.begin));
     if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
-    return p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, &p->work[i],
-                                  e);
+    TRY(p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
+    p->work[i] = p->api->started(p->transport);
+    return 0;
 }
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
@@ -219,7 +224,8 @@ static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
         Range bucket = model_bucket(p->model, i);
         float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
         const float *own = values + (p->owned[i].begin - bucket.begin);
-        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, &p->work[i], e));
+        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, e));
+        p->work[i] = p->api->started(p->transport);
     }
     for (int i = 0; i < p->buckets; i++) {
         TRY(p->api->wait_for(p->transport, p->work[i], e));

@@ -55,18 +55,18 @@ typedef struct {
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part of them becomes its sum over ranks. number: receives the number
-    // of transfers started so far.
-    int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *number, Error *e);
+    // values: the bucket's gradients. This rank's part of them becomes its sum over ranks.
+    int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
-    int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, int64_t *number,
-                      Error *e);
+    int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e);
 
     // values[i] = sum over ranks, the same bits on all. In device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    int (*wait_for)(Transport *t, int64_t transfers, Error *e); // (2)
+    // started: number of transfers so far. wait_for (2): for the first `transfers` of them.
+    int64_t (*started)(const Transport *t);
+    int (*wait_for)(Transport *t, int64_t transfers, Error *e);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same.
     int (*finish)(Transport *t, Error *e);

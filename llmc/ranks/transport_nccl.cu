@@ -184,11 +184,12 @@ static int after_engine(Transport *t, Error *e) {
     return 0;
 }
 
-static int work_started(Transport *t, int64_t *number, Error *e) {
+static int work_started(Transport *t, Error *e) {
     watchdog_handing(t->comm->watchdog, false);
-    *number = t->started + 1;
     return CUDA_CALL(cudaEventRecord(t->ended[t->started++ % MARKS], t->stream), e);
 }
+
+static int64_t nccl_started(const Transport *t) { return t->started; }
 
 static int nccl_wait_for(Transport *t, int64_t transfers, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
@@ -252,15 +253,14 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error 
     return launch(l, e, convert_kernel<float, __nv_bfloat16>, values + begin, t->rounded + begin, own);
 }
 
-static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *number, Error *e) {
+static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
     TRY(after_engine(t, e));
     if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
-    return work_started(t, number, e);
+    return work_started(t, e);
 }
 
-static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, int64_t *number,
-                           Error *e) {
+static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, Error *e) {
     const int ranks = t->comm->ranks, last = ranks - 1;
     const size_t each = part_elements(t, bucket), left = range_length(bucket) - each * (size_t)ranks;
     const char *own_rest = (const char *)own + each * bytes; // read on the last rank only
@@ -278,15 +278,14 @@ static int nccl_all_gather(Transport *t, const void *own, void *values, size_t b
             NCCL_TRY(ncclBroadcast(own, at, range_length(part) * bytes, ncclInt8, r, t->nccl, t->stream), t, e);
     }
     NCCL_TRY(ncclGroupEnd(), t, e);
-    return work_started(t, number, e);
+    return work_started(t, e);
 }
 
 static int nccl_sum(Transport *t, double *values, int count, Error *e) {
     TRY(after_engine(t, e));
     NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
-    int64_t number;
-    TRY(work_started(t, &number, e));
-    return nccl_wait_for(t, number, e);
+    TRY(work_started(t, e));
+    return nccl_wait_for(t, t->started, e);
 }
 
 const TransportApi nccl_transport = {
@@ -296,6 +295,7 @@ const TransportApi nccl_transport = {
     .reduce_scatter = nccl_reduce_scatter,
     .all_gather = nccl_all_gather,
     .sum = nccl_sum,
+    .started = nccl_started,
     .wait_for = nccl_wait_for,
     .finish = nccl_finish,
 };

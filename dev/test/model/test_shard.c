@@ -71,8 +71,7 @@ static EngineConfig config_of(const World *w) {
 // ---- Weights that are gathered for each pass ------------------------------------------------------------------------
 
 static size_t bucket_bytes(const Rank *rank, Range range) {
-    const char *weight = engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin);
-    return range_length(range) * (size_t)((char *)engine_buffer(rank->engine, BUFFER_WEIGHT, range.begin + 1) - weight);
+    return range_length(range) * engine_weight_bytes(rank->engine);
 }
 
 // Write an engine's own memory, after its queued work.
