@@ -206,7 +206,7 @@ static void run_thread(Pipeline *run) {
         if (code && !run->code) {
             run->error = e;
             run->code = code;
-            atomic_store(&run->reader.refused, true); // no thread waits for a pipe any more
+            atomic_store(&run->reader.refused, true); // stops threads that wait for a pipe
         }
         run->written++;
         pthread_cond_broadcast(&run->next);

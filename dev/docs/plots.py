@@ -178,12 +178,14 @@ def draw_muon(plots, directory):
 
 # colour, name of the series, its curve in recipe_curves.json, and {name in recipe.jsonl: label of its ends}.
 LOSS_TIME = (
-    ("#666666", "AdamW, the best constant batch found: 16 rows", "a160", {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
-    ("#d55e00", "Muon, --ramp gns and what goes with it", "m70", {"r27": "", "m28": "27M and 28M tokens, 3 seeds each", "m70": "70M tokens"}))
+    ("#666666", "AdamW, the best constant batch found: 16 rows", "a160",
+     {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
+    ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
+     {"r27": "", "m28": "27M and 28M tokens, 3 seeds each", "m70": "70M tokens"}))
 
 
 def draw_loss_time(plots):
-    """Loss against the seconds of training. Lines: training loss of the longest run; points: validation loss at the end of each run."""
+    """Training loss of each series' longest run against seconds, and validation loss at the end of every run."""
     with open(os.path.join(here, "../results/recipe.jsonl"), encoding="utf-8") as file:
         runs = [json.loads(line) for line in file]
     with open(os.path.join(here, "../results/recipe_curves.json"), encoding="utf-8") as file:

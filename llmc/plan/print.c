@@ -249,12 +249,12 @@ static void print_run(FILE *f, const Plan *p) {
 static void print_suggestions(FILE *f, const Plan *p) {
     const Options *o = p->options;
     const ModelConfig *c = &p->shape.model->config;
-    const bool wants_batch = !o->given[OPTION_batch_tokens], wants_rate = !o->given[OPTION_lr];
+    const bool wants_batch = !o->given[OPTION_batch_tokens] && !o->steps, wants_rate = !o->given[OPTION_lr];
     const double N = 12.0 * c->layers * c->channels * c->channels, T = p->shape.seq_len;
     double D = p->ramp ? p->ramp->config.train_tokens : 20.0 * (double)p->shape.model->parameters;
     if (o->train_hours && p->device.peak > 0)
         D = 3600 * o->train_hours * (double)p->rows * T / plan_step(p, p->rows).seconds;
-    const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)p->rows;
+    const double rows = wants_batch ? fmax(round(0.58 * pow(D, 0.571) / T), 1) : (double)o->run.batch_ref_rows;
     if (o->optimizer != OPTIMIZER_ADAMW || !(wants_batch || wants_rate) || !model_preset(&(ModelConfig){0}, o->model))
         return;
     fprintf(f, "suggested   for %s tokens:", grouped(round(D)).s);

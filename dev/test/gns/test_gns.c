@@ -237,7 +237,7 @@ static void test_calibration_error(void) {
     }
 }
 
-// gns_scaled_lower solves gns_lower's equation for c S. The error of c adds to that of S: each lowers the bound.
+// gns_scaled_lower solves gns_lower's equation for c S. The errors of c and of S both lower the bound.
 static void test_scaled_lower(void) {
     Source source = source_make(1, 10, 521);
     GnsTracker nothing = tracked(&source, 16, 20, 0), t = tracked(&source, 16, 20, 60);

@@ -46,7 +46,7 @@ static inline void check_nothing_lost(const char *what) {
 
 static inline void no_faults(void) { faults_plan(FAULT_NONE, -1, 0, 0); }
 
-// Makes the run "whole". It has more than so many writes and steps, and all of it is on the disk.
+// Makes the run "whole". It must make more than `writes` writes and `steps` steps, and be on the disk.
 static inline void run_undisturbed(long writes, long steps) {
     no_faults();
     CHECK_RUN(trainer_run(COMMAND "--out whole"), 0);

@@ -63,7 +63,7 @@ passed_over() {
     done
 }
 
-# Options exist: those of the trainer's commands in ```sh blocks, and those of either program that the text names.
+# Every option in the docs exists: in the trainer's commands in ```sh blocks, and in the text, of either program.
 options() {
     local page option
     for page in "${pages[@]}"; do
