@@ -35,12 +35,11 @@ typedef struct {
     AttentionShape attention;
     GnsMode mode;
     Dropout dropout; // dropout of the first row; the layer is not set
-    bool documents;  // attention stays within a document
 } Pass;
 
 static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
-    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, engine->config.document_mask};
+    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}};
 }
 
 static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
@@ -49,8 +48,7 @@ static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
 
 // Returns attention's operands in block l; those of the backward are not set.
 static Attention attention_of(Engine *engine, const Pass *p, const Block *k, int l) {
-    const AttentionMasks masks = {p->documents ? engine->document_first : NULL,
-                                  p->documents ? engine->document_last : NULL,
+    const AttentionMasks masks = {engine->document_first, engine->document_last,
                                   dropout_at(p->dropout, p->dropout.example, l), dropout_constants(p->dropout)};
     return {p->attention, masks, engine->ticket, k->qkv, k->attention, k->lse};
 }
@@ -77,13 +75,17 @@ static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
-// buffer's last copy, TOKEN_SLOTS copies ago, is done.
-static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, Error *e) {
-    int slot = engine->slot;
-    engine->slot = (slot + 1) % TOKEN_SLOTS;
+// buffer's last copy, TOKEN_SLOTS calls ago, is done. B: rows whose documents to find; 0: they are one document each.
+static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
+    const size_t N = B && engine->config.document_mask ? count - B : 0;
+    const int slot = engine->slot = (engine->slot + 1) % TOKEN_SLOTS;
+    uint16_t *staged = engine->staged[slot], *first = staged + count;
     CUDA_TRY(cudaEventSynchronize(engine->sent[slot]), e);
-    memcpy(engine->staged[slot], tokens, count * sizeof *tokens);
-    TRY(copy_in(engine, engine->tokens, engine->staged[slot], count * sizeof *tokens, e));
+    memcpy(staged, tokens, count * sizeof *tokens);
+    if (N) embedding_documents(first, first + N, tokens, engine->config.separator, B, (int)(N / B));
+    engine->document_first = N ? engine->tokens + count : NULL;
+    engine->document_last = N ? engine->document_first + N : NULL;
+    TRY(copy_in(engine, engine->tokens, staged, (count + 2 * N) * sizeof *tokens, e));
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
@@ -262,12 +264,9 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     engine->seen_count = 0;
     TRY(weights_await(engine, 0, e));
     if (engine->config.shard_weights) TRY(weights_soon(engine, 1, e));
-    if (p->documents)
-        TRY(embedding_documents(engine->document_first, engine->document_last, engine->tokens, engine->config.separator,
-                                p->B, p->T, engine->stream, e));
-    TRY(embedding_forward(engine->block[0].x, engine->tokens, p->documents ? engine->document_first : NULL,
-                          weight(engine, WTE, 0), weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0),
-                          p->B, p->C, engine->stream, e));
+    TRY(embedding_forward(engine->block[0].x, engine->tokens, engine->document_first, weight(engine, WTE, 0),
+                          weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0), p->B, p->C, engine->stream,
+                          e));
     TRY(weights_await(engine, 1, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
@@ -459,28 +458,32 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds the gradient of w from branch_gradient. wte: tokens select its rows. wpe: positions in documents, which begin at
-// `first`, select its rows. dwpe, cross, position, UG: see embedding.cuh.
-static int rows_backward(Engine *engine, const Pass *p, TensorKind w, const uint16_t *first, float *dwpe, double *cross,
-                         double *position, const float *UG, Error *e) {
-    cudaStream_t stream = engine->stream;
-    EmbeddingOrder order;
+// Adds the gradient of w from branch_gradient. wte: tokens select its rows. wpe: positions in documents select its rows.
+// The host sorts, while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
+static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwpe, double *cross, double *position,
+                         const float *UG, Error *e) {
+    const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
+    const uint16_t *tokens = engine->staged[slot], *first = tokens + N + B;
     const real *dx = branch_gradient(engine, p);
-    TRY(embedding_sort(&order, engine->tokens, first, false, p->B, p->T, engine->sorted, stream, e));
-    TRY(embedding_backward(grad(engine, w, 0), dwpe, dx, order, p->B, p->T, p->C, engine->scratch, stream, e));
+    uint32_t *sorted = engine->staged_sorted[slot] + (w == WPE ? 4 * (size_t)N : 0);
+    embedding_sort(sorted, tokens, w == WPE ? first : NULL, B, T);
+    TRY(copy_in(engine, engine->sorted, sorted, 4 * (size_t)N * sizeof *sorted, e));
+    CUDA_TRY(cudaEventRecord(engine->sent[slot], engine->stream), e);
+    TRY(embedding_backward(grad(engine, w, 0), dwpe, dx, embedding_order(engine->sorted, false, N), B, T, C,
+                           engine->scratch, engine->stream, e));
     if (p->mode != GNS_EXACT) return 0;
-    TRY(embedding_sort(&order, engine->tokens, first, true, p->B, p->T, engine->sorted, stream, e));
-    return embedding_example_squares(example_sq(engine, w, 0), cross, position, dx, UG, order, p->B, p->T, p->C,
-                                     engine->scratch, stream, e);
+    return embedding_example_squares(example_sq(engine, w, 0), cross, position, dx, UG,
+                                     embedding_order(engine->sorted, true, N), B, T, C, engine->scratch, engine->stream,
+                                     e);
 }
 
 // Adds the gradients of wte and wpe. The head has already added U to wte's gradient and |U|^2 to its squares
 // (embedding.cuh). cuda_result adds 2 <E, U>.
 static int embeddings_backward(Engine *engine, const Pass *p, Error *e) {
-    const bool apart = p->documents; // wpe needs an order of its own
+    const bool apart = engine->document_first; // wpe needs an order of its own
     if (engine->first) TRY(cuda_clear(engine, tensor_range(model_tensor(engine->config.model, WPE, 0)), e));
-    if (apart) TRY(rows_backward(engine, p, WPE, engine->document_first, NULL, NULL, NULL, NULL, e));
-    return rows_backward(engine, p, WTE, NULL, apart ? NULL : grad(engine, WPE, 0), engine->stats + STAT_CROSS,
+    if (apart) TRY(rows_backward(engine, p, WPE, NULL, NULL, NULL, NULL, e));
+    return rows_backward(engine, p, WTE, apart ? NULL : grad(engine, WPE, 0), engine->stats + STAT_CROSS,
                          apart ? NULL : example_sq(engine, WPE, 0), engine->head_at_token, e);
 }
 
@@ -523,7 +526,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), e));
+    TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
     TRY(head_pass(engine, &p, true, e));
@@ -594,7 +597,7 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
 static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float *loss, Error *e) {
     const Pass p = pass_of(engine, n, T, GNS_OFF);
     assert(n > 0 && n <= engine->config.micro_batch && T > 0 && T <= engine->config.seq_len);
-    TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), e));
+    TRY(tokens_send(engine, tokens, (size_t)n * (T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(head_pass(engine, &p, false, e));
     TRY(copy_out(engine, loss, engine->loss, p.N * sizeof(float), e));
@@ -635,7 +638,7 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
     const AttentionShape *a = &p.attention;
     real *x = engine->block->x, *attention = engine->block->attention, *wide = engine->block->gelu;
     TRY(watch_await(&engine->weights_watch, {0, engine->config.model->flat_count}, e));
-    TRY(tokens_send(engine, tokens + row, 1, e));
+    TRY(tokens_send(engine, tokens + row, 1, 0, e));
     TRY(embedding_forward(x, engine->tokens, NULL, weight(engine, WTE, 0), weight(engine, WPE, 0) + (size_t)row * p.C,
                           dropout_of_rows(&p, DROPOUT_EMBEDDING, 0), 1, p.C, engine->stream, e));
     for (int l = 0; l < L; l++) {
@@ -654,10 +657,9 @@ static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *
 // Logits after n tokens, padded to whole tiles: few matmul plans serve all lengths, and a causal model ignores padding.
 static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const size_t tile = 64;
-    Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
-    p.documents = false; // cuda_logits passes one document
+    const Pass p = pass_of(engine, 1, (int)size_min(round_up(n, tile), engine->config.seq_len), GNS_OFF);
     CUDA_TRY(cudaMemsetAsync(engine->tokens, 0, (p.T + 1) * sizeof *tokens, engine->stream), e);
-    TRY(tokens_send(engine, tokens, n, e));
+    TRY(tokens_send(engine, tokens, n, 0, e)); // cuda_logits passes one document
     TRY(forward(engine, &p, e));
     return head_logits(engine, n - 1, 1, true, e);
 }

@@ -4,9 +4,6 @@
 #include "cuda/vec.cuh"
 #include "math/accumulate.h"
 
-#include <cub/block/block_scan.cuh>
-#include <cub/device/device_radix_sort.cuh>
-
 enum { THREADS = 256 };
 
 __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
@@ -41,93 +38,35 @@ int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, 
                   C);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Documents. Grid: a block per example; a thread per stretch of tokens, all equally long. A thread finds the separators
-// in its stretch; scans over threads find the last separator before it and the first after it.
+// ---- On the host ----------------------------------------------------------------------------------------------------
 
-enum { SCAN_THREADS = 256 };
-
-__global__ void __launch_bounds__(SCAN_THREADS)
-    documents_kernel(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int T) {
-    typedef cub::BlockScan<int, SCAN_THREADS> Scan;
-    __shared__ typename Scan::TempStorage scratch[2];
-    const uint16_t *row = tokens + (size_t)blockIdx.x * (T + 1);
-    const int run = (T + SCAN_THREADS - 1) / SCAN_THREADS, begin = min((int)threadIdx.x * run, T);
-    const int end = min(begin + run, T);
-    int opened = 0, opens = T; // last and first separator of the stretch
-    for (int t = begin; t < end; t++)
-        if (row[t] == separator) opened = t, opens = min(opens, t);
-    int before, after; // last separator before it; T minus the first after it
-    const auto maximum = [](int a, int b) { return a > b ? a : b; };
-    Scan(scratch[0]).ExclusiveScan(opened, before, 0, maximum);
-    __shared__ int reversed[SCAN_THREADS];
-    reversed[SCAN_THREADS - 1 - threadIdx.x] = T - opens;
-    __syncthreads();
-    Scan(scratch[1]).ExclusiveScan(reversed[threadIdx.x], after, 0, maximum);
-    __syncthreads();
-    reversed[SCAN_THREADS - 1 - threadIdx.x] = after;
-    __syncthreads();
-    const size_t start = (size_t)blockIdx.x * T;
-    for (int t = begin; t < end; t++) first[start + t] = (uint16_t)(before = row[t] == separator ? t : before);
-    int next = T - reversed[threadIdx.x];
-    for (int t = end - 1; t >= begin; t--) {
-        last[start + t] = (uint16_t)(next - 1);
-        if (row[t] == separator) next = t;
+void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T) {
+    for (int b = 0; b < B; b++, tokens += T + 1, first += T, last += T) {
+        for (int t = 0; t < T; t++) first[t] = (uint16_t)(t == 0 || tokens[t] == separator ? t : first[t - 1]);
+        for (int t = T - 1; t >= 0; t--) last[t] = t == T - 1 || first[t + 1] > t ? (uint16_t)t : last[t + 1];
     }
 }
 
-int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
-                        cudaStream_t stream, Error *e) {
-    return launch({B, SCAN_THREADS, stream}, e, documents_kernel, first, last, tokens, separator, T);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// The sort. Radix sort is stable: equal keys keep the order of their rows, so sums over them have one order.
-__global__ void keys_kernel(uint32_t *keys, uint32_t *rows, const uint16_t *tokens, const uint16_t *first,
-                            bool by_example, int N, int T) {
-    const int n = blockIdx.x * blockDim.x + threadIdx.x;
-    if (n >= N) return;
-    keys[n] = (by_example ? (uint32_t)(n / T) << 16 : 0u) |
-              (uint32_t)(first ? position_of(first, n, T) : token_at(tokens, n, T));
-    rows[n] = n;
-}
-
-enum { TOKEN_BITS = 16, KEY_BITS = 32 };
-
-static size_t order_bytes(int N) { return round_up(N * sizeof(uint32_t), 256); }
-
-// Upper bound of cub's scratch, for plans made without a GPU. From compute capability 8.0 cub sorts 8 bits per pass
-// (Adinets, Merrill 2022, arXiv 2206.01784; sizes: InvokeOnesweep in cub/device/dispatch/dispatch_radix_sort.cuh). It
-// keeps a second copy of keys and rows, a histogram per pass and per tile (of 8064 keys or more), and a counter per
-// pass, each rounded up to 256 bytes.
-static size_t radix_bytes(int N) {
-    const size_t passes = KEY_BITS / 8, digits = 256 * sizeof(uint32_t), tile = 4096;
-    return 2 * order_bytes(N) + (passes + (N + tile - 1) / tile) * digits + 2 * 256;
-}
-
-// Workspace: sorted keys and rows, unsorted keys and rows, cub's scratch.
-size_t embedding_sort_workspace_bytes(int B, int T) { return 4 * order_bytes(B * T) + radix_bytes(B * T); }
-
-int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
-                   void *workspace, cudaStream_t stream, Error *e) {
-    const int N = B * T;
-    const size_t step = order_bytes(N);
-    char *at = (char *)workspace;
-    order->key = (uint32_t *)at;
-    order->row = (uint32_t *)(at + step);
-    uint32_t *keys = (uint32_t *)(at + 2 * step), *rows = (uint32_t *)(at + 3 * step);
-    TRY(launch({blocks_of(N, THREADS), THREADS, stream}, e, keys_kernel, keys, rows, tokens, first, by_example, N, T));
-    int bits = TOKEN_BITS;
-    while (by_example && bits < KEY_BITS && (B - 1) >> (bits - TOKEN_BITS)) bits++;
-    size_t bytes = 0;
-    const auto sort = [&](void *scratch) {
-        return cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, order->key, rows, order->row, N, 0, bits, stream);
-    };
-    CUDA_TRY(sort(NULL), e);
-    if (bytes > radix_bytes(N))
-        return FAIL(e, ERR_INTERNAL, NULL, "the sort of %d tokens takes %zu bytes of scratch, not %zu", N, bytes,
-                    radix_bytes(N));
-    return CUDA_CALL(sort(at + 4 * step), e);
+// Counting sorts are stable: equal keys keep the order of their rows, so sums over them have one order.
+void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T) {
+    const EmbeddingOrder all = embedding_order(sorted, false, B * T), by_example = embedding_order(sorted, true, B * T);
+    uint32_t *keys = by_example.key;            // of the rows, until the second sort
+    uint32_t next[(1 << 16) + 1] = {}, row = 0; // where the next row with this key, or of this example, belongs
+    for (int b = 0; b < B; b++)
+        for (int t = 0; t < T; t++, row++) {
+            keys[row] = first ? t - first[row] : tokens[row + b];
+            next[keys[row] + 1]++;
+        }
+    for (int key = 0; key < 1 << 16; key++) next[key + 1] += next[key];
+    for (row = 0; row < (uint32_t)(B * T); row++) {
+        const uint32_t i = next[keys[row]]++;
+        all.key[i] = keys[row], all.row[i] = row;
+    }
+    for (int b = 0; b < B; b++) next[b] = b * T;
+    for (int k = 0; k < B * T; k++) {
+        const uint32_t i = next[all.row[k] / T]++;
+        by_example.key[i] = all.key[k], by_example.row[i] = all.row[k];
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

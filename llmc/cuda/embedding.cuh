@@ -11,23 +11,24 @@
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// first, last (B, T): first and last token of each token's document, within the row. A separator or a row's first token
-// opens a document.
-int embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T,
-                        cudaStream_t stream, Error *e);
+// On the host. first, last (B, T): first and last token of each token's document, within the row. A separator or a row's
+// first token opens a document.
+void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T);
 
 // Flat positions sorted by token, or by position in the document.
 typedef struct {
-    uint32_t *key; // (B T) ascending: token or position; by example: example << 16 | token or position
+    uint32_t *key; // (B T) token or position; ascending, or by example: ascending within each example
     uint32_t *row; // (B T) b T + t, ascending among equal keys
 } EmbeddingOrder;
+static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, int N) {
+    uint32_t *key = sorted + (by_example ? 2 * (size_t)N : 0);
+    return {key, key + N};
+}
 
-// Sorts by token (first NULL) or by position in the document; by_example: within each example. *order is in workspace.
-size_t embedding_sort_workspace_bytes(int B, int T);
-int embedding_sort(EmbeddingOrder *order, const uint16_t *tokens, const uint16_t *first, bool by_example, int B, int T,
-                   void *workspace, cudaStream_t stream, Error *e);
+// On the host. B at most MICRO_BATCH_MAX. sorted (4, B T) = both orders, by token (first NULL) or by position in the document.
+void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T);
 
-// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: by_example false.
+// dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: not by example.
 // With documents call twice, with dwpe NULL: sorted by token, for wte; then by position, with wpe's gradient as dwte.
 size_t embedding_backward_workspace_bytes(int B, int T, int C);
 int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder order, int B, int T, int C,
@@ -39,7 +40,7 @@ int embedding_backward(float *dwte, float *dwpe, const real *dx, EmbeddingOrder 
 //   cross    += sum over b of <E_b, U_b>     (not yet doubled)
 //   position += sum over b of |dwpe_b|^2 = sum over b, t of |dx_bt|^2
 // UG (B, T, C) fp32: rows of U_b at the example's tokens (embedding_gather, WeightGradient.rows), read at a token's
-// last occurrence; NULL: no cross term. NULL sums are skipped. order: by_example true.
+// last occurrence; NULL: no cross term. NULL sums are skipped. order: by example.
 // With documents call twice: sorted by token, for wte; then sorted by position, with wpe's sum as `token`.
 size_t embedding_example_squares_workspace_bytes(int B, int C);
 int embedding_example_squares(double *token, double *cross, double *position, const real *dx, const float *UG,

@@ -18,7 +18,7 @@
 //       per block   weight gradient fcproj, product dfc with GELU', weight gradient fc, product dln2,
 //                   layernorm_backward, weight gradient proj, product dattention, attention_backward,
 //                   weight gradient qkv, product dln1, layernorm_backward, column_finish (biases, gammas, betas)
-//     embeddings    embedding_sort, embedding_backward
+//     embeddings    embedding_sort (on the host), embedding_backward
 //
 //     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.
 //
@@ -100,7 +100,7 @@ struct Engine {
     real *lnf;                                // (B, T, C)
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
-    uint16_t *tokens;                         // (B, T + 1)
+    uint16_t *tokens;                         // (B, T + 1), then the documents
     uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
@@ -108,7 +108,7 @@ struct Engine {
     real *logits;                             // (rows of a chunk, Vp)
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
-    void *sorted;                             // workspace of embedding_sort
+    uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
     void *matmul_scratch;
@@ -116,14 +116,15 @@ struct Engine {
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact, fused)
 
-    uint16_t *staged[TOKEN_SLOTS]; // (B, T + 1) in pinned host memory
-    cudaEvent_t sent[TOKEN_SLOTS]; // recorded after the buffer's copy
-    int slot;                      // the next staging buffer
-    float *logits_host;            // (V), pinned
-    double *stats_host;            // (stats_count), then one number of cuda_hash; pinned
-    cudaEvent_t stats_there;       // recorded after the copy of stats to stats_host
-    bool stats_sent;               // the copy is queued and stats has not changed since
-    uint16_t *seen;                // (T) tokens; keys and values of the first seen_count are in memory
+    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`; pinned host memory, as is the next
+    uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document
+    cudaEvent_t sent[TOKEN_SLOTS];        // recorded after the last copy from the slot's buffers
+    int slot;                             // of the present pass
+    float *logits_host;                   // (V), pinned
+    double *stats_host;                   // (stats_count), then one number of cuda_hash; pinned
+    cudaEvent_t stats_there;              // recorded after the copy of stats to stats_host
+    bool stats_sent;                      // the copy is queued and stats has not changed since
+    uint16_t *seen;                       // (T) tokens; keys and values of the first seen_count are in memory
     int seen_count;
     uint64_t example; // the next micro-step's first example, counted over the run
     GnsMode mode;     // least mode of this step's micro-steps

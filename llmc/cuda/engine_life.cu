@@ -61,8 +61,9 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaEventCreateWithFlags(&engine->state_ready, cudaEventDisableTiming), e);
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
     for (int i = 0; i < TOKEN_SLOTS; i++) {
-        size_t bytes = (size_t)c->micro_batch * (c->seq_len + 1) * sizeof(uint16_t);
-        CUDA_TRY(cudaMallocHost(&engine->staged[i], bytes), e);
+        const size_t B = c->micro_batch, N = B * c->seq_len;
+        CUDA_TRY(cudaMallocHost(&engine->staged[i], (B + 3 * N) * sizeof(uint16_t)), e);
+        CUDA_TRY(cudaMallocHost(&engine->staged_sorted[i], 8 * N * sizeof(uint32_t)), e);
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
     CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
@@ -81,6 +82,7 @@ void cuda_destroy(Engine *engine) {
     if (engine->logits_host) cudaFreeHost(engine->logits_host);
     for (int i = 0; i < TOKEN_SLOTS; i++) {
         if (engine->sent[i]) cudaEventDestroy(engine->sent[i]);
+        if (engine->staged_sorted[i]) cudaFreeHost(engine->staged_sorted[i]);
         if (engine->staged[i]) cudaFreeHost(engine->staged[i]);
     }
     if (engine->matmul) matmul_destroy(engine->matmul);

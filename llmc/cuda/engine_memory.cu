@@ -160,9 +160,7 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->lnf, N * C, FORWARD, HEAD);
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
-    ADD(what, engine->tokens, N + c->micro_batch, FORWARD, BACKWARD);
-    if (c->document_mask) ADD(what, engine->document_first, N, FORWARD, BACKWARD);
-    if (c->document_mask) ADD(what, engine->document_last, N, FORWARD, BACKWARD);
+    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * N, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
     if (c->label_smoothing == 0 || c->inference) return;
     ADD(what, engine->smoothed, N, HEAD, BACKWARD);
@@ -181,7 +179,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     ADD(what, engine->dy, N * C, HEAD, BACKWARD);
     ADD(what, engine->dwide, N * 4 * C + (c->dropout.below ? ARENA_ALIGNMENT : 0), BACKWARD, BACKWARD);
     arena_add(a, what, &engine->columns.memory, columns_bytes(engine), BACKWARD, BACKWARD);
-    arena_add(a, what, &engine->sorted, embedding_sort_workspace_bytes(c->micro_batch, c->seq_len), BACKWARD, BACKWARD);
+    ADD(what, engine->sorted, 4 * N, BACKWARD, BACKWARD);
     if (c->optimizer == OPTIMIZER_MUON)
         arena_add(a, "Muon's products", &engine->muon, engine_muon_bytes(c), UPDATE, UPDATE);
     if (c->gns != GNS_EXACT) return;

@@ -4,8 +4,6 @@
 #include "cuda/embedding.cuh"
 #include "model/model.h"
 
-#include <cub/device/device_radix_sort.cuh>
-
 struct Case {
     int B, T, C, V;
     std::vector<uint16_t> tokens; // (B, T + 1)
@@ -42,17 +40,20 @@ static void check_forward(const Case &k, const uint16_t *d_first, const std::vec
 // Leaves both orders in k.
 static void check_sort(Case *k) {
     const int N = k->rows();
-    const size_t bytes = embedding_sort_workspace_bytes(k->B, k->T);
-    CALL_OK(embedding_sort(&k->order, k->d_tokens, NULL, false, k->B, k->T, workspace_new(bytes), 0, &e));
-    CALL_OK(embedding_sort(&k->by_example, k->d_tokens, NULL, true, k->B, k->T, workspace_new(bytes), 0, &e));
-    std::vector<uint32_t> rows(N), keys;
-    std::iota(rows.begin(), rows.end(), 0);
-    std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return k->token(a) < k->token(b); });
-    for (uint32_t row : rows) keys.push_back(k->token(row));
-    CHECK(rows == host_from(k->order.row, N), "the sort by token is wrong");
-    CHECK(keys == host_from(k->order.key, N), "the sorted keys are wrong");
-    std::stable_sort(rows.begin(), rows.end(), [&](uint32_t a, uint32_t b) { return a / k->T < b / k->T; });
-    CHECK(rows == host_from(k->by_example.row, N), "the sort by example and token is wrong");
+    std::vector<uint32_t> sorted(4 * (size_t)N), want(N), keys;
+    const auto part = [&](int i) {
+        return std::vector<uint32_t>(sorted.begin() + (size_t)i * N, sorted.begin() + (size_t)(i + 1) * N);
+    };
+    embedding_sort(sorted.data(), k->tokens.data(), NULL, k->B, k->T);
+    std::iota(want.begin(), want.end(), 0);
+    std::stable_sort(want.begin(), want.end(), [&](uint32_t a, uint32_t b) { return k->token(a) < k->token(b); });
+    for (uint32_t row : want) keys.push_back(k->token(row));
+    CHECK(part(1) == want, "the sort by token is wrong");
+    CHECK(part(0) == keys, "the sorted keys are wrong");
+    std::stable_sort(want.begin(), want.end(), [&](uint32_t a, uint32_t b) { return a / k->T < b / k->T; });
+    CHECK(part(3) == want, "the sort by example and token is wrong");
+    uint32_t *d_sorted = device_from(sorted);
+    k->order = embedding_order(d_sorted, false, N), k->by_example = embedding_order(d_sorted, true, N);
 }
 
 static void check_backward(const Case &k) {
@@ -137,31 +138,32 @@ static void check_example_squares(const Case &k) {
 // ---- Documents and dropout ------------------------------------------------------------------------------------------
 
 // Where the documents begin and end, from tokens; `separator` opens one.
-static std::vector<uint16_t> check_documents(const Case &k, int separator, uint16_t *d_first) {
-    uint16_t *d_last = device_new<uint16_t>(k.rows());
-    std::vector<uint16_t> first(k.rows()), last(k.rows());
+static std::vector<uint16_t> check_documents(const Case &k, int separator) {
+    std::vector<uint16_t> first(k.rows()), last(k.rows()), got_first(k.rows()), got_last(k.rows());
     for (int n = 0; n < k.rows(); n++) first[n] = n % k.T == 0 || k.token(n) == separator ? n % k.T : first[n - 1];
     for (int n = k.rows() - 1; n >= 0; n--)
         last[n] = n % k.T == k.T - 1 || first[n + 1] != first[n] ? n % k.T : last[n + 1];
-    CALL_OK(embedding_documents(d_first, d_last, k.d_tokens, separator, k.B, k.T, 0, &e));
-    CHECK(host_from(d_first, first.size()) == first, "first of B %d T %d", k.B, k.T);
-    CHECK(host_from(d_last, last.size()) == last, "last of B %d T %d", k.B, k.T);
+    embedding_documents(got_first.data(), got_last.data(), k.tokens.data(), separator, k.B, k.T);
+    CHECK(got_first == first, "first of B %d T %d", k.B, k.T);
+    CHECK(got_last == last, "last of B %d T %d", k.B, k.T);
     return first;
 }
 
 // The gradient of wpe, and its per-example squares, by position.
-static void check_positions(const Case &k, const uint16_t *d_first, const std::vector<uint16_t> &first) {
-    const size_t C = k.C, bytes = embedding_sort_workspace_bytes(k.B, k.T);
+static void check_positions(const Case &k, const std::vector<uint16_t> &first) {
+    const size_t C = k.C;
     const std::vector<float> before = random_vector<float>(k.T * C);
     float *dwpe = device_from(before);
     double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE)), squares = 0.0;
     void *workspace = workspace_new(std::max(embedding_backward_workspace_bytes(k.B, k.T, k.C),
                                              embedding_example_squares_workspace_bytes(k.B, k.C)));
-    EmbeddingOrder order;
-    CALL_OK(embedding_sort(&order, k.d_tokens, d_first, false, k.B, k.T, workspace_new(bytes), 0, &e));
+    std::vector<uint32_t> sorted(4 * (size_t)k.rows());
+    embedding_sort(sorted.data(), k.tokens.data(), first.data(), k.B, k.T);
+    uint32_t *d_sorted = device_from(sorted);
+    const EmbeddingOrder order = embedding_order(d_sorted, false, k.rows());
+    const EmbeddingOrder by_example = embedding_order(d_sorted, true, k.rows());
     CALL_OK(embedding_backward(dwpe, NULL, k.d_dx, order, k.B, k.T, k.C, workspace, 0, &e));
-    CALL_OK(embedding_sort(&order, k.d_tokens, d_first, true, k.B, k.T, workspace_new(bytes), 0, &e));
-    CALL_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, order, k.B, k.T, k.C, workspace, 0, &e));
+    CALL_OK(embedding_example_squares(sum, NULL, NULL, k.d_dx, NULL, by_example, k.B, k.T, k.C, workspace, 0, &e));
     std::vector<double> want(before.begin(), before.end());
     for (int b = 0; b < k.B; b++) {
         std::vector<double> own(k.T * C, 0.0);
@@ -175,11 +177,10 @@ static void check_positions(const Case &k, const uint16_t *d_first, const std::v
 
 static void check_masks(const Case &k) {
     const int separator = k.token(random_int(0, k.rows() - 1)); // occurs; often where it is a frequent word
-    uint16_t *d_first = device_new<uint16_t>(k.rows());
-    const std::vector<uint16_t> first = check_documents(k, separator, d_first);
-    check_forward(k, d_first, first);
-    check_positions(k, d_first, first);
-    check_documents(k, 65535, d_first);
+    const std::vector<uint16_t> first = check_documents(k, separator);
+    check_forward(k, device_from(first), first);
+    check_positions(k, first);
+    check_documents(k, 65535);
 }
 
 static void embedding_case(Shape s, int V) {
@@ -223,27 +224,10 @@ static void test_many_elements(void) {
     case_end();
 }
 
-// The planned scratch of the sort is cub's on this machine, or little more.
-static void test_sort_bytes(void) {
-    for (int N : {1, 100, 4864, 4865, 8064, 8065, 8833, 100000, 1 << 20, 1 << 25, random_int(1, 1 << 25)}) {
-        const size_t planned = embedding_sort_workspace_bytes(1, N), ours = 4 * round_up(N * sizeof(uint32_t), 256);
-        for (int bits : {16, 17, 24, 32}) {
-            const uint32_t *in = NULL;
-            uint32_t *out = NULL;
-            size_t taken = 0;
-            CUDA_OK(cub::DeviceRadixSort::SortPairs(NULL, taken, in, out, in, out, N, 0, bits));
-            CHECK(taken > 0 && planned >= ours + taken, "%d keys of %d bits take %zu bytes, %zu are planned", N, bits,
-                  ours + taken, planned);
-        }
-        CHECK(planned <= 1.1 * 6 * sizeof(uint32_t) * N + (16 << 10), "%d keys: %zu bytes planned", N, planned);
-    }
-}
-
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_embedding_cuda", argc, argv);
     if (code) return code;
     RUN(test_embedding);
     RUN(test_many_elements);
-    RUN(test_sort_bytes);
     return test_summary();
 }
