@@ -102,11 +102,17 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
     return l;
 }
 
-static int linear_forward(Engine *engine, real *y, const real *x, TensorKind w, int layer, int N, Error *e) {
-    const Linear l = linear_of(engine, LINEAR_BIAS, y, x, w, layer, N);
-    if (engine->fused_linear) return linear_sm90(l, engine->stream, e);
-    const MatmulShape shape = {.m = N, .n = l.out, .k = l.in, .epilogue = MATMUL_BIAS};
-    return matmul_run(engine->matmul, shape, {y, x, l.weight, l.bias}, e);
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt, whose gelu' needs 16
+// bits and even channels. A residual takes linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48.
+// (H200, us, linear_sm90 / cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.)
+static int linear_run(Engine *engine, const Linear &l, Error *e) {
+    const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
+    if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = dgelu, .accumulate = residual};
+    shape.epilogue = dgelu ? MATMUL_DGELU : MATMUL_BIAS;
+    TRY(matmul_run(engine->matmul, shape,
+                   {l.y, l.x, l.weight, dgelu ? l.extra : l.bias, 1, 1, residual ? l.extra : NULL}, e));
+    return l.epilogue == LINEAR_GELU ? gelu_forward(l.gelu, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
@@ -115,14 +121,10 @@ static bool adds_residual(const Engine *engine, const Pass *p) { return engine->
 // Ends a branch: sum = residual + x W + b if adds_residual; else delta = x W + b. Call ln_residual next: it adds delta.
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
-    if (!adds_residual(engine, p)) return linear_forward(engine, engine->delta, x, w, layer, p->N, e);
-    Linear l = linear_of(engine, LINEAR_RESIDUAL, sum, x, w, layer, p->N);
+    const bool adds = adds_residual(engine, p);
+    Linear l = linear_of(engine, adds ? LINEAR_RESIDUAL : LINEAR_BIAS, adds ? sum : engine->delta, x, w, layer, p->N);
     l.extra = residual;
-    // Take linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48. H200, us, linear_sm90 /
-    // cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.
-    if (w == PROJ_W) return linear_sm90(l, engine->stream, e);
-    MatmulShape shape = {.m = p->N, .n = l.out, .k = l.in, .accumulate = true, .epilogue = MATMUL_BIAS};
-    return matmul_run(engine->matmul, shape, {sum, x, l.weight, l.bias, 1, 1, residual}, e);
+    return linear_run(engine, l, e);
 }
 
 // dx (N, in) = dy (N, out) W^T
@@ -130,31 +132,6 @@ static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w,
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     const MatmulShape shape = {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
     return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
-}
-
-// Adds x (rows, in)^T dy (rows, out) to dW (in, out), fp32; `first` overwrites dW.
-static int dweight(Engine *engine, float *dw, bool first, const real *x, const real *dy, int rows, int in, int out,
-                   Error *e) {
-    MatmulShape shape = {.m = in, .n = out, .k = rows, .transpose_a = true, .out_float = true, .accumulate = !first};
-    return matmul_run(engine->matmul, shape, {dw, x, dy}, e);
-}
-
-// dweight with per-example squares: g_b (in, out) = x_b (T, in)^T dy_b (T, out), dW += sum of g_b, *squares += sum of
-// |g_b|^2. Computes as many g_b at once as example_grad holds.
-static int dweight_exact(Engine *engine, float *dw, bool first, double *squares, const real *x, const real *dy, int B,
-                         int T, int in, int out, Error *e) {
-    size_t count = (size_t)in * out;
-    int most = (int)(model_tensor_largest(engine->config.model) / count);
-    if (first) CUDA_TRY(cudaMemsetAsync(dw, 0, count * sizeof *dw, engine->stream), e);
-    for (int b = 0; b < B; b += most) {
-        MatmulShape shape = {.m = in, .n = out, .k = T, .transpose_a = true, .out_float = true};
-        shape.batch = B - b < most ? B - b : most;
-        shape.stride_a = (int64_t)T * in, shape.stride_b = (int64_t)T * out, shape.stride_out = (int64_t)count;
-        TRY(matmul_run(engine->matmul, shape, {engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b},
-                       e));
-        TRY(reduce_examples(dw, squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream, e));
-    }
-    return 0;
 }
 
 // True if the kernel that writes the gradient of w's output also sums its columns, the gradient of w's bias. Else
@@ -175,21 +152,40 @@ static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
+// g.dw += x^T dy; with GNS_EXACT also the squares, and the rows that row_at names. Without weight_gradient exact norms
+// need every x_b^T dy_b: computes as many at once as example_grad holds.
+static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const WeightGradient &g, const real *x,
+                           const real *dy, WeightGradientShape s, Error *e) {
+    const size_t count = (size_t)s.in * s.out;
+    const int most = g.rows ? 1 : (int)(model_tensor_largest(engine->config.model) / count);
+    MatmulShape shape = {.m = s.in, .n = s.out, .k = s.B * s.T, .transpose_a = true, .out_float = true};
+    if (fuses(engine, p, w)) return weight_gradient(g, x, dy, s, engine->pairs, engine->scratch, engine->stream, e);
+    shape.accumulate = !g.first && p->mode != GNS_EXACT;
+    if (p->mode != GNS_EXACT) return matmul_run(engine->matmul, shape, {g.dw, x, dy}, e);
+    if (g.first) CUDA_TRY(cudaMemsetAsync(g.dw, 0, count * sizeof *g.dw, engine->stream), e);
+    shape.k = s.T, shape.stride_a = (int64_t)s.T * s.in, shape.stride_b = (int64_t)s.T * s.out;
+    shape.stride_out = (int64_t)count;
+    for (int b = 0; b < s.B; b += most) {
+        shape.batch = s.B - b < most ? s.B - b : most;
+        TRY(matmul_run(engine->matmul, shape, {engine->example_grad, x + b * shape.stride_a, dy + b * shape.stride_b},
+                       e));
+        TRY(reduce_examples(g.dw, g.squares, engine->example_grad, shape.batch, count, engine->scratch, engine->stream,
+                            e));
+        if (g.rows)
+            TRY(embedding_gather(g.rows + b * shape.stride_b, engine->example_grad, g.row_at + (size_t)b * s.in, s.in,
+                                 s.out, engine->stream, e));
+    }
+    return 0;
+}
+
 // Computes the gradient of matrix w. Where `fuses`, also the bias gradient unless bias_is_summed.
 static int linear_dweight(Engine *engine, const Pass *p, const real *x, const real *dy, TensorKind w, int layer,
                           Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const int in = (int)t->rows, out = (int)t->columns;
-    WeightGradient g = {};
-    g.dw = grad(engine, w, layer);
-    g.first = engine->first;
+    WeightGradient g = {grad(engine, w, layer), engine->first};
     if (p->mode == GNS_EXACT) g.squares = example_sq(engine, w, layer);
-    if (fuses(engine, p, w)) {
-        if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
-        return weight_gradient(g, x, dy, {p->B, p->T, in, out}, engine->pairs, engine->scratch, engine->stream, e);
-    }
-    if (p->mode != GNS_EXACT) return dweight(engine, g.dw, g.first, x, dy, p->N, in, out, e);
-    return dweight_exact(engine, g.dw, g.first, g.squares, x, dy, p->B, p->T, in, out, e);
+    if (!bias_is_summed(engine, p, w)) g.bias = column_gradient(engine, bias_of(w), layer, p->mode);
+    return matrix_gradient(engine, p, w, g, x, dy, {p->B, p->T, (int)t->rows, (int)t->columns}, e);
 }
 
 // ---- Transfers between ranks ----------------------------------------------------------------------------------------
@@ -246,16 +242,14 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
 
 // Computes k->gelu from k->x and k->ln1. soon: bucket whose weights to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
-    TRY(linear_forward(engine, k->qkv, k->ln1, QKV_W, l, p->N, e));
+    TRY(linear_run(engine, linear_of(engine, LINEAR_BIAS, k->qkv, k->ln1, QKV_W, l, p->N), e));
     TRY(attention_forward(attention_of(engine, p, k, l), engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
     Linear fc = linear_of(engine, LINEAR_GELU, k->fc, k->ln2, FC_W, l, p->N);
     fc.gelu = k->gelu;
-    if (engine->fused_linear) return linear_sm90(fc, engine->stream, e);
-    TRY(linear_forward(engine, k->fc, k->ln2, FC_W, l, p->N, e));
-    return gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e);
+    return linear_run(engine, fc, e);
 }
 
 // Computes lnf (B, T, C) from engine->tokens (B, T + 1).
@@ -292,32 +286,18 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
     return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + first * C, weight(engine, WTE, 0)}, e);
 }
 
-// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte and |U_i|^2 to
-// squares. Copies U_i's rows of the example's own tokens to head_at_token.
-static int head_dweight_fused(Engine *engine, const Pass *p, int b, int n, Error *e) {
-    int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
-    WeightGradient g = {};
-    TRY(embedding_rows(engine->head_row_at, engine->tokens + (size_t)b * (T + 1), n, T, Vp, engine->stream, e));
-    g.dw = grad(engine, WTE, 0);
-    g.first = engine->first && b == 0;
-    g.squares = example_sq(engine, WTE, 0);
-    g.row_at = engine->head_row_at;
-    g.rows = engine->head_at_token + (size_t)b * T * C;
-    return weight_gradient(g, engine->logits, engine->lnf + (size_t)b * T * C, {n, T, Vp, C}, engine->pairs,
-                           engine->scratch, engine->stream, e);
-}
-
-// head_dweight_fused where weight_gradient does not run: example by example.
-static int head_dweight_exact(Engine *engine, const Pass *p, int b, int n, Error *e) {
-    int T = p->T, C = p->C, Vp = engine->config.model->vocab_padded;
-    for (int i = 0; i < n; i++) {
-        size_t row = (size_t)(b + i) * T;
-        TRY(dweight_exact(engine, grad(engine, WTE, 0), engine->first && row == 0, example_sq(engine, WTE, 0),
-                          engine->logits + (size_t)i * T * Vp, engine->lnf + row * C, 1, T, Vp, C, e));
-        TRY(embedding_gather(engine->head_at_token + row * C, engine->example_grad,
-                             engine->tokens + (size_t)(b + i) * (T + 1), 1, T, Vp, C, engine->stream, e));
+// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte and, with
+// GNS_EXACT, |U_i|^2 to squares. Then also copies U_i's rows of the example's own tokens to head_at_token.
+static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
+    const int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
+    const size_t first = (size_t)b * T;
+    WeightGradient g = {grad(engine, WTE, 0), engine->first && b == 0};
+    if (p->mode == GNS_EXACT) {
+        TRY(embedding_rows(engine->head_row_at, engine->tokens + first + b, n, T, Vp, engine->stream, e));
+        g.squares = example_sq(engine, WTE, 0);
+        g.row_at = engine->head_row_at, g.rows = engine->head_at_token + first * C;
     }
-    return 0;
+    return matrix_gradient(engine, p, WTE, g, engine->logits, engine->lnf + first * C, {n, T, Vp, C}, e);
 }
 
 // Computes the losses of rows [first, first + rows); in training also dy, the gradient of lnf. On return logits holds
@@ -360,19 +340,15 @@ static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool 
 
 // Computes the losses of the pass; in training also dy, the gradient of lnf, and the head's gradient of wte.
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
-    int chunk = engine_head_examples(&engine->config), C = p->C, Vp = (int)engine->config.model->vocab_padded;
+    const int chunk = engine_head_examples(&engine->config);
     // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
     for (int b = 0; b < p->B; b += chunk) {
         int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
         size_t first = (size_t)b * p->T;
-        const real *lnf = engine->lnf + first * C;
         if (exponentials) TRY(head_exponentials(engine, first, rows, p->T, train, e));
         else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
-        if (!train) continue;
-        if (fuses(engine, p, WTE)) TRY(head_dweight_fused(engine, p, b, n, e));
-        else if (p->mode == GNS_EXACT) TRY(head_dweight_exact(engine, p, b, n, e));
-        else TRY(dweight(engine, grad(engine, WTE, 0), engine->first && b == 0, engine->logits, lnf, rows, Vp, C, e));
+        if (train) TRY(head_dweight(engine, p, b, n, e));
     }
     return 0;
 }
@@ -413,16 +389,11 @@ static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int
     const int C = p->C;
     const real *branch = branch_gradient(engine, p);
     const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    const real *w = weight(engine, FCPROJ_W, l);
-    if (engine->fused_linear) {
-        Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch, .weight = w};
-        d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
-        if (bias_is_summed(engine, p, FC_W)) d.columns = column_gradient(engine, FC_B, l, p->mode);
-        d.T = p->T, d.jobs = &engine->columns;
-        TRY(linear_sm90(d, engine->stream, e));
-    } else if (fused)
-        TRY(matmul_run(engine->matmul, {.m = p->N, .n = 4 * C, .k = C, .transpose_b = true, .epilogue = MATMUL_DGELU},
-                       {engine->dwide, branch, w, k->fc}, e));
+    Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch};
+    d.weight = weight(engine, FCPROJ_W, l), d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
+    if (bias_is_summed(engine, p, FC_W)) d.columns = column_gradient(engine, FC_B, l, p->mode);
+    d.T = p->T, d.jobs = &engine->columns;
+    if (fused) TRY(linear_run(engine, d, e));
     else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
     return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
 }

@@ -260,21 +260,14 @@ int embedding_example_squares(double *token, double *cross, double *position, co
     return reduce_example_partials({{token, cross, position}}, partials, 3, B, groups, stream, e);
 }
 
-template <int W>
-__global__ void gather_kernel(float *UG, const float *U, const uint16_t *tokens, size_t packs_total, int T, int V,
-                              int C) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= packs_total) return;
-    const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W;
-    const float *row = U + ((size_t)(n / T) * V + token_at(tokens, n, T)) * C;
-    *(Floats<W> *)(UG + (size_t)n * C + c) = *(const Floats<W> *)(row + c);
+// Grid: a block per token.
+__global__ void gather_kernel(float *UG, const float *U, const int *row_at, int C) {
+    const int t = row_at[blockIdx.x] - 1;
+    for (int c = threadIdx.x; t >= 0 && c < C; c += THREADS) UG[(size_t)t * C + c] = U[(size_t)blockIdx.x * C + c];
 }
 
-int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
-                     Error *e) {
-    const size_t packs = (size_t)E * T * (C % 4 ? C : C / 4);
-    const auto kernel = C % 4 ? gather_kernel<1> : gather_kernel<4>;
-    return launch({blocks_of(packs, THREADS), THREADS, stream}, e, kernel, UG, U, tokens, packs, T, V, C);
+int embedding_gather(float *UG, const float *U, const int *row_at, int V, int C, cudaStream_t stream, Error *e) {
+    return launch({V, THREADS, stream}, e, gather_kernel, UG, U, row_at, C);
 }
 
 __global__ void row_at_kernel(int *row_at, const uint16_t *tokens, int N, int T, int V) {

@@ -47,9 +47,8 @@ int embedding_example_squares(double *token, double *cross, double *position, co
                               EmbeddingOrder order, int B, int T, int C, void *workspace, cudaStream_t stream,
                               Error *e);
 
-// UG (E, T, C) = U[e][token(e, t)]: rows of per-example head gradients U (E, V, C), both fp32; tokens (E, T+1).
-int embedding_gather(float *UG, const float *U, const uint16_t *tokens, int E, int T, int V, int C, cudaStream_t stream,
-                     Error *e);
+// UG[t] = U[v] where row_at[v] = t + 1, for one example: rows of the head's gradient U (V, C); UG (T, C), both fp32.
+int embedding_gather(float *UG, const float *U, const int *row_at, int V, int C, cudaStream_t stream, Error *e);
 
 // row_at (E, V) = 1 + a token's last position in the example; 0 if it does not occur.
 int embedding_rows(int *row_at, const uint16_t *tokens, int E, int T, int V, cudaStream_t stream, Error *e);

@@ -114,7 +114,7 @@ struct Engine {
     void *matmul_scratch;
     float *example_grad;  // gradients of one matrix, a few examples at a time (exact, not fused)
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
-    int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact, fused)
+    int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact)
 
     uint16_t *staged[TOKEN_SLOTS];        // as `tokens`; pinned host memory, as is the next
     uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document

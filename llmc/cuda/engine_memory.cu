@@ -185,7 +185,7 @@ static void layout_scratch(Engine *engine, Arena *a) {
     if (c->gns != GNS_EXACT) return;
     what = "exact per-example norms";
     if (!engine_fuses(engine)) ADD(what, engine->example_grad, model_tensor_largest(c->model), FORWARD, BACKWARD);
-    else ADD(what, engine->head_row_at, engine_head_examples(c) * c->model->vocab_padded, HEAD, HEAD);
+    ADD(what, engine->head_row_at, engine_head_examples(c) * c->model->vocab_padded, HEAD, HEAD);
     ADD(what, engine->head_at_token, N * C, FORWARD, BACKWARD);
 }
 

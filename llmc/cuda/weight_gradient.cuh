@@ -20,12 +20,12 @@ struct WeightGradientShape {
 struct WeightGradient {
     float *dw; // (in, out) += dW; `first` overwrites it. Aligned to 16 bytes, as X and dY
     bool first;
-    double *squares;     // (1) += sum over b of |g_b|^2; NULL: not wanted
-    double *norms;       // (B) = |g_b|^2, needs squares; or NULL
-    ColumnGradient bias; // sum NULL: not wanted
+    double *squares = NULL;   // (1) += sum over b of |g_b|^2; NULL: not wanted
+    double *norms = NULL;     // (B) = |g_b|^2, needs squares; or NULL
+    ColumnGradient bias = {}; // sum NULL: not wanted
     // Rows of per-example gradients; needs squares. rows[b][t] = row i of g_b where row_at[b][i] = t + 1. NULL: none.
-    const int *row_at; // (B, in)
-    float *rows;       // (B, T, out)
+    const int *row_at = NULL; // (B, in)
+    float *rows = NULL;       // (B, T, out)
 };
 
 // Returns the pairs of multiprocessors that the kernel uses; 0: it does not run on this GPU, or in this build.
