@@ -85,26 +85,18 @@ __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned quer
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
-// Returns a mask of a lane's E elements in the tile of 16 queries from query0, 2 E keys from key0. 1: kept.
-template <int E> __device__ static inline unsigned lane_kept(const HeadDropout &h, int query0, int key0) {
-    unsigned kept = 0;
-    UNROLL_FOR (int k = 0; k < E / 8; k++) {
-        const RngBlock block = lane_block(h, query0, key0 + 16 * k);
-        UNROLL_FOR (int w = 0; w < 4; w++)
-            kept |= dropout_kept(h.blocks.c, block.word[w]) & (kept_bit(0) | kept_bit(1)) << (4 * k + w);
-    }
-    return kept;
-}
-
-// lane_kept for the transposed tile: 16 keys, 2 E queries. One movmatrix transposes all 8 x 8 matrices, bit by bit.
-template <int E> __device__ static inline unsigned lane_kept_transposed(const HeadDropout &h, int query0, int key0) {
+// Returns a mask of a lane's E elements in a tile of 16 rows, from `row`, and 2 E columns. 1: kept. Rows are queries or,
+// TRANSPOSED, keys: then one movmatrix transposes all 8 x 8 matrices, bit by bit.
+template <int E, bool TRANSPOSED>
+__device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int column) {
     unsigned kept = 0, transposed;
     UNROLL_FOR (int k = 0; k < E / 8; k++) {
-        const RngBlock block = lane_block(h, query0 + 16 * k, key0);
+        const RngBlock block = TRANSPOSED ? lane_block(h, column + 16 * k, row) : lane_block(h, row, column + 16 * k);
         UNROLL_FOR (int w = 0; w < 4; w++)
             kept |= dropout_kept(h.blocks.c, block.word[w]) & (kept_bit(0) | kept_bit(1))
-                                                                  << (4 * k + w % 2 * 2 + w / 2);
+                                                                  << (4 * k + (TRANSPOSED ? w % 2 * 2 + w / 2 : w));
     }
+    if (!TRANSPOSED) return kept;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(kept));
     return transposed;
 }

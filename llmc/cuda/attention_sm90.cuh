@@ -22,29 +22,19 @@ template <int ROWS, int D> constexpr int TILE_BYTES = ROWS *D *(int)sizeof(real)
 // ---------------------------------------------------------------------------------------------------------------------
 // Products. A warpgroup computes 64 rows, each warp 16. Accumulators: see fragment_row, fragment_column.
 
-// c (64, 64) = a b^T + (accumulate ? c : 0), summed over 16 columns: a in registers, b in shared memory.
-__device__ static inline void wgmma_abt(float (&c)[32], const unsigned *a, uint64_t b, int accumulate) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"
-                 : SM90_INOUT_32(c, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
-// c (64, N) += p b, summed over 16 columns of p (registers) and 16 rows of b (shared memory).
-__device__ static inline void wgmma_pb(float (&c)[32], const unsigned *p, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_32
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-                 : SM90_INOUT_32(c, 0)
-                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
-}
-
-__device__ static inline void wgmma_pb(float (&c)[64], const unsigned *p, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." REAL_PTX "." REAL_PTX " {" SM90_LIST_64
-                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
-                 : SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32)
-                 : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(b));
-}
+// c (64, N) = a b + (accumulate ? c : 0), summed over 16: a in registers, b in shared memory. B_ALONG: the summed
+// dimension runs along the rows of b, else down its columns.
+#    define SM90_WGMMA_LEFT(N, COUNT, A, B, ACCUMULATE, B_DOWN, ...)                                                   \
+        template <bool B_ALONG>                                                                                        \
+        __device__ static inline void wgmma(float(&c)[COUNT], const unsigned *a, uint64_t b, int accumulate) {         \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." REAL_PTX "." REAL_PTX                       \
+                         " {" SM90_LIST_##COUNT "}, {" A "}, " B ", p, 1, 1, " B_DOWN ";\n}"                           \
+                         : __VA_ARGS__                                                                                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(!B_ALONG));        \
+        }
+SM90_WGMMA_LEFT(64, 32, "%32, %33, %34, %35", "%36", "%37", "%38", SM90_INOUT_32(c, 0))
+SM90_WGMMA_LEFT(128, 64, "%64, %65, %66, %67", "%68", "%69", "%70", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
 
 // Left operand (64, D) of a product: a tile in shared memory ...
 struct LeftShared {
@@ -83,7 +73,7 @@ template <int D, int N>
 __device__ static inline void issue_abt(float (&c)[N / 2], const LeftRegisters &a, const char *b) {
     static_assert(D == 64 && N == 64, "the one case in use");
     uint64_t b_operand = operand(b, 0);
-    UNROLL_FOR (int k = 0; k < D / 16; k++) wgmma_abt(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
+    UNROLL_FOR (int k = 0; k < D / 16; k++) wgmma<true>(c, a.r + 4 * k, b_operand + step_along_rows<N>(k), k > 0);
     wgmma_commit();
 }
 
@@ -91,7 +81,7 @@ __device__ static inline void issue_abt(float (&c)[N / 2], const LeftRegisters &
 template <int D, int K>
 __device__ static inline void issue_pb(float (&c)[D / 2], const unsigned (&p)[K / 4], const char *b) {
     uint64_t b_operand = operand(b, K * PANEL_ROW_BYTES);
-    UNROLL_FOR (int k = 0; k < K / 16; k++) wgmma_pb(c, p + 4 * k, b_operand + step_down_columns(k));
+    UNROLL_FOR (int k = 0; k < K / 16; k++) wgmma<false>(c, p + 4 * k, b_operand + step_down_columns(k), 1);
     wgmma_commit();
 }
 

@@ -302,7 +302,7 @@ __device__ void dkdv_step(typename F::Shared &shared, float (&dk)[F::D / 2], flo
     pack_rows(packed_p, p);
     unsigned packed_kept[F::OTHERS / 4]; // dropped elements cleared
     if constexpr (M == DROPPED) {
-        kept = lane_kept_transposed<F::OTHERS / 2>(masks.dropout, query0, masks.warp_row);
+        kept = lane_kept<F::OTHERS / 2, true>(masks.dropout, masks.warp_row, query0);
         UNROLL_FOR (int i = 0; i < F::OTHERS / 4; i++) packed_kept[i] = packed_p[i] & kept_pair(kept, i);
     }
     registers_settle(dv);

@@ -44,12 +44,6 @@ __device__ static int element(int i, int k) { return fragment_element(i, k); }
 __device__ static int element_row(int i) { return fragment_row(i); }
 __device__ static int element_column(int i) { return i / 4 * 8 + (int)(threadIdx.x % 4) * 2 + i % 2; }
 
-// Returns the mask of a lane's kept elements in a warp's rows from `row` and columns from `column`. TRANSPOSED: rows
-// are keys.
-template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
-    return TRANSPOSED ? lane_kept_transposed<E>(h, column, row) : lane_kept<E>(h, row, column);
-}
-
 __device__ static void tile_wait() {
     fetch_commit();
     fetch_wait<0>();
@@ -113,7 +107,7 @@ __device__ static int element(int i, int k) { return 2 * k + i; }
 __device__ static int element_row(int i) { return i % 2; }
 __device__ static int element_column(int i) { return threadIdx.x % LANES + i / 2 * LANES; }
 
-template <int E, bool TRANSPOSED> __device__ static unsigned warp_kept(const HeadDropout &h, int row, int column) {
+template <int E, bool TRANSPOSED> __device__ static unsigned lane_kept(const HeadDropout &h, int row, int column) {
     unsigned kept = 0;
     UNROLL_FOR (int i = 0; i < E; i++) {
         int a = row + own_row() + element_row(i), b = column + element_column(i);
@@ -238,7 +232,7 @@ template <bool TRANSPOSED> struct RowMasks {
     }
     // Mask of kept elements; all ones without dropout.
     template <int E> __device__ unsigned kept(int column) const {
-        return dropout.dropout.below ? warp_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
+        return dropout.dropout.below ? lane_kept<E, TRANSPOSED>(dropout, warp_row, column) : ~0u;
     }
 };
 
