@@ -281,10 +281,4 @@ int attention_sm90_forward(const Attention &a, cudaStream_t stream, Error *e) {
     return launch(l, e, kernels[wide][masks_of(a.masks)], qkv, out, a.lse, a.ticket, s, attention_scale(s), a.masks);
 }
 
-int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e) {
-    const int64_t row_bytes = columns * sizeof(real);
-    const CopyTensor t = {REAL_MAP, {columns, s.T, s.B}, {row_bytes, s.T * row_bytes}, {PANEL, rows, 1}};
-    return copy_map(map, tensor, t, e);
-}
-
 #endif

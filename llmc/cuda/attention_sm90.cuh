@@ -209,6 +209,9 @@ template <Masks M, bool TRANSPOSED> struct WarpMasks {
 };
 
 // Describes a (B, T, columns) tensor to the copy engine, in boxes of `rows` rows x one panel.
-int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s, Error *e);
+static inline int attention_sm90_map(CUtensorMap *map, const real *tensor, int columns, int rows, AttentionShape s,
+                                     Error *e) {
+    return copy_map(map, tensor, {REAL_MAP, {columns, s.T, s.B}, {PANEL, rows, 1}}, e);
+}
 
 #endif

@@ -408,9 +408,8 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 
 // Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x `panels` panels.
 int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
-    const int64_t row_bytes = columns * sizeof(real);
-    const CopyTensor t = {
-        REAL_MAP, {PANEL, rows, columns / PANEL}, {row_bytes, PANEL_ROW_BYTES}, {PANEL, box_rows, panels}};
+    CopyTensor t = {REAL_MAP, {PANEL, rows, columns / PANEL}, {PANEL, box_rows, panels}};
+    t.stride[0] = columns, t.stride[1] = PANEL;
     return copy_map(map, matrix, t, e);
 }
 

@@ -160,54 +160,36 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
     return 0;
 }
 
-// A candidate with its times in milliseconds.
-typedef struct {
-    int index; // among the heuristic's answers
-    float cool, hot;
-} Candidate;
-
-// Chooses up to TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look, the heuristic's first in front.
-static int plan_finalists(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
-                          const MatmulOperands *o, Candidate *finalist, int *finalists, Error *e) {
-    Candidate all[MATMUL_ANSWERS_MAX];
-    for (int i = 0; i < count; i++) {
-        all[i] = {i, INFINITY, 0.0f};
-        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 1, 1, &all[i].cool, e)); // one run to warm up, one timed
-        if (isinf(all[i].cool)) continue;
-        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 0, 4, &all[i].cool, e));
-    }
-    if (count > 1)
-        qsort(all + 1, count - 1, sizeof *all, [](const void *a, const void *b) {
-            const float x = ((const Candidate *)a)->cool, y = ((const Candidate *)b)->cool;
-            return (x > y) - (x < y);
-        });
-    const float best = count > 1 ? fminf(all[0].cool, all[1].cool) : all[0].cool;
-    *finalists = 0;
-    for (int i = 0; i < count && *finalists < TUNE_FINALISTS; i++)
-        if (all[i].cool < INFINITY && all[i].cool <= TUNE_SLOW * best) finalist[(*finalists)++] = all[i];
-    return 0;
-}
-
-// *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
+// *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise. The
+// finalists are at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look: the heuristic's first and
+// the fastest others.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
-    Candidate finalist[TUNE_FINALISTS];
-    int finalists;
-    float ms;
+    float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // milliseconds; INFINITY: out
+    int finalists = 0;
     *fastest = 0;
-    TRY(plan_finalists(mm, plan, found, count, o, finalist, &finalists, e));
-    for (int round = 0; finalists > 1 && round < TUNE_ROUNDS; round++)
-        for (int i = 0; i < finalists; i++) {
-            Candidate *c = &finalist[i];
-            const float settle = mm->heated ? TUNE_SETTLE_MS : TUNE_HEAT_MS;
-            mm->heated = true;
-            TRY(plan_time(mm, plan, &found[c->index].algo, o, c->cool, settle, TUNE_TIMED_MS, &ms, e));
-            c->hot += ms;
-        }
-    int best = 0;
-    for (int i = 1; i < finalists; i++)
-        if (finalist[i].hot < finalist[best].hot * (finalist[best].index == 0 ? TUNE_TIE : 1.0f)) best = i;
-    if (finalists > 0) *fastest = finalist[best].index;
+    for (int i = 0; i < count; i++) {
+        TRY(plan_time(mm, plan, &found[i].algo, o, 1, 1, 1, &cool[i], e)); // one run to warm up, one timed
+        if (!isinf(cool[i])) TRY(plan_time(mm, plan, &found[i].algo, o, 1, 0, 4, &cool[i], e));
+        best = fminf(best, cool[i]);
+    }
+    for (int i = 0; i < count && !isinf(best); i++) {
+        int faster = 0; // the first answer does not compete for a place
+        for (int k = 1; k < count; k++) faster += cool[k] < cool[i] || (cool[k] == cool[i] && k < i);
+        if (cool[i] > TUNE_SLOW * best || (i > 0 && faster >= TUNE_FINALISTS - (cool[0] <= TUNE_SLOW * best)))
+            hot[i] = INFINITY;
+        finalists += !isinf(hot[i]);
+    }
+    for (int turn = 0; finalists > 1 && turn < TUNE_ROUNDS * count; turn++) {
+        const int i = turn % count;
+        if (isinf(hot[i])) continue;
+        TRY(plan_time(mm, plan, &found[i].algo, o, cool[i], mm->heated ? TUNE_SETTLE_MS : TUNE_HEAT_MS, TUNE_TIMED_MS,
+                      &ms, e));
+        mm->heated = true;
+        hot[i] += ms;
+    }
+    for (int i = 1; i < count; i++)
+        if (hot[i] < hot[*fastest] * (*fastest == 0 ? TUNE_TIE : 1.0f)) *fastest = i;
     return 0;
 }
 

@@ -168,12 +168,14 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
 }
 
 // A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes. Dimension 0 is the innermost.
-// stride: bytes between elements of dimensions 1 and 2. Strides and the tensor's address must be multiples of 16.
+// stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
+// must be multiples of 16.
 struct CopyTensor {
     CUtensorMapDataType type;
-    int64_t size[3], stride[2];
+    int64_t size[3];
     int box[3];
     CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+    int64_t stride[2] = {};
 };
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e);
 

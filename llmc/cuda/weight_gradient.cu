@@ -591,8 +591,8 @@ static const Tiling tilings[] = {{192, true, {product_launch<192, true, false>, 
 // A call: its tiles, and its workspace: parts, squares, numbers, column sums by share.
 struct GradientPlan {
     Tiling tile;
-    TileSchedule schedule;
-    int tiles_m, tiles_n, slots, shares, groups;
+    GradientJob job; // without pointers
+    int groups;
     size_t squares, numbers, columns, bytes; // numbers: norms, squares of the bias by groups, arrivals
 };
 
@@ -605,15 +605,16 @@ static GradientPlan plan_of(WeightGradientShape s, Wants wants, int clusters) {
         const TileSchedule schedule = schedule_of(tiles_m * tiles_n, s.B, clusters);
         const double cost = schedule.steps * t.step_clocks(s.T, wants) + schedule.parts * t.part_clocks();
         if (cost >= best) continue;
-        best = cost, p.tile = t, p.schedule = schedule, p.tiles_m = tiles_m, p.tiles_n = tiles_n;
+        best = cost, p.tile = t, p.job.schedule = schedule, p.job.tiles_m = tiles_m, p.job.tiles_n = tiles_n;
     }
-    p.slots = p.tiles_m * p.tiles_n * PAIR * WARPS;
-    p.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
+    p.job.shape = s, p.job.row_blocks = ceil_div(s.T, (int)ROWS);
+    p.job.slots = p.job.tiles_m * p.job.tiles_n * PAIR * WARPS;
+    p.job.shares = std::min(ceil_div(s.in, TILE_M), (int)ROWS);
     p.groups = ceil_div(s.out, (int)WARP);
-    p.squares = (size_t)p.schedule.parts * PAIR * TILE_M * p.tile.n * sizeof(float);
-    p.numbers = p.squares + round_up((size_t)s.B * p.slots * sizeof(float), 16);
+    p.squares = (size_t)p.job.schedule.parts * PAIR * TILE_M * p.tile.n * sizeof(float);
+    p.numbers = p.squares + round_up((size_t)s.B * p.job.slots * sizeof(float), 16);
     p.columns = p.numbers + round_up((s.B + p.groups + 1) * sizeof(double), 16);
-    p.bytes = p.columns + (size_t)s.B * p.shares * s.out * sizeof(float);
+    p.bytes = p.columns + (size_t)s.B * p.job.shares * s.out * sizeof(float);
     return p;
 }
 
@@ -624,42 +625,26 @@ size_t weight_gradient_workspace_bytes(WeightGradientShape s, int clusters) {
     return most;
 }
 
-// Map of X or dY, in boxes of `rows` rows of one example x `wide` columns.
-static int map_in(CUtensorMap *map, const real *p, WeightGradientShape s, int columns, int rows, int wide, Error *e) {
-    const int64_t row_bytes = columns * sizeof(real);
-    const CopyTensor t = {REAL_MAP,
-                          {columns, s.T, s.B},
-                          {row_bytes, s.T * row_bytes},
-                          {wide, rows, 1},
-                          CU_TENSOR_MAP_L2_PROMOTION_L2_128B};
-    return copy_map(map, p, t, e);
-}
-
-// Map of dW or of the parts.
-static int map_out(CUtensorMap *map, float *p, size_t rows, int columns, int wide, Error *e) {
-    const int64_t row_bytes = columns * sizeof(float);
-    const CopyTensor t = {CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-                          {columns, (int64_t)rows},
-                          {row_bytes},
-                          {wide, OUT_ROWS},
-                          CU_TENSOR_MAP_L2_PROMOTION_NONE};
-    return copy_map(map, p, t, e);
-}
-
-// n mod piece, or `piece` if that is 0.
-static int left_of(int n, int piece) { return n % piece ? n % piece : piece; }
-
 static int maps_of(GradientMaps *maps, const Tiling &t, WeightGradientShape s, const real *x, const real *dy, float *dw,
-                   float *parts, size_t part_rows, Error *e) {
+                   float *parts, int part_rows, Error *e) {
     const int x_rows = t.along_m ? ROWS : ROWS / 2, dy_rows = t.along_m ? ROWS / 2 : ROWS;
+    const auto left_of = [](int n, int piece) { return n % piece ? n % piece : piece; };
     const int panel = left_of(t.n, PANEL), out = left_of(t.n, OUT_COLUMNS);
-    TRY(map_in(&maps->x, x, s, s.in, x_rows, PANEL, e));
-    TRY(map_in(&maps->dy, dy, s, s.out, dy_rows, PANEL, e));
-    TRY(map_in(&maps->dy_narrow, dy, s, s.out, dy_rows, panel, e));
-    TRY(map_out(&maps->dw, dw, s.in, s.out, OUT_COLUMNS, e));
-    TRY(map_out(&maps->dw_narrow, dw, s.in, s.out, out, e));
-    TRY(map_out(&maps->parts, parts, part_rows, t.n, OUT_COLUMNS, e));
-    return map_out(&maps->parts_narrow, parts, part_rows, t.n, out, e);
+    const auto map_in = [&](CUtensorMap *map, const real *from, int columns, int rows, int wide) { // within an example
+        return copy_map(map, from, {REAL_MAP, {columns, s.T, s.B}, {wide, rows, 1}, CU_TENSOR_MAP_L2_PROMOTION_L2_128B},
+                        e);
+    };
+    const auto map_out = [&](CUtensorMap *map, float *to, int rows, int columns, int wide) {
+        const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+        return copy_map(map, to, {type, {columns, rows}, {wide, OUT_ROWS}, CU_TENSOR_MAP_L2_PROMOTION_NONE}, e);
+    };
+    TRY(map_in(&maps->x, x, s.in, x_rows, PANEL));
+    TRY(map_in(&maps->dy, dy, s.out, dy_rows, PANEL));
+    TRY(map_in(&maps->dy_narrow, dy, s.out, dy_rows, panel));
+    TRY(map_out(&maps->dw, dw, s.in, s.out, OUT_COLUMNS));
+    TRY(map_out(&maps->dw_narrow, dw, s.in, s.out, out));
+    TRY(map_out(&maps->parts, parts, part_rows, t.n, OUT_COLUMNS));
+    return map_out(&maps->parts_narrow, parts, part_rows, t.n, out);
 }
 
 // Writes each block's multiprocessor. Blocks wait for each other: one that ended early would free its own for another.
@@ -735,20 +720,19 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
                     const WeightGradientPairs &pairs, void *workspace, cudaStream_t stream, Error *e) {
     const GradientPlan p = plan_of(s, {g.squares != NULL, g.bias.sum != NULL}, pairs.count);
     const Tiling &t = p.tile;
+    const int cut = p.job.schedule.parts;
     char *memory = (char *)workspace;
     float *parts = (float *)memory;
     double *numbers = (double *)(memory + p.numbers);
     GradientMaps maps;
-    GradientJob job = {};
-    job.shape = s, job.schedule = p.schedule, job.tiles_m = p.tiles_m, job.tiles_n = p.tiles_n;
-    job.row_blocks = ceil_div(s.T, (int)ROWS), job.slots = p.slots, job.shares = p.shares;
+    GradientJob job = p.job;
     job.add = !g.first;
     job.squares = g.squares ? (float *)(memory + p.squares) : NULL;
     job.arrived = (unsigned *)(numbers + s.B + p.groups);
     job.columns = g.bias.sum ? (float *)(memory + p.columns) : NULL;
     job.row_at = g.row_at, job.rows = g.rows;
     job.pairs = pairs;
-    TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, size_max((size_t)p.schedule.parts * PAIR * TILE_M, 1), e));
+    TRY(maps_of(&maps, t, s, x, dy, g.dw, parts, std::max(cut * PAIR * TILE_M, 1), e));
     TRY(t.launch[g.squares != NULL](maps, job, stream, e));
 
     GradientFinish f = {};
@@ -757,7 +741,7 @@ int weight_gradient(const WeightGradient &g, const real *x, const real *dy, Weig
     f.examples = g.squares ? s.B : 0, f.groups = g.bias.sum ? p.groups : 0;
     f.n = t.n, f.tile_blocks = TILE_M * t.n / 4 / FINISH_THREADS;
     f.pair_m = t.pair_m(), f.pair_n = t.pair_n();
-    const int blocks = f.examples + f.groups + (p.schedule.parts ? p.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
+    const int blocks = f.examples + f.groups + (cut ? job.schedule.level[0].rest * PAIR * f.tile_blocks : 0);
     if (!blocks) return 0;
     return launch({.blocks = blocks, .threads = FINISH_THREADS, .stream = stream, .early = true}, e,
                   gradient_finish_kernel, f);
