@@ -260,8 +260,8 @@ static void layernorms(Bench *b, int B, int C, int L) {
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
         double *squares = zeros<double>(3);
         ColumnJobs jobs = {zeros<char>(2 * layernorm_backward_bytes(B, T, C))};
-        const ColumnGradient dgamma = {sums, squares, true}, dbeta = {sums + C, squares + 1, true};
-        const ColumnGradient dbias = {sums + 2 * C, squares + 2, true};
+        const ColumnGradient gradients[] = {
+            {sums, squares, true}, {sums + C, squares + 1, true}, {sums + 2 * C, squares + 2, true}};
         if (!backward)
             run_case(b, name, sum != b->fused ? 2 * L : 0, 0, (sum ? 4 : 2) * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
@@ -272,9 +272,9 @@ static void layernorms(Bench *b, int B, int C, int L) {
         else
             run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
-                bench_check(layernorm_backward(dr + s, true, dgamma, dbeta, dbias, NULL, {}, y + s, x + s, mean, rstd,
-                                               gamma, B, T, C, &jobs, 0, &e),
-                            &e);
+                LayerNormBackward k = {dr + s, y + s, x + s, mean, rstd, gamma};
+                k.C = C, k.drop = row_dropout({}, DROPOUT_MLP, T);
+                bench_check(layernorm_backward(k, true, gradients, B, &jobs, 0, &e), &e);
                 if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two
             });
     }

@@ -40,20 +40,15 @@ static int copies_end(cudaStream_t stream, int code, Error *e) {
     return CUDA_CALL(status, e);
 }
 
-// Loads working weights, rounded on the host: the device has no room for master weights of other ranks.
+// Loads working weights by way of matmul_scratch: the device has no room for master weights of other ranks.
 static int load_working(Engine *engine, Range range, const float *values, Error *e) {
-    const size_t chunk = 1 << 20; // elements
-    real *rounded;
-    int code = 0;
-    TRY(memory_alloc((void **)&rounded, chunk * sizeof *rounded, "rounded weights", e));
-    for (size_t at = range.begin; at < range.end && !code; at += chunk) {
-        size_t n = size_min(chunk, range.end - at);
-        for (size_t i = 0; i < n; i++) rounded[i] = (real)values[at - range.begin + i]; // to nearest even
-        code = copy_in(engine, engine->weight + at, rounded, n * sizeof *rounded, e);
-        code = copies_end(engine->stream, code, e);
+    const size_t chunk = MATMUL_WORKSPACE_BYTES / sizeof *values;
+    for (size_t at = range.begin; at < range.end; at += chunk) {
+        const size_t n = size_min(chunk, range.end - at);
+        TRY(copy_in(engine, engine->matmul_scratch, values + (at - range.begin), n * sizeof *values, e));
+        TRY(optimizer_round(engine->weight + at, (float *)engine->matmul_scratch, n, engine->stream, e));
     }
-    memory_free(rounded);
-    return code;
+    return 0;
 }
 
 static int load_pieces(Engine *engine, StateKind kind, Range range, const float *values, Error *e) {
@@ -63,8 +58,8 @@ static int load_pieces(Engine *engine, StateKind kind, Range range, const float 
     for (int next = 0; array && shard_next(&engine->config, kind, range, &next, &p);) {
         TRY(copy_in(engine, array + p.place, values + (p.range.begin - range.begin), range_float_bytes(p.range), e));
         if (kind == STATE_PARAM && engine->own_weight)
-            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, // including the padding after a tensor
-                                round_up(range_length(p.range), DECAY_GRANULE), engine->stream, e));
+            TRY(optimizer_round(engine->own_weight + p.place, array + p.place, range_length(p.range), engine->stream,
+                                e));
     }
     if (kind != STATE_PARAM || !shard_masters_apart(&engine->config)) return 0;
     Range all = {0, engine->config.shard_weights ? model_bucket(model, 0).end : model->flat_count};

@@ -6,16 +6,15 @@
 // The row to normalise: a, a + b, or a + dropout(b).
 enum Input { ALONE, SUM, DROPPED };
 
-// Loads columns [c, c + W) of row n to normalise, rounded as stored.
-template <Input INPUT, int W>
-__device__ inline Pack<W> row_load(const real *a, const real *b, const RowDropout &drop, int n, int c, int C) {
-    const Pack<W> x = pack_load<W>(a + (size_t)n * C + c);
+// Loads columns [c, c + W) of a row to normalise, rounded as stored.
+template <Input INPUT, int W> __device__ inline Pack<W> row_load(const LayerNorm &n, int row, int c) {
+    const Pack<W> x = pack_load<W>(n.a + (size_t)row * n.C + c);
     if constexpr (INPUT == ALONE) return x;
-    const Pack<W> y = pack_load<W>(b + (size_t)n * C + c);
+    const Pack<W> y = pack_load<W>(n.b + (size_t)row * n.C + c);
     float s[W], t[W];
     pack_get(s, x);
     pack_get(t, y);
-    if constexpr (INPUT == DROPPED) dropout_multiply(t, drop, n / drop.T, n % drop.T, c);
+    if constexpr (INPUT == DROPPED) dropout_multiply(t, n.drop, row / n.drop.T, row % n.drop.T, c);
     floats_add(s, t);
     return pack_of<W>(s);
 }
@@ -34,21 +33,19 @@ enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 
 // Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once.
 template <Input INPUT, int PACKS>
-__global__ void __launch_bounds__(FORWARD_WARPS *WARP)
-    forward_warp_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                        const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int N, int C) {
-    const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x;
-    if (row >= N) return;
+__global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
+    const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
+    if (row >= n.N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        packs[p] = c < C ? row_load<INPUT, VEC>(a, b, drop, row, c, C) : Pack<VEC>{};
+        packs[p] = c < C ? row_load<INPUT, VEC>(n, row, c) : Pack<VEC>{};
     }
     float x[PACKS][VEC], sum = 0.0f;
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (INPUT != ALONE && c < C) pack_store(residual + start + c, packs[p]);
+        if (INPUT != ALONE && c < C) pack_store(n.sum + start + c, packs[p]);
         pack_get(x[p], packs[p]);
         UNROLL_FOR (int j = 0; j < VEC; j++) sum += x[p][j];
     }
@@ -60,28 +57,27 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP)
     const float r = layernorm_rstd(warp_sum(squares), C);
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (c < C) pack_store(out + start + c, pack_normalise<VEC>(x[p], m, r, gamma, beta, c));
+        if (c < C) pack_store(n.out + start + c, pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c));
     }
-    if (lane == 0) mean[row] = m, rstd[row] = r;
+    if (lane == 0) n.mean[row] = m, n.rstd[row] = r;
 }
 
 enum { ROW_THREADS = 256 };
 
 // Grid: a block per row, any C. Reads the row three times, twice from cache.
 template <Input INPUT, int W>
-__global__ void __launch_bounds__(ROW_THREADS)
-    forward_block_kernel(real *residual, real *out, float *mean, float *rstd, const real *a, const real *b,
-                         const real *gamma, const real *beta, const __grid_constant__ RowDropout drop, int C) {
+__global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float shared[2][ROW_THREADS / WARP];
+    const int C = n.C;
     const size_t start = (size_t)blockIdx.x * C;
     float sum = 0.0f, squares = 0.0f, x[W];
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
-        const Pack<W> pack = row_load<INPUT, W>(a, b, drop, blockIdx.x, c, C);
-        if (INPUT != ALONE) pack_store(residual + start + c, pack);
+        const Pack<W> pack = row_load<INPUT, W>(n, blockIdx.x, c);
+        if (INPUT != ALONE) pack_store(n.sum + start + c, pack);
         pack_get(x, pack);
         for (int j = 0; j < W; j++) sum += x[j];
     }
-    const real *row = (INPUT != ALONE ? residual : a) + start; // a thread re-reads only its own columns
+    const real *row = (INPUT != ALONE ? n.sum : n.a) + start; // a thread re-reads only its own columns
     const float m = block_sum(sum, shared[0]) / C;
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
@@ -90,9 +86,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
     const float r = layernorm_rstd(block_sum(squares, shared[1]), C);
     for (int c = threadIdx.x * W; c < C; c += ROW_THREADS * W) {
         pack_get(x, pack_load<W>(row + c));
-        pack_store(out + start + c, pack_normalise<W>(x, m, r, gamma, beta, c));
+        pack_store(n.out + start + c, pack_normalise<W>(x, m, r, n.gamma, n.beta, c));
     }
-    if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = r;
+    if (threadIdx.x == 0) n.mean[blockIdx.x] = m, n.rstd[blockIdx.x] = r;
 }
 
 template <Input INPUT> static int layernorm_forward_launch(const LayerNorm &n, cudaStream_t stream, Error *e) {
@@ -102,11 +98,8 @@ template <Input INPUT> static int layernorm_forward_launch(const LayerNorm &n, c
         forward_warp_kernel<INPUT, 7>, forward_warp_kernel<INPUT, 8>};
     const auto block_kernel = n.C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
     const int packs = ceil_div(n.C, WARP * VEC);
-    if (n.C % VEC || packs > ROW_PACKS_MAX)
-        return launch({n.N, ROW_THREADS, stream}, e, block_kernel, n.sum, n.out, n.mean, n.rstd, n.a, n.b, n.gamma,
-                      n.beta, n.drop, n.C);
-    return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n.sum,
-                  n.out, n.mean, n.rstd, n.a, n.b, n.gamma, n.beta, n.drop, n.N, n.C);
+    if (n.C % VEC || packs > ROW_PACKS_MAX) return launch({n.N, ROW_THREADS, stream}, e, block_kernel, n);
+    return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n);
 }
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
@@ -117,18 +110,6 @@ int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward. Both kernels are pass one of a column gradient (reduce.cuh) with the sets dgamma, dbeta and, if wanted,
 // dbias. Grid: a block per run of rows.
-
-typedef struct {
-    real *dresidual;
-    const real *dy, *x;
-    const float *mean, *rstd;
-    const real *gamma;
-    float *partials; // (slots, sets, C)
-    ColumnSplit split;
-    int C;
-    real *dbranch;
-    RowDropout drop;
-} BackwardRows;
 
 // A tile is TILE rows. The next tile is fetched while one is computed: 96 bytes per thread with dresidual, in 128
 // registers.
@@ -142,7 +123,7 @@ typedef struct {
 
 // Loads a tile. Rows from stop on and columns of threads beyond the row read as zeros, which change no sum.
 template <bool ACCUMULATE>
-__device__ inline void tile_fetch(RowTile &t, const BackwardRows &k, int row, int stop, int c) {
+__device__ inline void tile_fetch(RowTile &t, const LayerNormBackward &k, int row, int stop, int c) {
     const size_t start = (size_t)row * k.C + c;
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         const bool there = c < k.C && row + r < stop;
@@ -193,7 +174,7 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
 
 // Second half: writes dresidual and dbranch, adds to dbias. means: the sums of the first half / C.
 template <bool ACCUMULATE, bool DROP, int SETS>
-__device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
+__device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
                                   const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
@@ -225,7 +206,7 @@ __device__ inline void tile_write(const BackwardRows &k, float (&grads)[SETS][VE
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once,
 // writes dresidual once. Threads beyond the row only join the barriers.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
-__global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ BackwardRows k) {
+__global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
     const int c = threadIdx.x * VEC;
@@ -260,7 +241,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
 
 // Any C: the block walks along each row and keeps partial sums in their slot.
 template <bool ACCUMULATE, bool DBIAS, bool DROP>
-__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ BackwardRows k) {
+__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
     __shared__ float shared[2][ROW_THREADS / WARP];
     const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
@@ -315,7 +296,8 @@ size_t layernorm_backward_bytes(int B, int T, int C) {
 }
 
 template <bool DROP>
-static int layernorm_backward_launch(const BackwardRows &k, bool accumulate, bool bias, cudaStream_t stream, Error *e) {
+static int layernorm_backward_launch(const LayerNormBackward &k, bool accumulate, bool bias, cudaStream_t stream,
+                                     Error *e) {
     const auto fast = accumulate ? (bias ? backward_kernel<true, true, DROP> : backward_kernel<true, false, DROP>)
                                  : (bias ? backward_kernel<false, true, DROP> : backward_kernel<false, false, DROP>);
     const auto any = accumulate
@@ -325,15 +307,11 @@ static int layernorm_backward_launch(const BackwardRows &k, bool accumulate, boo
                   backward_is_fast(k.C) ? fast : any, k);
 }
 
-int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
-                       ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,
-                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, ColumnJobs *jobs,
-                       cudaStream_t stream, Error *e) {
-    const ColumnGradient gradients[] = {dgamma, dbeta, dbias};
-    const ColumnSplit split = backward_split(B, T, C);
-    const bool bias = dbias.sum != NULL;
-    float *partials = column_begin(jobs, gradients, bias ? 3 : 2, split, C);
-    const BackwardRows k = {dresidual, dy, x, mean, rstd, gamma, partials, split, C, dbranch, drop};
-    return (drop.dropout.below ? layernorm_backward_launch<true> : layernorm_backward_launch<false>)(k, accumulate,
-                                                                                                     bias, stream, e);
+int layernorm_backward(LayerNormBackward k, bool accumulate, const ColumnGradient (&gradients)[3], int B,
+                       ColumnJobs *jobs, cudaStream_t stream, Error *e) {
+    const bool bias = gradients[2].sum;
+    k.split = backward_split(B, k.drop.T, k.C);
+    k.partials = column_begin(jobs, gradients, bias ? 3 : 2, k.split, k.C);
+    const auto launched = k.drop.dropout.below ? layernorm_backward_launch<true> : layernorm_backward_launch<false>;
+    return launched(k, accumulate, bias, stream, e);
 }

@@ -14,21 +14,28 @@ struct LayerNorm {
     float *mean, *rstd;       // (N)
     const real *a, *b;        // (N, C)
     const real *gamma, *beta; // (C)
-    const RowDropout &drop;
+    RowDropout drop;
     int N, C;
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
-// dresidual (B, T, C): += dx if `accumulate`, else = dx. May be dy.
-// dgamma, dbeta: column sums of dy xhat and of dy, with per-example squares.
-// dbranch (B, T, C): the stored dresidual with dropout applied, the gradient of the branch that was last added to the
-//       residual stream. May be dy. Not written without dropout.
-// dbias: column sums of dbranch, or without dropout of the stored dresidual; the bias gradient of the product that
-//       ends this branch. sum NULL: not wanted.
-// dy, x (B, T, C); mean, rstd (B, T); gamma (C).
-// Adds the column gradients as one job to jobs, whose memory must have layernorm_backward_bytes left.
+// The backward of B T rows. Without dropout, dbranch is not written and stands for the stored dresidual.
+struct LayerNormBackward {
+    real *dresidual;          // (B, T, C) += dx if `accumulate`, else = dx. May be dy
+    const real *dy, *x;       // (B, T, C)
+    const float *mean, *rstd; // (B, T)
+    const real *gamma;        // (C)
+    float *partials = NULL;   // (slots, sets, C); set by layernorm_backward, as is split
+    ColumnSplit split = {};
+    int C = 0;
+    real *dbranch = NULL; // (B, T, C) the stored dresidual with dropout: the gradient of the branch that was added
+                          // last to the residual stream. May be dy
+    RowDropout drop = {}; // of this branch; its T counts without dropout, too
+};
+
+// gradients: dgamma, dbeta, column sums of dy xhat and of dy; dbias, column sums of dbranch, for the product that ends
+// this branch. dbias.sum NULL: not wanted. Adds them as one job to jobs, whose memory must have
+// layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C);
-int layernorm_backward(real *dresidual, bool accumulate, ColumnGradient dgamma, ColumnGradient dbeta,
-                       ColumnGradient dbias, real *dbranch, const RowDropout &drop, const real *dy, const real *x,
-                       const float *mean, const float *rstd, const real *gamma, int B, int T, int C, ColumnJobs *jobs,
-                       cudaStream_t stream, Error *e);
+int layernorm_backward(LayerNormBackward k, bool accumulate, const ColumnGradient (&gradients)[3], int B,
+                       ColumnJobs *jobs, cudaStream_t stream, Error *e);

@@ -21,16 +21,14 @@ int optimizer_scale(float *scale, const double *grad_sq, int count, double batch
 
 __device__ static Reals<4> round4(float4 p) { return {{(real)p.x, (real)p.y, (real)p.z, (real)p.w}}; }
 
-__global__ static void round_kernel(Reals<4> *out, const float4 *x, size_t fours) {
+__global__ static void round_kernel(real *out, const float *x, size_t n) {
     size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < fours) out[i] = round4(x[i]);
+    if (i < n) out[i] = (real)x[i];
 }
 
 int optimizer_round(real *out, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    assert(n % DECAY_GRANULE == 0);
     if (n == 0) return 0;
-    return launch({blocks_of(n / 4, THREADS), THREADS, stream}, e, round_kernel, (Reals<4> *)out, (const float4 *)x,
-                  n / 4);
+    return launch({blocks_of(n, THREADS), THREADS, stream}, e, round_kernel, out, x, n);
 }
 
 // Grid: a thread per four elements of one tensor. Memory: 28 bytes per element, 30 with the working copy.
