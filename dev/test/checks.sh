@@ -71,7 +71,7 @@ numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
     local python
     for python in ${PYTHON:+"$PYTHON"} "$root/build/venv/bin/python3" python3; do
-        "$python" -c 'import importlib as i, sys; sys.exit(not all(i.import_module(m).__file__ for m in sys.argv[1:]))' "$@" > /dev/null 2>&1 &&
+        "$python" -c 'import importlib.util as i, sys; sys.exit(not all(i.find_spec(m).origin for m in sys.argv[1:]))' "$@" > /dev/null 2>&1 &&
             echo "$python" && return
     done
     return 1
