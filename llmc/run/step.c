@@ -168,6 +168,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
         *skipped = overflows(r, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
+    await_copy(r);
     return parallel_update(&r->setup.parallel, update, e);
 }
 
