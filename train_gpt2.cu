@@ -2,7 +2,7 @@
 // Weights and activations are `real` (cuda_common.cuh); parameter gradients, master weights and moments are fp32.
 //
 // Start with llmc/cuda/engine.cuh: shapes, words, kernels of a step, the engine's state. engine_life.cu creates and
-// destroys it, engine_memory.cu lays out its memory, engine_state.cu computes norms and updates, loads and stores.
+// destroys it and lays out its memory, engine_state.cu computes norms and updates, loads and stores.
 //
 // 1. One stream orders the kernels of a step. In a step the host waits only in cuda_result, and in tokens_send until a
 //    staging buffer is free.
@@ -514,30 +514,24 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 
 // Runs a micro-step of each kind, so that every product is timed: it overwrites the gradients, it adds to them, it
 // measures exact norms. Drops the results.
-static int tuning_steps(Engine *engine, uint16_t *tokens, Error *e) {
-    const EngineConfig *c = &engine->config;
-    const size_t stride = 7919; // a prime
-    for (size_t i = 0; i < (size_t)c->micro_batch * (c->seq_len + 1); i++)
-        tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
-    TRY(cuda_begin_step(engine, e));
-    for (int i = 0; i < 2; i++) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_OFF, e));
-    if (c->gns == GNS_EXACT) TRY(cuda_micro_step(engine, tokens, c->micro_batch, GNS_EXACT, e));
-    return cuda_begin_step(engine, e);
-}
-
 static int cuda_tune(Engine *engine, Error *e) {
+    const EngineConfig *c = &engine->config;
+    const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime
     uint16_t *tokens;
-    size_t count = (size_t)engine->config.micro_batch * (engine->config.seq_len + 1);
+    int code = 0;
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
+    for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
     matmul_tune(engine->matmul, true);
     // With shard_weights the slots hold no block yet: fill them with embeddings. Products of zeros leave a GPU cool.
-    const size_t first = model_bucket(engine->config.model, 0).end, n = shard_weight_elements(&engine->config) - first;
-    int code = 0;
-    if (engine->config.shard_weights)
+    const size_t first = model_bucket(c->model, 0).end, n = shard_weight_elements(c) - first;
+    if (c->shard_weights)
         code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
                                          cudaMemcpyDeviceToDevice, engine->stream),
                          e);
-    if (!code) code = tuning_steps(engine, tokens, e);
+    if (!code) code = cuda_begin_step(engine, e);
+    for (int i = 0; i < (c->gns == GNS_EXACT ? 3 : 2) && !code; i++)
+        code = cuda_micro_step(engine, tokens, c->micro_batch, i < 2 ? GNS_OFF : GNS_EXACT, e);
+    if (!code) code = cuda_begin_step(engine, e);
     matmul_tune(engine->matmul, false);
     memory_free(tokens);
     return code;

@@ -1,4 +1,4 @@
-// engine: the CUDA engine's private state, for train_gpt2.cu, engine_life.cu, engine_memory.cu and engine_state.cu.
+// engine: the CUDA engine's private state, for train_gpt2.cu, engine_life.cu and engine_state.cu.
 //
 // Shapes: B rows of T tokens, N = B T, C channels, NH heads of D = C / NH, L layers, V vocabulary (Vp: padded).
 //
@@ -47,7 +47,7 @@
 #include "cuda/reduce.cuh"
 #include "cuda/weight_gradient.cuh"
 
-// Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_memory.cu).
+// Activations of a block. With --recompute and for inference, blocks share some: each_activation (engine_life.cu).
 typedef struct {
     real *x;              // (B, T, C)  input of the block
     real *ln1;            // (B, T, C)
@@ -154,9 +154,6 @@ int engine_state_clear(Engine *engine, Error *e);
 // Queues the copy of stats to stats_host, then stats_there; no-op if stats_sent.
 int engine_send_stats(Engine *engine, Error *e);
 
-// Allocates the engine's device memory and sets its pointers. ERR_MEMORY: too little is free; the hint says what fits.
-int engine_memory_take(Engine *engine, Error *e);
-
 // True if weight_gradient runs here, so that exact norms are nearly free.
 bool engine_fuses(const Engine *engine);
 
@@ -166,7 +163,7 @@ size_t engine_muon_bytes(const EngineConfig *config);
 // Examples per chunk of the head.
 int engine_head_examples(const EngineConfig *config);
 
-// Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_memory.cu, engine_state.cu).
+// Functions of EngineApi outside train_gpt2.cu (engine_life.cu, engine_state.cu).
 int cuda_check_dtype(Dtype dtype, Error *e);
 int cuda_check(const EngineConfig *config, Error *e);
 int cuda_create(Engine **out, const EngineConfig *config, Error *e);
