@@ -102,17 +102,20 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt, whose gelu' needs 16
-// bits and even channels. A residual takes linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48.
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh:
+// cuBLASLt's gelu' needs 16 bits and even channels. A residual takes linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48.
 // (H200, us, linear_sm90 / cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.)
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = dgelu, .accumulate = residual};
-    shape.epilogue = dgelu ? MATMUL_DGELU : MATMUL_BIAS;
+    const bool apart = dgelu && (sizeof(real) == sizeof(float) || l.in % 2 == 1);
+    const size_t n = (size_t)l.rows * l.out;
+    shape.epilogue = apart ? MATMUL_PLAIN : dgelu ? MATMUL_DGELU : MATMUL_BIAS;
     TRY(matmul_run(engine->matmul, shape,
                    {l.y, l.x, l.weight, dgelu ? l.extra : l.bias, 1, 1, residual ? l.extra : NULL}, e));
-    return l.epilogue == LINEAR_GELU ? gelu_forward(l.gelu, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
+    if (apart) return gelu_backward(l.y, l.extra, n, engine->stream, e);
+    return l.epilogue == LINEAR_GELU ? gelu_forward(l.gelu, l.y, n, engine->stream, e) : 0;
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
@@ -375,27 +378,23 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     return layernorm_backward(k, !first, gradients, p->B, &engine->columns, engine->stream, e);
 }
 
-// Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does. Unless fc is
-// NULL, first multiplies dwide by gelu'(fc).
-static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, const real *fc, int columns, Error *e) {
+// Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does.
+static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int columns, Error *e) {
     if (fuses(engine, p, w) || bias_is_summed(engine, p, w)) return 0;
-    return bias_backward(engine->dwide, column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, fc, p->B, p->T,
-                         columns, &engine->columns, engine->stream, e);
+    return bias_backward(column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, p->B, p->T, columns,
+                         &engine->columns, engine->stream, e);
 }
 
 // dwide (N, 4C) = (branch_gradient fcproj^T) * gelu'(fc). Also computes fc's bias gradient, unless weight_gradient
 // does. Multiplying by gelu' in the product saves two passes over dwide.
 static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     const int C = p->C;
-    const real *branch = branch_gradient(engine, p);
-    const bool fused = sizeof(real) < sizeof(float) && C % 2 == 0;
-    Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch};
+    Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch_gradient(engine, p)};
     d.weight = weight(engine, FCPROJ_W, l), d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
     if (bias_is_summed(engine, p, FC_W)) d.columns = column_gradient(engine, FC_B, l, p->mode);
     d.T = p->T, d.jobs = &engine->columns;
-    if (fused) TRY(linear_run(engine, d, e));
-    else TRY(linear_dinput(engine, engine->dwide, branch, FCPROJ_W, l, p->N, e));
-    return bias_dwide(engine, p, FC_W, l, fused ? NULL : k->fc, 4 * C, e);
+    TRY(linear_run(engine, d, e));
+    return bias_dwide(engine, p, FC_W, l, 4 * C, e);
 }
 
 // On entry engine->dx is the gradient of the block's output, on return of its input.
@@ -420,7 +419,7 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
-    TRY(bias_dwide(engine, p, QKV_W, l, NULL, 3 * p->C, e));
+    TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.

@@ -297,7 +297,7 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
         const ColumnGradient dbias = {zeros<float>(columns), NULL, true};
         ColumnJobs jobs = {zeros<char>(bias_backward_bytes(B, T, columns))};
         run_case(b, name, alone ? L : 0, 0, (double)count * sizeof(real), [&](int i) {
-            bench_check(bias_backward(NULL, dbias, dy + i % SETS * count, NULL, B, T, columns, &jobs, 0, &e), &e);
+            bench_check(bias_backward(dbias, dy + i % SETS * count, B, T, columns, &jobs, 0, &e), &e);
             bench_check(column_finish(&jobs, 0, &e), &e);
         });
     }

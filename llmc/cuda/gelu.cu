@@ -33,15 +33,23 @@ int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e
     return gelu_launch<1>(y + body, x + body, n - body, stream, e);
 }
 
+__global__ static void gelu_backward_kernel(real *dx, const real *x, size_t n) {
+    const size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x;
+    if (i < n) dx[i] = (real)(real_to_float(dx[i]) * gelu_derivative(real_to_float(x[i])));
+}
+
+int gelu_backward(real *dx, const real *x, size_t n, cudaStream_t stream, Error *e) {
+    return launch({blocks_of(n, FLAT_THREADS), FLAT_THREADS, stream}, e, gelu_backward_kernel, dx, x, n);
+}
+
 // ---- Column sums: pass one of a column gradient (reduce.cuh) with one set -------------------------------------------
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Grid: (run of rows, columns); a thread sums W columns. GELU: writes dx = dy gelu'(x) and sums the stored dx.
-template <int W, bool GELU>
+// Grid: (run of rows, columns); a thread sums W columns.
+template <int W>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
-    columns_kernel(real *dx, float *partials, const real *dy, const real *x, ColumnSplit split, int C) {
-    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads two packs per row
+    columns_kernel(float *partials, const real *dy, ColumnSplit split, int C) {
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     after_wait();
     after_allow();
@@ -51,23 +59,13 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     while (row < end) {
         const int b = row / split.T, stop = min(end, (b + 1) * split.T);
         float sums[W] = {};
-        for (; row < stop; row += ROWS) {
-            Pack<W> d[ROWS], v[ROWS];
-            UNROLL_FOR (int r = 0; r < ROWS; r++) {
-                const size_t i = (size_t)(row + r) * C + c;
-                d[r] = row + r < stop ? pack_load<W>(dy + i) : Pack<W>{};
-                if (GELU) v[r] = row + r < stop ? pack_load<W>(x + i) : Pack<W>{};
-            }
-            UNROLL_FOR (int r = 0; r < ROWS; r++) {
-                float f[W], u[W];
+        for (; row < stop; row += COLUMN_ROWS) {
+            Pack<W> d[COLUMN_ROWS];
+            UNROLL_FOR (int r = 0; r < COLUMN_ROWS; r++)
+                d[r] = row + r < stop ? pack_load<W>(dy + (size_t)(row + r) * C + c) : Pack<W>{};
+            UNROLL_FOR (int r = 0; r < COLUMN_ROWS; r++) {
+                float f[W];
                 pack_get(f, d[r]);
-                if constexpr (GELU) {
-                    pack_get(u, v[r]);
-                    UNROLL_FOR (int j = 0; j < W; j++) f[j] *= gelu_derivative(u[j]);
-                    const Pack<W> written = pack_of<W>(f);
-                    if (row + r < stop) pack_store(dx + (size_t)(row + r) * C + c, written);
-                    pack_get(f, written);
-                }
                 floats_add(sums, f);
             }
         }
@@ -91,11 +89,10 @@ static ColumnLaunch column_launch(int B, int T, int C) {
 
 size_t bias_backward_bytes(int B, int T, int C) { return column_bytes(column_launch(B, T, C).split, 1, C); }
 
-int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
-                  cudaStream_t stream, Error *e) {
+int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, ColumnJobs *jobs, cudaStream_t stream,
+                  Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
     float *partials = column_begin(jobs, &dbias, 1, l.split, C);
-    const auto kernel = C % VEC ? (x ? columns_kernel<1, true> : columns_kernel<1, false>)
-                                : (x ? columns_kernel<VEC, true> : columns_kernel<VEC, false>);
-    return launch({dim3(l.split.blocks, l.columns), l.threads, stream}, e, kernel, dx, partials, dy, x, l.split, C);
+    const auto kernel = C % VEC ? columns_kernel<1> : columns_kernel<VEC>;
+    return launch({dim3(l.split.blocks, l.columns), l.threads, stream}, e, kernel, partials, dy, l.split, C);
 }

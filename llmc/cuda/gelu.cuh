@@ -28,9 +28,10 @@ __device__ static inline float gelu_derivative(float x) {
 // y = gelu(x), n elements. In place is allowed.
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// Adds a job to jobs: a bias gradient, with per-example squares.
-//   x NULL:       dbias (C) = column sums of dy (B, T, C)
-//   x (B, T, C):  dx = dy gelu'(x), may be dy; dbias = column sums of the stored dx, for the product that made x
+// dx *= gelu'(x), n elements.
+int gelu_backward(real *dx, const real *x, size_t n, cudaStream_t stream, Error *e);
+
+// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares.
 size_t bias_backward_bytes(int B, int T, int C);
-int bias_backward(real *dx, ColumnGradient dbias, const real *dy, const real *x, int B, int T, int C, ColumnJobs *jobs,
-                  cudaStream_t stream, Error *e);
+int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, ColumnJobs *jobs, cudaStream_t stream,
+                  Error *e);

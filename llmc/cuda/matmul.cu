@@ -282,12 +282,10 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     return 0;
 }
 
-// Applies an epilogue to a stored product. Grid: any.
-__global__ static void epilogue_kernel(real *out, const real *extra, size_t count, int n, bool bias) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) {
-        const float x = real_to_float(out[i]), y = real_to_float(extra[bias ? i % n : i]);
-        out[i] = (real)(bias ? x + y : x * gelu_derivative(y));
-    }
+// Adds a bias to a stored product. Grid: any.
+__global__ static void bias_kernel(real *out, const real *bias, size_t count, int n) {
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        out[i] = (real)(real_to_float(out[i]) + real_to_float(bias[i % n]));
 }
 
 static_assert(std::has_unique_object_representations_v<MatmulShape>, "shapes are compared byte by byte");
@@ -326,8 +324,10 @@ int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands,
     TRY(plan_point(plan, o.extra, e));
     TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
     if (!plan->apart) return 0;
-    return launch({1024, 256, mm->stream}, e, epilogue_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
-                  s.n, s.epilogue == MATMUL_BIAS);
+    real *out = (real *)o.out;
+    const real *extra = (const real *)o.extra;
+    if (s.epilogue == MATMUL_DGELU) return gelu_backward(out, extra, (size_t)s.m * s.n, mm->stream, e);
+    return launch({1024, 256, mm->stream}, e, bias_kernel, out, extra, (size_t)s.m * s.n, s.n);
 }
 
 void matmul_tune(Matmul *mm, bool on) {
