@@ -370,12 +370,12 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     ColumnGradient gradients[] = {
         column_gradient(engine, w, l, p->mode), column_gradient(engine, bias_of(w), l, p->mode), {}};
     LayerNormBackward k = {engine->dx, engine->dy, x, mean, rstd, weight(engine, w, l)};
-    k.C = p->C, k.dbranch = engine->dy, k.drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
+    k.C = p->C, k.accumulate = !first, k.dbranch = engine->dy, k.drop = dropout_of_rows(p, DROPOUT_EMBEDDING, 0);
     if (bias_layer >= 0) {
         gradients[2] = column_gradient(engine, bias, bias_layer, p->mode);
         k.drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
     }
-    return layernorm_backward(k, !first, gradients, p->B, &engine->columns, engine->stream, e);
+    return layernorm_backward(k, gradients, p->B, &engine->columns, engine->stream, e);
 }
 
 // Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does.

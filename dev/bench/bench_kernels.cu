@@ -273,8 +273,8 @@ static void layernorms(Bench *b, int B, int C, int L) {
             run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
                 const size_t s = i % SETS * n;
                 LayerNormBackward k = {dr + s, y + s, x + s, mean, rstd, gamma};
-                k.C = C, k.drop = row_dropout({}, DROPOUT_MLP, T);
-                bench_check(layernorm_backward(k, true, gradients, B, &jobs, 0, &e), &e);
+                k.C = C, k.accumulate = true, k.drop = row_dropout({}, DROPOUT_MLP, T);
+                bench_check(layernorm_backward(k, gradients, B, &jobs, 0, &e), &e);
                 if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two
             });
     }

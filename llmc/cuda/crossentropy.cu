@@ -169,7 +169,7 @@ __device__ static inline void gradient_write(const LogitRows &k, real *row, cons
 }
 
 // Rows of any length. Grid: a block per row.
-template <bool GRADIENT, bool SMOOTH>
+template <bool SMOOTH>
 __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_constant__ LogitRows k) {
     __shared__ Partial shared[ROW_WARPS];
     __shared__ float shared_sums[SMOOTH ? ROW_WARPS : 1];
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) row_kernel(const __grid_consta
     all = partial_join_block<SMOOTH>(all, shared, &logits, shared_sums);
     const RowEnd end = row_end<SMOOTH>(k, r, row_target(k, r), all, logits, row);
 #pragma unroll 2 // 4 spill in fp16
-    for (int c = threadIdx.x * VEC; GRADIENT && c < k.Vp; c += ROW_THREADS * VEC)
+    for (int c = threadIdx.x * VEC; k.scale > 0 && c < k.Vp; c += ROW_THREADS * VEC)
         gradient_write<SMOOTH>(k, row, end, row, c);
 }
 
@@ -223,8 +223,7 @@ template <bool SMOOTH> static int logit_rows_launch(const LogitRows &rows, cudaS
     if (cached)
         return launch({min(rows.R, 2 * processors), ROW_THREADS, stream, row_bytes}, e, cached_rows_kernel<SMOOTH>,
                       rows);
-    return launch({rows.R, ROW_THREADS, stream}, e,
-                  rows.scale > 0 ? row_kernel<true, SMOOTH> : row_kernel<false, SMOOTH>, rows);
+    return launch({rows.R, ROW_THREADS, stream}, e, row_kernel<SMOOTH>, rows);
 }
 
 int crossentropy(LogitRows rows, cudaStream_t stream, Error *e) {

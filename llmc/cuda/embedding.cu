@@ -13,8 +13,8 @@ __device__ static inline int token_at(const uint16_t *tokens, int n, int T) {
 // Position of flat row n in its document, or in its example.
 __device__ static inline int position_of(const uint16_t *first, int n, int T) { return n % T - (first ? first[n] : 0); }
 
-// Grid: a thread per pack of W columns. MASKS: with documents or dropout, or both.
-template <int W, bool MASKS>
+// Grid: a thread per pack of W columns.
+template <int W>
 __global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                              const __grid_constant__ RowDropout drop, size_t packs_total, int C) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -22,18 +22,16 @@ __global__ void embed_kernel(real *out, const uint16_t *tokens, const uint16_t *
     const int packs = C / W, n = (int)(i / packs), c = (int)(i % packs) * W, T = drop.T; // packs: of one row
     float x[W], p[W];
     pack_get(x, pack_load<W>(wte + (size_t)token_at(tokens, n, T) * C + c));
-    pack_get(p, pack_load<W>(wpe + (size_t)position_of(MASKS ? first : NULL, n, T) * C + c));
+    pack_get(p, pack_load<W>(wpe + (size_t)position_of(first, n, T) * C + c));
     floats_add(x, p);
-    if (MASKS && drop.dropout.below) dropout_multiply(x, drop, n / T, n % T, c);
+    if (drop.dropout.below) dropout_multiply(x, drop, n / T, n % T, c);
     pack_store(out + (size_t)n * C + c, pack_of<W>(x));
 }
 
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e) {
     const size_t packs = (size_t)B * drop.T * (C % VEC ? C : C / VEC);
-    const bool masks = first || drop.dropout.below;
-    const auto kernel = C % VEC ? (masks ? embed_kernel<1, true> : embed_kernel<1, false>)
-                                : (masks ? embed_kernel<VEC, true> : embed_kernel<VEC, false>);
+    const auto kernel = C % VEC ? embed_kernel<1> : embed_kernel<VEC>;
     return launch({blocks_of(packs, THREADS), THREADS, stream}, e, kernel, out, tokens, first, wte, wpe, drop, packs,
                   C);
 }

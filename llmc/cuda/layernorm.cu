@@ -240,11 +240,9 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
 }
 
 // Any C: the block walks along each row and keeps partial sums in their slot.
-template <bool ACCUMULATE, bool DBIAS, bool DROP>
-__global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ LayerNormBackward k) {
-    constexpr int SETS = DBIAS ? 3 : 2;
+__global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_constant__ LayerNormBackward k) {
     __shared__ float shared[2][ROW_THREADS / WARP];
-    const int C = k.C, begin = blockIdx.x * k.split.rows_per_block;
+    const int sets = k.bias ? 3 : 2, C = k.C, begin = blockIdx.x * k.split.rows_per_block;
     after_wait();
     after_allow();
     const int end = min(begin + k.split.rows_per_block, k.split.rows);
@@ -253,7 +251,7 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
         const bool fresh = row == begin || row % k.split.T == 0;
         const size_t start = (size_t)row * C;
         const float mean = k.mean[row], rstd = k.rstd[row];
-        float *slot = k.partials + (size_t)(blockIdx.x + b) * SETS * C; // (SETS, C)
+        float *slot = k.partials + (size_t)(blockIdx.x + b) * sets * C; // (sets, C)
         float m1 = 0.0f, m2 = 0.0f;
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
             const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
@@ -269,15 +267,15 @@ __global__ void __launch_bounds__(ROW_THREADS) backward_any_kernel(const __grid_
         for (int c = threadIdx.x; c < C; c += ROW_THREADS) {
             const float dy = real_to_float(k.dy[start + c]), gamma = real_to_float(k.gamma[c]);
             const float xhat = layernorm_xhat(real_to_float(k.x[start + c]), mean, rstd);
-            const float old = ACCUMULATE ? real_to_float(k.dresidual[start + c]) : 0.0f;
+            const float old = k.accumulate ? real_to_float(k.dresidual[start + c]) : 0.0f;
             real written = (real)(old + layernorm_dx(dy, gamma, xhat, rstd, m1, m2));
             k.dresidual[start + c] = written;
-            if constexpr (DROP) {
+            if (k.drop.dropout.below) {
                 float branch[1] = {real_to_float(written)};
                 dropout_multiply(branch, k.drop, b, row % k.split.T, c);
                 k.dbranch[start + c] = written = (real)branch[0];
             }
-            if (DBIAS) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
+            if (k.bias) slot[2 * C + c] = (fresh ? 0.0f : slot[2 * C + c]) + real_to_float(written);
         }
         __syncthreads(); // before `shared` is reused
     }
@@ -295,23 +293,17 @@ size_t layernorm_backward_bytes(int B, int T, int C) {
     return column_bytes(backward_split(B, T, C), COLUMN_SETS_MAX, C);
 }
 
-template <bool DROP>
-static int layernorm_backward_launch(const LayerNormBackward &k, bool accumulate, bool bias, cudaStream_t stream,
-                                     Error *e) {
-    const auto fast = accumulate ? (bias ? backward_kernel<true, true, DROP> : backward_kernel<true, false, DROP>)
-                                 : (bias ? backward_kernel<false, true, DROP> : backward_kernel<false, false, DROP>);
-    const auto any = accumulate
-                         ? (bias ? backward_any_kernel<true, true, DROP> : backward_any_kernel<true, false, DROP>)
-                         : (bias ? backward_any_kernel<false, true, DROP> : backward_any_kernel<false, false, DROP>);
-    return launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
-                  backward_is_fast(k.C) ? fast : any, k);
-}
-
-int layernorm_backward(LayerNormBackward k, bool accumulate, const ColumnGradient (&gradients)[3], int B,
-                       ColumnJobs *jobs, cudaStream_t stream, Error *e) {
-    const bool bias = gradients[2].sum;
+int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
+                       cudaStream_t stream, Error *e) {
+    static constexpr decltype(&backward_kernel<true, true, true>) fast[2][2][2] = {
+        {{backward_kernel<false, false, false>, backward_kernel<false, false, true>},
+         {backward_kernel<false, true, false>, backward_kernel<false, true, true>}},
+        {{backward_kernel<true, false, false>, backward_kernel<true, false, true>},
+         {backward_kernel<true, true, false>, backward_kernel<true, true, true>}}};
+    const bool drops = k.drop.dropout.below;
+    k.bias = gradients[2].sum;
     k.split = backward_split(B, k.drop.T, k.C);
-    k.partials = column_begin(jobs, gradients, bias ? 3 : 2, k.split, k.C);
-    const auto launched = k.drop.dropout.below ? layernorm_backward_launch<true> : layernorm_backward_launch<false>;
-    return launched(k, accumulate, bias, stream, e);
+    k.partials = column_begin(jobs, gradients, k.bias ? 3 : 2, k.split, k.C);
+    return launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
+                  backward_is_fast(k.C) ? fast[k.accumulate][k.bias][drops] : backward_any_kernel, k);
 }

@@ -31,11 +31,12 @@ struct LayerNormBackward {
     real *dbranch = NULL; // (B, T, C) the stored dresidual with dropout: the gradient of the branch that was added
                           // last to the residual stream. May be dy
     RowDropout drop = {}; // of this branch; its T counts without dropout, too
+    bool accumulate = false, bias = false; // bias: set by layernorm_backward
 };
 
 // gradients: dgamma, dbeta, column sums of dy xhat and of dy; dbias, column sums of dbranch, for the product that ends
 // this branch. dbias.sum NULL: not wanted. Adds them as one job to jobs, whose memory must have
 // layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C);
-int layernorm_backward(LayerNormBackward k, bool accumulate, const ColumnGradient (&gradients)[3], int B,
-                       ColumnJobs *jobs, cudaStream_t stream, Error *e);
+int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
+                       cudaStream_t stream, Error *e);

@@ -165,8 +165,8 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
         [&] {
             const ColumnGradient gradients[] = {dgamma.device, dbeta.device, bias ? dbias.device : none};
             LayerNormBackward k = {dr, in_place && !drops ? dr : d_dy, d_x, d_mean, d_rstd, d_gamma};
-            k.C = C, k.dbranch = d_branch, k.drop = drop;
-            CALL_OK(layernorm_backward(k, accumulate, gradients, B, &jobs, 0, &e));
+            k.C = C, k.accumulate = accumulate, k.dbranch = d_branch, k.drop = drop;
+            CALL_OK(layernorm_backward(k, gradients, B, &jobs, 0, &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
