@@ -270,27 +270,27 @@ static int memory_take(Engine *engine, Error *e) {
 
 static int tables_load(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    const size_t granules = model->flat_count / DECAY_GRANULE;
-    uint16_t *tensor; // of every granule
-    CUDA_TRY(cudaMemsetAsync(engine->rule, RULE_PLAIN, granules, engine->stream), e);
-    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
-    TRY(memory_alloc_zero((void **)&tensor, granules * sizeof *tensor, "the table of tensors", e));
-    int code = 0;
-    for (int i = 0; i < model->tensor_count && !code; i++) {
+    const size_t tensors = model->tensor_count, granules = model->flat_count / DECAY_GRANULE;
+    const size_t bytes = tensors * sizeof(Range) + granules * (sizeof(uint16_t) + sizeof(UpdateRule));
+    Range *segment; // then (granules) the tensor and the rule
+    TRY(memory_alloc_zero((void **)&segment, bytes, "tables of tensors", e));
+    uint16_t *tensor = (uint16_t *)(segment + tensors);
+    UpdateRule *rule = (UpdateRule *)(tensor + granules);
+    for (size_t i = 0; i < tensors; i++) {
         const Tensor *t = &model->tensors[i];
-        const Range segment = tensor_range(t);
         const bool muon = engine->config.optimizer == OPTIMIZER_MUON && tensor_muon_matrices(t);
-        const UpdateRule rule = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
-        const size_t first = t->offset / DECAY_GRANULE, count = (t->count + DECAY_GRANULE - 1) / DECAY_GRANULE;
         assert(t->offset % DECAY_GRANULE == 0);
-        for (size_t k = 0; k < count; k++) tensor[first + k] = (uint16_t)i;
-        code = copy_in(engine, engine->segment + i, &segment, sizeof segment, e);
-        if (!code) code = CUDA_CALL(cudaMemsetAsync(engine->rule + first, rule, count, engine->stream), e);
-        if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e); // `segment` leaves scope
+        segment[i] = tensor_range(t);
+        for (size_t k = t->offset / DECAY_GRANULE; k * DECAY_GRANULE < segment[i].end; k++) {
+            tensor[k] = (uint16_t)i;
+            rule[k] = muon ? RULE_MUON : t->dimensions < 2 ? RULE_PLAIN : RULE_DECAY;
+        }
     }
+    int code = copy_in(engine, engine->segment, segment, tensors * sizeof *segment, e);
+    if (!code) code = copy_in(engine, engine->rule, rule, granules * sizeof *rule, e);
     if (!code && engine->tensor) code = copy_in(engine, engine->tensor, tensor, granules * sizeof *tensor, e);
     if (!code) code = CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
-    memory_free(tensor);
+    memory_free(segment);
     return code;
 }
 
@@ -329,6 +329,7 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     engine->fused_linear = linear_sm90_runs(c->model->config.channels, c->model->config.channels);
+    CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     TRY(tables_load(engine, e));
     TRY(engine_state_clear(engine, e));
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);

@@ -348,14 +348,6 @@ static void hint_to_resume(const Run *r, Error *e, const char *what) {
                r->setup.options.fresh ? " without --fresh" : "");
 }
 
-// Adds the unsaved step, and the checkpoint to resume from, to the error of the save before the run's end.
-static int report_unsaved(const Run *r, Error *e) {
-    const char *newest = r->saving.saved;
-    if (*newest) hint_to_resume(r, e, "");
-    return error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s", (long long)r->position.at.step,
-                        *newest ? newest : "none yet");
-}
-
 // Reports a save that has ended, on rank 0. If the run waited for it, the caller reports a failure. After a failure the
 // best checkpoint is again the previous one.
 static void report(Run *r) {
@@ -453,11 +445,16 @@ int save_in_background(Run *r, Error *e) {
 
 // Also fails if the run directory was moved: the files are saved there, but the same command would not find them.
 int save_and_wait(Run *r, Error *e) {
+    const char *newest = r->saving.saved;
     int unsaved, code = 0;
     r->saving.last = true;
     TRY(save(r, true, &unsaved, e));
-    if (is_rank0(&r->setup) && unsaved) *e = r->saving.saver->error, code = report_unsaved(r, e);
-    else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
+    if (is_rank0(&r->setup) && unsaved) {
+        *e = r->saving.saver->error;
+        if (*newest) hint_to_resume(r, e, "");
+        code = error_prefix(e, "step %lld is not saved, and the newest checkpoint is %s",
+                            (long long)r->position.at.step, *newest ? newest : "none yet");
+    } else if (is_rank0(&r->setup) && archive_check_name(&r->saving.archive, e))
         code = error_prefix(e, "step %lld is saved in this run's directory", (long long)r->position.at.step);
     return comm_agree(r->setup.comm, code, e);
 }
