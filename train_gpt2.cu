@@ -385,18 +385,6 @@ static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int co
                          &engine->columns, engine->stream, e);
 }
 
-// dwide (N, 4C) = (branch_gradient fcproj^T) * gelu'(fc). Also computes fc's bias gradient, unless weight_gradient
-// does. Multiplying by gelu' in the product saves two passes over dwide.
-static int gelu_backward_wide(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
-    const int C = p->C;
-    Linear d = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = C, .out = 4 * C, .x = branch_gradient(engine, p)};
-    d.weight = weight(engine, FCPROJ_W, l), d.extra = k->fc, d.y = engine->dwide, d.ticket = engine->ticket;
-    if (bias_is_summed(engine, p, FC_W)) d.columns = column_gradient(engine, FC_B, l, p->mode);
-    d.T = p->T, d.jobs = &engine->columns;
-    TRY(linear_run(engine, d, e));
-    return bias_dwide(engine, p, FC_W, l, 4 * C, e);
-}
-
 // On entry engine->dx is the gradient of the block's output, on return of its input.
 static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, Error *e) {
     real *dy = engine->dy, *dwide = engine->dwide, *branch = branch_gradient(engine, p);
@@ -404,7 +392,12 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
-    TRY(gelu_backward_wide(engine, p, k, l, e));
+    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = p->C, .out = 4 * p->C, .x = branch, .extra = k->fc};
+    wide.weight = weight(engine, FCPROJ_W, l), wide.y = dwide, wide.ticket = engine->ticket;
+    if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, FC_B, l, p->mode);
+    wide.T = p->T, wide.jobs = &engine->columns;
+    TRY(linear_run(engine, wide, e)); // dwide = (branch fcproj^T) gelu'(fc): gelu' in the product saves two passes
+    TRY(bias_dwide(engine, p, FC_W, l, 4 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
     TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
@@ -568,21 +561,6 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// Returns how many of n tokens precede the last token's document. 0 without document_mask: no token is hidden.
-static int tokens_before_document(const Engine *engine, const uint16_t *tokens, int n) {
-    int first = engine->config.document_mask ? n - 1 : 0;
-    while (first > 0 && tokens[first] != engine->config.separator) first--;
-    return first;
-}
-
-// True if logits_of_last can run: keys and values of all tokens but the last are in memory, from the last cuda_logits.
-static bool has_seen(const Engine *engine, const uint16_t *tokens, int n) {
-    const ModelConfig *m = &engine->config.model->config;
-    const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    return apart && !engine->config.shard_weights && decode_fits(m->channels / m->heads) && n > 1 &&
-           engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
-}
-
 // y = the product of w for one row x, in an epilogue that may read y. qkv and fc normalise x first.
 static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int l, Error *e) {
     const bool normalises = w == QKV_W || w == FC_W;
@@ -595,7 +573,7 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }
 
-// engine->logits = logits after the last of n tokens, given has_seen. Also stores this token's keys and values.
+// engine->logits = logits after the last of n tokens, given the keys and values of all others (`seen`). Also stores this token's keys and values.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const Pass p = pass_of(engine, 1, 1, GNS_OFF);
     const int L = engine->config.model->config.layers, row = n - 1;
@@ -629,11 +607,15 @@ static int logits_of_all(Engine *engine, const uint16_t *tokens, int n, Error *e
 }
 
 static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *logits, Error *e) {
-    const int before = tokens_before_document(engine, tokens, n);
+    const ModelConfig *m = &engine->config.model->config;
+    int first = engine->config.document_mask ? n - 1 : 0; // of the last token's document; 0: no token is hidden
     assert(n > 0 && n <= engine->config.seq_len);
-    tokens += before, n -= before;
-    const bool seen = has_seen(engine, tokens, n);
-    const size_t bytes = engine->config.model->config.vocab * sizeof(float);
+    while (first > 0 && tokens[first] != engine->config.separator) first--;
+    tokens += first, n -= first;
+    const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
+    const bool seen = apart && !engine->config.shard_weights && decode_fits(m->channels / m->heads) && n > 1 &&
+                      engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
+    const size_t bytes = m->vocab * sizeof(float);
     engine->seen_count = 0;
     TRY((seen ? logits_of_last : logits_of_all)(engine, tokens, n, e));
     TRY(copy_out(engine, engine->logits_host, engine->logits, bytes, e));

@@ -10,20 +10,20 @@
 #    include <time.h>
 #    pragma GCC diagnostic ignored "-Wunused-parameter"
 
-// A pmix_notification_fn_t, which runs on a thread of PMIx.
-#    define HANDLER(name)                                                                                              \
-        void name(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,         \
-                  pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,               \
-                  void *context)
+static const char our_model[] = "gns.c";
+static sem_t settled;
 
-static void register_handler(pmix_status_t *codes, size_t count, pmix_notification_fn_t handler) {
-    PMIx_Register_event_handler(codes, count, NULL, 0, handler, NULL, NULL);
-}
-
-// Answers "complete", so that the event does not reach Open MPI's handler, which ends the process.
-static HANDLER(on_break) {
-    signals_orphaned("the connection to mpirun is lost");
-    answer(PMIX_EVENT_ACTION_COMPLETE, NULL, 0, NULL, NULL, context);
+// Runs on a thread of PMIx, for a lost connection and for notifications of models. Answers "complete" to the former, so
+// that it does not reach Open MPI's handler, which ends the process.
+static void on_event(size_t id, pmix_status_t status, const pmix_proc_t *source, pmix_info_t *info, size_t infos,
+                     pmix_info_t *results, size_t result_count, pmix_event_notification_cbfunc_fn_t answer,
+                     void *context) {
+    const bool model = status == PMIX_MODEL_DECLARED || status == PMIX_MODEL_RESOURCES;
+    for (size_t i = 0; i < infos && model; i++)
+        if (PMIX_CHECK_KEY(&info[i], PMIX_PROGRAMMING_MODEL) && strcmp(info[i].value.data.string, our_model) == 0)
+            sem_post(&settled);
+    if (!model) signals_orphaned("the connection to mpirun is lost");
+    answer(model ? PMIX_SUCCESS : PMIX_EVENT_ACTION_COMPLETE, NULL, 0, NULL, NULL, context);
 }
 
 void open_mpi_survive(void) {
@@ -36,22 +36,12 @@ void open_mpi_survive(void) {
 #    endif
         PMIX_ERR_UNREACH,
     };
-    register_handler(lost, sizeof lost / sizeof *lost, on_break);
+    PMIx_Register_event_handler(lost, sizeof lost / sizeof *lost, NULL, 0, on_event, NULL, NULL);
 }
 
 // MPI_Init may return before PMIx's thread has handled its notification PMIX_MODEL_DECLARED. We send a second one. The
 // thread handles notifications in order, and calls handlers of several codes, like ours, last. So when it calls ours
 // for the second one, Open MPI's handler has finished both.
-static const char our_model[] = "gns.c";
-static sem_t settled;
-
-static HANDLER(on_model) {
-    for (size_t i = 0; i < infos; i++)
-        if (PMIX_CHECK_KEY(&info[i], PMIX_PROGRAMMING_MODEL) && strcmp(info[i].value.data.string, our_model) == 0)
-            sem_post(&settled);
-    answer(PMIX_SUCCESS, NULL, 0, NULL, NULL, context);
-}
-
 void open_mpi_settle(void) {
     pmix_status_t models[] = {PMIX_MODEL_DECLARED, PMIX_MODEL_RESOURCES};
     pmix_info_t info[2];
@@ -59,7 +49,7 @@ void open_mpi_settle(void) {
     bool only_ours = true;
     if (!PMIx_Initialized()) return;
     sem_init(&settled, 0, 0);
-    register_handler(models, sizeof models / sizeof *models, on_model);
+    PMIx_Register_event_handler(models, sizeof models / sizeof *models, NULL, 0, on_event, NULL, NULL);
     PMIX_INFO_LOAD(&info[0], PMIX_PROGRAMMING_MODEL, our_model, PMIX_STRING);
     PMIX_INFO_LOAD(&info[1], PMIX_EVENT_NON_DEFAULT, &only_ours, PMIX_BOOL);
     pmix_status_t sent = PMIx_Notify_event(PMIX_MODEL_DECLARED, NULL, PMIX_RANGE_PROC_LOCAL, info, 2, NULL, NULL);
