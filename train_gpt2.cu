@@ -303,54 +303,46 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     return matrix_gradient(engine, p, WTE, g, engine->logits, engine->lnf + first * C, {n, T, Vp, C}, e);
 }
 
-// Computes the losses of rows [first, first + rows); in training also dy, the gradient of lnf. On return logits holds
-// exponentials, and lnf is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row
-// sums by tile.
-static int head_exponentials(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
-    const Model *model = engine->config.model;
-    const int C = model->config.channels, Vp = (int)model->vocab_padded;
-    real *lnf = engine->lnf + first * C, *wte = weight(engine, WTE, 0);
-    float *targets = (float *)engine->scratch, *factors = targets + rows, *sums = factors + rows;
-    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = rows, .in = C, .out = Vp, .x = lnf, .weight = wte};
-    l.y = engine->logits, l.row_values = targets, l.row_sums = sums, l.counted = model->config.vocab;
-    Linear d = {.epilogue = LINEAR_SCALED, .rows = rows, .in = Vp, .out = C, .x = engine->logits, .weight = wte};
-    d.y = engine->dy + first * C, d.row_values = factors;
+// Computes the losses of k's rows; in training also dy, the gradient of lnf. On return logits holds exponentials, and lnf
+// is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
+static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
+    const int C = engine->config.model->config.channels;
+    real *lnf = engine->lnf + (size_t)k.row0 * C, *wte = weight(engine, WTE, 0);
+    float *targets = (float *)engine->scratch, *factors = targets + k.R, *sums = factors + k.R;
+    Linear l = {.epilogue = LINEAR_SOFTMAX, .rows = k.R, .in = C, .out = k.Vp, .x = lnf, .weight = wte};
+    l.y = k.logits, l.row_values = targets, l.row_sums = sums, l.counted = k.V;
+    Linear d = {.epilogue = LINEAR_SCALED, .rows = k.R, .in = k.Vp, .out = C, .x = k.logits, .weight = wte};
+    d.y = engine->dy + (size_t)k.row0 * C, d.row_values = factors;
     l.ticket = d.ticket = engine->ticket;
-    TRY(crossentropy_targets(targets, lnf, wte, engine->tokens, (int)first, rows, T, C, engine->stream, e));
+    TRY(crossentropy_targets(targets, lnf, wte, k, C, engine->stream, e));
     TRY(linear_sm90(l, engine->stream, e));
-    LossFinish f = {engine->loss + first, factors, engine->logits, lnf, sums, linear_sm90_tiles(Vp)};
-    f.scale = engine->loss_scale, f.tokens = engine->tokens, f.row0 = (int)first;
-    f.R = rows, f.T = T, f.C = C, f.Vp = Vp;
-    TRY(crossentropy_finish(f, engine->stream, e));
-    return train ? linear_sm90(d, engine->stream, e) : 0;
+    TRY(crossentropy_finish({k, factors, lnf, sums, linear_sm90_tiles(k.Vp), C}, engine->stream, e));
+    return k.scale > 0 ? linear_sm90(d, engine->stream, e) : 0;
 }
 
-// Computes the losses of rows [first, first + rows). In training also turns logits into their gradient, and writes dy,
-// the gradient of lnf.
-static int head_logits_loss(Engine *engine, size_t first, int rows, int T, bool train, Error *e) {
-    const Model *model = engine->config.model;
-    const int C = model->config.channels, Vp = (int)model->vocab_padded;
-    TRY(head_logits(engine, first, rows, false, e));
-    LogitRows k = {.losses = engine->loss + first, .smoothing = engine->config.label_smoothing};
-    if (train && engine->smoothed) k.smoothed = engine->smoothed + first;
-    k.logits = engine->logits, k.tokens = engine->tokens, k.R = rows, k.row0 = (int)first;
-    k.T = T, k.V = model->config.vocab, k.Vp = Vp, k.scale = train ? engine->loss_scale : 0;
+// Computes the losses of k's rows. In training also turns logits into their gradient, and writes dy, the gradient of lnf.
+static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
+    const int C = engine->config.model->config.channels;
+    TRY(head_logits(engine, k.row0, k.R, false, e));
     TRY(crossentropy(k, engine->stream, e));
-    if (!train) return 0;
-    return matmul_run(engine->matmul, {.m = rows, .n = C, .k = Vp}, // dlnf (rows, C) = dlogits (rows, Vp) wte (Vp, C)
-                      {engine->dy + first * C, engine->logits, weight(engine, WTE, 0)}, e);
+    if (k.scale == 0) return 0;
+    return matmul_run(engine->matmul, {.m = k.R, .n = C, .k = k.Vp}, // dlnf (R, C) = dlogits (R, Vp) wte (Vp, C)
+                      {engine->dy + (size_t)k.row0 * C, k.logits, weight(engine, WTE, 0)}, e);
 }
 
 // Computes the losses of the pass; in training also dy, the gradient of lnf, and the head's gradient of wte.
 static int head_pass(Engine *engine, const Pass *p, bool train, Error *e) {
+    const Model *model = engine->config.model;
     const int chunk = engine_head_examples(&engine->config);
     // Storing exponentials instead of logits saves a pass. fp16 lacks the range; label smoothing needs the logits.
     const bool exponentials = REAL_DTYPE == DTYPE_BF16 && engine->fused_linear && !(train && engine->smoothed);
+    LogitRows k = {.smoothing = engine->config.label_smoothing, .logits = engine->logits, .tokens = engine->tokens};
+    k.T = p->T, k.V = model->config.vocab, k.Vp = (int)model->vocab_padded, k.scale = train ? engine->loss_scale : 0;
     for (int b = 0; b < p->B; b += chunk) {
-        int n = p->B - b < chunk ? p->B - b : chunk, rows = n * p->T;
-        size_t first = (size_t)b * p->T;
-        if (exponentials) TRY(head_exponentials(engine, first, rows, p->T, train, e));
-        else TRY(head_logits_loss(engine, first, rows, p->T, train, e));
+        const int n = p->B - b < chunk ? p->B - b : chunk;
+        k.row0 = b * p->T, k.R = n * p->T, k.losses = engine->loss + k.row0;
+        if (train && engine->smoothed) k.smoothed = engine->smoothed + k.row0;
+        TRY((exponentials ? head_exponentials : head_logits_loss)(engine, k, e));
         if (train) TRY(head_dweight(engine, p, b, n, e));
     }
     return 0;

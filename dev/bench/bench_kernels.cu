@@ -395,12 +395,11 @@ static void crossentropies(Bench *b, int rows, int C, int chunks, int V, int Vp)
              [&](int) {
                  bench_check(crossentropy({losses, to, 0.1f, 0, 0, logits, tokens, rows, 0, T, V, Vp, 1}, 0, &e), &e);
              });
+    const LogitRows k = {losses, NULL, 0, 0, 0, logits, tokens, rows, 0, T, V, Vp, 1};
     time("cross-entropy, targets", b->fused ? chunks : 0, read,
-         [&](int) { bench_check(crossentropy_targets(losses, x, weight, tokens, 0, rows, T, C, 0, &e), &e); });
+         [&](int) { bench_check(crossentropy_targets(losses, x, weight, k, C, 0, &e), &e); });
     time("cross-entropy, after exponentials", b->fused ? chunks : 0, read + tiles, [&](int) {
-        const int tiles = linear_sm90_tiles(Vp);
-        bench_check(
-            crossentropy_finish({losses, smoothed, logits, x, sums, tiles, 1, tokens, 0, rows, T, C, Vp}, 0, &e), &e);
+        bench_check(crossentropy_finish({k, smoothed, x, sums, linear_sm90_tiles(Vp), C}, 0, &e), &e);
     });
     allocations = all;
     free_all();

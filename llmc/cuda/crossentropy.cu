@@ -254,11 +254,11 @@ __global__ static void targets_kernel(float *target_logits, const real *x, const
     if (threadIdx.x % WARP == 0) target_logits[r] = sum;
 }
 
-int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
-                         int R, int T, int C, cudaStream_t stream, Error *e) {
+int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,
+                         cudaStream_t stream, Error *e) {
     assert(C % VEC == 0);
-    return launch({blocks_of(R, PRODUCT_WARPS), PRODUCT_THREADS, stream}, e, targets_kernel, target_logits, x, weight,
-                  tokens, row0, R, T, C);
+    return launch({blocks_of(k.R, PRODUCT_WARPS), PRODUCT_THREADS, stream}, e, targets_kernel, target_logits, x, weight,
+                  k.tokens, k.row0, k.R, k.T, C);
 }
 
 // Grid: a block per 32 rows. Warp w first adds the sums of every eighth tile, a row per lane; then it scales
@@ -267,19 +267,19 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
     __shared__ float part[PRODUCT_WARPS][WARP], factors[WARP];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, first = blockIdx.x * WARP, r = first + lane;
     float sum = 0.0f;
-    for (int i = warp; r < f.R && i < f.tiles; i += PRODUCT_WARPS) sum += f.sums[(size_t)i * f.R + r];
+    for (int i = warp; r < f.k.R && i < f.tiles; i += PRODUCT_WARPS) sum += f.sums[(size_t)i * f.k.R + r];
     part[warp][lane] = sum;
     __syncthreads();
-    if (warp == 0 && r < f.R) {
+    if (warp == 0 && r < f.k.R) {
         for (int w = 1; w < PRODUCT_WARPS; w++) sum += part[w][lane];
-        const int target = target_at(f.tokens, f.row0 + r, f.T);
-        f.losses[r] = logf(sum);
-        f.factors[r] = factors[lane] = f.scale / f.T / sum;
+        const int target = row_target(f.k, r);
+        f.k.losses[r] = logf(sum);
+        f.factors[r] = factors[lane] = f.k.scale / f.k.T / sum;
         const float at_target = loss_gradient_at_target(1.0f, sum); // exp(0) = 1, not the product's rounded value
-        f.exponentials[(size_t)r * f.Vp + target] = (real)at_target;
+        f.k.logits[(size_t)r * f.k.Vp + target] = (real)at_target;
     }
     __syncthreads();
-    for (int i = warp; i < WARP && first + i < f.R; i += PRODUCT_WARPS) {
+    for (int i = warp; i < WARP && first + i < f.k.R; i += PRODUCT_WARPS) {
         real *row = f.x + (size_t)(first + i) * f.C;
         for (int c = lane * VEC; c < f.C; c += WARP * VEC) {
             float v[VEC];
@@ -292,5 +292,5 @@ __global__ static void __launch_bounds__(PRODUCT_THREADS) loss_finish_kernel(con
 
 int crossentropy_finish(const LossFinish &f, cudaStream_t stream, Error *e) {
     assert(f.C % VEC == 0);
-    return launch({blocks_of(f.R, WARP), PRODUCT_THREADS, stream}, e, loss_finish_kernel, f);
+    return launch({blocks_of(f.k.R, WARP), PRODUCT_THREADS, stream}, e, loss_finish_kernel, f);
 }

@@ -24,17 +24,15 @@ int crossentropy(LogitRows rows, cudaStream_t stream, Error *e);
 // The next products apply the factor: the input gradient per row (LINEAR_SCALED), the weight gradient through scaled x.
 
 // Before the product: target_logits[r] = x[r] . weight[target]; x (R, C), weight (.., C), C a multiple of 8.
-int crossentropy_targets(float *target_logits, const real *x, const real *weight, const uint16_t *tokens, int row0,
-                         int R, int T, int C, cudaStream_t stream, Error *e);
+int crossentropy_targets(float *target_logits, const real *x, const real *weight, const LogitRows &k, int C,
+                         cudaStream_t stream, Error *e);
 // After the product. losses[r] = log(sum); exponentials[r][target] = 1 - sum, rounded once; factors[r] = factor;
 // x[r] *= factor. Losses above LINEAR_EXPONENT_MAX log 2 come out too small.
 struct LossFinish {
-    float *losses, *factors; // (R)
-    real *exponentials, *x;  // (R, Vp), (R, C)
-    const float *sums;       // (tiles, R): the product's row sums by tile
-    int tiles;
-    float scale = 0; // this and below: as in LogitRows
-    const uint16_t *tokens = NULL;
-    int row0 = 0, R = 0, T = 0, C = 0, Vp = 0;
+    LogitRows k;       // logits: the exponentials
+    float *factors;    // (R)
+    real *x;           // (R, C)
+    const float *sums; // (tiles, R): the product's row sums by tile
+    int tiles, C;
 };
 int crossentropy_finish(const LossFinish &f, cudaStream_t stream, Error *e);

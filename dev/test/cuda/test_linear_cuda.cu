@@ -226,10 +226,10 @@ static void head_case(int B, int T, int V, int C) {
             device_set(x, h.x);
         },
         [&] {
-            CALL_OK(crossentropy_targets(shift, x, weight, tokens, h.row0, R, T, C, 0, &e));
+            const LogitRows k = {losses, NULL, 0, 0, 0, y, tokens, R, h.row0, T, V, Vp, scale};
+            CALL_OK(crossentropy_targets(shift, x, weight, k, C, 0, &e));
             CALL_OK(linear_sm90(l, 0, &e));
-            CALL_OK(
-                crossentropy_finish({losses, factors, y, x, sums, tiles, scale, tokens, h.row0, R, T, C, Vp}, 0, &e));
+            CALL_OK(crossentropy_finish({k, factors, x, sums, tiles, C}, 0, &e));
             CALL_OK(linear_sm90(d, 0, &e));
         },
         outputs);
