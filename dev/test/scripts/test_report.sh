@@ -87,6 +87,14 @@ report 0 "$work/b128"
 check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
 end page
 
+# From here to `fit` pages have no figures, except one: matplotlib takes two seconds of a core to start.
+mkdir "$work/plain" && cat > "$work/plain/sitecustomize.py" <<'END'
+import sys, types
+sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a, **k: "" for name in (
+    "svg_of", "draw_loss", "draw_tests", "gns_source", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
+END
+export PYTHONPATH=$work/plain
+
 # What is refused leaves no page.
 begin
 bad=$work/bad/metrics.jsonl
@@ -130,18 +138,16 @@ check "target" says "$work/pair.html" "a validation loss of 2.0000"
 report 0 "$work/base" "$work/below" -o "$work/pair.html"
 check "nothing says when it passed the loss" grep -q "smoothed training loss" "$work/pair.html"
 check "saved" [ "$(grep -c '%</td>' "$work/pair.html")" = 0 ]
-report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
+PYTHONPATH='' report 0 "$work/below" "$work/"'a$b_{$/run' -o "$work/pair.html"
 check "its name" says "$work/pair.html" '<h1>below and a$b_{$'
 end pairs
 
 # Each field of each file with each wrong value gives a Fault of 65 in one line, or a page; never a traceback.
 begin
 returns 0 "$python" - "$work" <<'END'
-import contextlib, io, json, os, sys, types
+import contextlib, io, json, os, sys
 sys.path.insert(0, "scripts"); sys.dont_write_bytecode = True
 import report, run_log, to_tensorboard, to_wandb
-sys.modules["report_plots"] = types.SimpleNamespace(RATES=(), **{name: lambda *a, **k: "" for name in (
-    "svg_of", "draw_loss", "draw_tests", "gns_source", "draw_gns", "sampled", "draw_layers", "known", "draw_rates")})
 work, bad = sys.argv[1], sys.argv[1] + "/wrong"
 os.makedirs(bad)
 files = {name: [json.loads(line) for line in (open(f"{work}/b8/{name}") if name != "run.json" else [open(f"{work}/b8/{name}").read()])]
@@ -184,6 +190,7 @@ assert refused > 400, refused
 END
 check "$(tail -n 3 "$work/log")" [ ! -s "$work/log" ]
 end wrong_fields
+unset PYTHONPATH
 
 near() { awk -v x="$1" -v y="$2" -v e="$3" 'BEGIN { exit !(x != "" && x - y <= e && y - x <= e) }'; } # X WANTED ERROR
 value_is() { check "$1" near "$(awk -v name="$1" '$1 == name { print $3; exit }' "$work/log")" "$2" "$3"; } # NAME WANTED ERROR
