@@ -3,7 +3,7 @@
 
     test_tokenize.py PATH_OF_TOKENIZE [PATH_OF_A_SANITIZED_ONE]
 """
-import contextlib, json, os, random, resource, signal, struct, subprocess, sys, tempfile, threading, time
+import contextlib, itertools, json, os, random, resource, signal, struct, subprocess, sys, tempfile, threading, time
 
 FAULT_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "preload", "file_fault.c")
 TOKENIZE = [os.path.abspath(path) for path in sys.argv[1:]]
@@ -79,7 +79,7 @@ def read_raw(path):  # the bytes of a byte shard, quickly
 
 
 def read_split(prefix, split):
-    return [t for f in shards(f"{prefix}_{split}") for t in read_shard(f)]
+    return list(itertools.chain.from_iterable(map(read_shard, shards(f"{prefix}_{split}"))))
 
 
 def read_bytes(prefix, split):
@@ -118,8 +118,8 @@ def join(documents):
 
 
 def random_text(characters):
-    alphabet = "abcdefghij     \n\n.,'äößЖ中🙂"
-    return "".join(rng.choices(alphabet, k=characters))
+    alphabet = 10 * "abcdefghij     \n\n.,'äößЖ中🙂"  # of at least 256 characters
+    return "".join(map(alphabet.__getitem__, rng.randbytes(characters)))
 
 
 def write(path, data):
