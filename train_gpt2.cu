@@ -605,7 +605,7 @@ static int cuda_logits(Engine *engine, const uint16_t *tokens, int n, float *log
     while (first > 0 && tokens[first] != engine->config.separator) first--;
     tokens += first, n -= first;
     const bool apart = m->layers == 1 || engine->block[1].qkv != engine->block[0].qkv;
-    const bool seen = apart && !engine->config.shard_weights && decode_fits(m->channels / m->heads) && n > 1 &&
+    const bool seen = apart && !engine->config.shard_weights && m->channels / m->heads % VEC == 0 && n > 1 &&
                       engine->seen_count >= n - 1 && memcmp(engine->seen, tokens, (n - 1) * sizeof *tokens) == 0;
     const size_t bytes = m->vocab * sizeof(float);
     engine->seen_count = 0;

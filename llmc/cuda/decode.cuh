@@ -1,12 +1,10 @@
 // decode: kernels of a forward pass over one token, given the keys and values of the tokens before it: logits_of_last
-// in train_gpt2.cu. They round where the kernels of a whole pass round; only sums have another order.
+// in train_gpt2.cu. They round where the kernels of a whole pass round; only sums have another order. The head size, and
+// so the channels, must be a multiple of VEC.
 #pragma once
 
 #include "cuda/linear_sm90.cuh"
 #include "cuda/vec.cuh"
-
-// True if these kernels support heads of this size; the channels are then a multiple of VEC, too.
-static inline bool decode_fits(int head_size) { return head_size % VEC == 0; }
 
 // Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (y is not stored) for one row. in, out:
 // multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,

@@ -114,12 +114,11 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// Returns the first tile, from `tile` on, that does not begin inside the token's run. tile: after the run's first.
-__device__ static int run_end_tile(const uint32_t *key, uint32_t token, int tile, int tiles) {
-    int low = tile, high = tiles; // tiles before `low` begin inside the run; tiles from `high` on do not
+// Returns the first i in [low, high) whose key[i stride] is not the token's; high: none. Keys of its run come first.
+__device__ static int run_end(const uint32_t *key, uint32_t token, int low, int high, int stride) {
     while (low < high) {
         const int middle = (low + high) / 2;
-        if (key[(size_t)middle * TILE] == token) low = middle + 1;
+        if (key[(size_t)middle * stride] == token) low = middle + 1;
         else high = middle;
     }
     return low;
@@ -137,7 +136,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX *RUN_SHARES)
     const uint32_t token = order.key[last_row];
     if (order.key[last_row + 1] != token) return;
     if (tile > 0 && order.key[tile * TILE - 1] == token) return; // the run began before this tile
-    const int end = run_end_tile(order.key, token, tile + 1, tiles);
+    const int end = run_end(order.key, token, tile + 1, tiles, TILE);
 
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     float sum[W] = {};
@@ -203,13 +202,7 @@ enum { GROUP_COLUMNS = 64, SHARES = 8, EXAMPLE_THREADS = GROUP_COLUMNS * SHARES 
 
 // Returns the first row from i on that does not continue a run.
 __device__ static int run_begin(const uint32_t *key, int i, int T) {
-    int low = i, high = T;
-    while (i > 0 && low < high) {
-        const int middle = (low + high) / 2;
-        if (key[middle] == key[i - 1]) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+    return i > 0 ? run_end(key, key[i - 1], i, T, 1) : i;
 }
 
 // partials (3, B, groups): |E_b|^2, <E_b, U_b>, |dwpe_b|^2 of the block's columns.

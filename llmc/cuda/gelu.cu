@@ -22,15 +22,10 @@ template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(rea
     }
 }
 
-template <int W> static int gelu_launch(real *y, const real *x, size_t packs, cudaStream_t stream, Error *e) {
-    if (packs == 0) return 0;
-    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, gelu_kernel<W>, y, x, packs);
-}
-
 int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    const size_t body = n / VEC * VEC;
-    TRY(gelu_launch<VEC>(y, x, body / VEC, stream, e));
-    return gelu_launch<1>(y + body, x + body, n - body, stream, e);
+    const auto kernel = n % VEC ? gelu_kernel<1> : gelu_kernel<VEC>;
+    const size_t packs = n / (n % VEC ? 1 : VEC);
+    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, kernel, y, x, packs);
 }
 
 __global__ static void gelu_backward_kernel(real *dx, const real *x, size_t n) {
