@@ -102,9 +102,10 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
     return l;
 }
 
-// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh:
-// cuBLASLt's gelu' needs 16 bits and even channels. A residual takes linear_sm90 or cuBLASLt, whichever is faster in total over d12, d24 and d48.
-// (H200, us, linear_sm90 / cuBLASLt: proj 149/151, 131/128, 148/160; fcproj 503/502, 470/419, 547/549.)
+// Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
+// cuBLASLt's gelu' needs 16 bits and even channels. fcproj with its residual runs on cuBLASLt, which is faster there in
+// total over d12, d24 and d48 (H200, us, linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128,
+// 148/160).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);
@@ -303,8 +304,8 @@ static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     return matrix_gradient(engine, p, WTE, g, engine->logits, engine->lnf + first * C, {n, T, Vp, C}, e);
 }
 
-// Computes the losses of k's rows; in training also dy, the gradient of lnf. On return logits holds exponentials, and lnf
-// is scaled so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
+// Computes the losses of k's rows; in training also dy, the gradient of lnf. Leaves exponentials in logits, and scales
+// lnf so that logits^T lnf is the gradient of wte. scratch: two numbers per row, then row sums by tile.
 static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
     const int C = engine->config.model->config.channels;
     real *lnf = engine->lnf + (size_t)k.row0 * C, *wte = weight(engine, WTE, 0);
@@ -320,7 +321,7 @@ static int head_exponentials(Engine *engine, const LogitRows &k, Error *e) {
     return k.scale > 0 ? linear_sm90(d, engine->stream, e) : 0;
 }
 
-// Computes the losses of k's rows. In training also turns logits into their gradient, and writes dy, the gradient of lnf.
+// Computes the losses of k's rows. In training also turns logits into their gradient, and writes dy.
 static int head_logits_loss(Engine *engine, const LogitRows &k, Error *e) {
     const int C = engine->config.model->config.channels;
     TRY(head_logits(engine, k.row0, k.R, false, e));
@@ -413,8 +414,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds the gradient of w from branch_gradient. wte: tokens select its rows. wpe: positions in documents select its rows.
-// The host sorts, while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
+// Adds the gradient of w from branch_gradient: of wte, whose rows tokens select, or of wpe, by positions in documents.
+// The host sorts while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwpe, double *cross, double *position,
                          const float *UG, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
@@ -565,7 +566,7 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }
 
-// engine->logits = logits after the last of n tokens, given the keys and values of all others (`seen`). Also stores this token's keys and values.
+// engine->logits = logits after the last of n tokens, given the keys and values of all others. Also stores its own.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const Pass p = pass_of(engine, 1, 1, GNS_OFF);
     const int L = engine->config.model->config.layers, row = n - 1;

@@ -85,8 +85,8 @@ __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned quer
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
-// Returns a mask of a lane's E elements in a tile of 16 rows, from `row`, and 2 E columns. 1: kept. Rows are queries or,
-// TRANSPOSED, keys: then one movmatrix transposes all 8 x 8 matrices, bit by bit.
+// Returns a mask of a lane's E elements in a tile of 16 rows, from `row`, and 2 E columns. 1: kept. Rows are queries;
+// TRANSPOSED: keys. Then one movmatrix transposes all 8 x 8 matrices, bit by bit.
 template <int E, bool TRANSPOSED>
 __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int column) {
     unsigned kept = 0, transposed;

@@ -11,8 +11,8 @@
 int embedding_forward(real *out, const uint16_t *tokens, const uint16_t *first, const real *wte, const real *wpe,
                       const RowDropout &drop, int B, int C, cudaStream_t stream, Error *e);
 
-// On the host. first, last (B, T): first and last token of each token's document, within the row. A separator or a row's
-// first token opens a document.
+// On the host. first, last (B, T): first and last token of each token's document, within the row. A separator opens a
+// document; so does a row's first token.
 void embedding_documents(uint16_t *first, uint16_t *last, const uint16_t *tokens, int separator, int B, int T);
 
 // Flat positions sorted by token, or by position in the document.
@@ -25,7 +25,7 @@ static inline EmbeddingOrder embedding_order(uint32_t *sorted, bool by_example, 
     return {key, key + N};
 }
 
-// On the host. B at most MICRO_BATCH_MAX. sorted (4, B T) = both orders, by token (first NULL) or by position in the document.
+// On the host. sorted (4, B T) = both orders, by token (first NULL) or by position in the document. B at most 65536.
 void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *first, int B, int T);
 
 // dwte (V, C) fp32 += rows of dx by token; dwpe (T, C) fp32 += sum over b of dx. dx (B, T, C). order: not by example.

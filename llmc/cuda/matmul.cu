@@ -160,9 +160,8 @@ static int plan_time(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulAlg
     return 0;
 }
 
-// *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise. The
-// finalists are at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look: the heuristic's first and
-// the fastest others.
+// *fastest = index of the answer to keep: 0, the heuristic's first, unless another is faster by more than noise.
+// Finalists: at most TUNE_FINALISTS answers within TUNE_SLOW of the fastest on a quick look; the first has a place.
 static int plan_fastest(Matmul *mm, const MatmulPlan *plan, const cublasLtMatmulHeuristicResult_t *found, int count,
                         const MatmulOperands *o, int *fastest, Error *e) {
     float cool[MATMUL_ANSWERS_MAX], hot[MATMUL_ANSWERS_MAX] = {}, best = INFINITY, ms; // milliseconds; INFINITY: out

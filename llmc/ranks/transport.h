@@ -58,7 +58,7 @@ typedef struct {
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part of them becomes its sum over ranks. *work = the transfer's number.
+    // values: the bucket's gradients. This rank's part becomes its sum over ranks. *work = the transfer's number.
     int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
