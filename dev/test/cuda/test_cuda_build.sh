@@ -28,18 +28,25 @@ spills_nothing_on_sm_80() {
     dev/make/ptxas.sh trainer.cu "$work/report" 80
 }
 
+# engines.cu, kernels.cu: the test programs as two, each program in a namespace.
+as_one() { # FILE...
+    grep -h '^#include' "$@"
+    for file; do printf 'namespace program_%d {\n#line 1 "%s"\n' $((++number)) "$file" && sed 's/^#include.*//' "$file" && echo "}"; done
+}
+# shellcheck disable=SC2046
+as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/kernels.cu"
+
 # Compiles to PTX, which finds calls that no longer fit a function: the trainer in the other precisions, and in bf16 for
 # Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 in fp32, too.
 ptx_compiles() {
-    local programs=(dev/test/*/*.cu dev/bench/*.cu)
     local blackwell="-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin"
     {
-        printf -- '-DGNS_FP%s -arch=compute_80 -ptx trainer.cu\n' 16 32
-        ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 $blackwell trainer.cu"
+        printf -- "-DGNS_FP%s -arch=compute_80 -ptx $work/trainer.cu\n" 16 32
+        ! $nvcc --list-gpu-arch | grep -qx compute_120 || echo "-DGNS_BF16 $blackwell $work/trainer.cu"
         # shellcheck disable=SC2046
-        printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' $(grep -l GNS_FP32 "${programs[@]}")
-        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "${programs[@]}"
-    } | sed "s#trainer.cu#$work/&#" | xargs -P 2 -L 1 sh -c '$nvcc -Xcicc -O0 -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
+        printf -- '-DGNS_FP32 -arch=compute_80 -ptx %s\n' $(grep -l GNS_FP32 dev/test/*/*.cu dev/bench/*.cu)
+        printf -- '-DGNS_BF16 -arch=compute_80 -ptx %s\n' "$work"/{engines,kernels}.cu dev/bench/*.cu
+    } | xargs -P 2 -L 1 sh -c '$nvcc -Idev/test/cuda -Xcicc -O0 -o "$work/program.$$" "$@" && rm "$work/program.$$"' sh
 }
 
 # CUDA 12's ptxas made every wgmma of this file wait, up to 12.8.
