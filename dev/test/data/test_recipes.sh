@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The recipes in data/, end to end on local files of the formats that they download, and without a network.
-# GNS_BUILD names the build directory. What needs pyarrow is skipped where build/venv has none.
+# The recipes in data/, end to end on local files of the formats that they download, and without a network. What needs
+# pyarrow is skipped where build/venv has none.
 set -u
 . "$(dirname "$0")/../checks.sh" test_recipes
 export TOKENIZE=$tokenize DOWNLOADS=$work/download

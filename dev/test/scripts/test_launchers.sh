@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # The launchers in scripts/: what they refuse, how they restart a run until it is done, and how they stop.
-# Uses $GNS_BUILD (dev/test/run.sh sets it); no GPU is needed.
 set -u
 . "$(dirname "$0")/../checks.sh" launchers
 mpi_here

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors. Uses
-# $GNS_BUILD (dev/test/run.sh sets it).
+# scripts/lm_eval.sh: the arguments that it gives lm-evaluation-harness, to a stand-in that logs them, and its errors.
 set -u
 . "$(dirname "$0")/../checks.sh" lm_eval
 unset LM_EVAL TOKENIZER DTYPE

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# critical_batch.py probe: its verdict on made-up losses, and real branches of a small run. GNS_BUILD: build directory.
+# critical_batch.py probe: its verdict on made-up losses, and real branches of a small run.
 set -u
 . "$(dirname "$0")/../checks.sh" probe
 python=$(find_python) || skip_suite "no python3"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on what it leaves. GNS_BUILD names the
-# build directory. The figures are skipped where no Python has matplotlib.
+# dev/bench/ramp_study.py with the CPU trainer, its statistics, and dev/docs/plots.py on what it leaves. The figures are
+# skipped where no Python has matplotlib.
 set -u
 . "$(dirname "$0")/../checks.sh" study
 export TRAINER=$train JOBS=2
