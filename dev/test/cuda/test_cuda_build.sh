@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The CUDA trainer compiles without a warning, in bf16 for sm_90a, and its kernels for sm_80: none spills registers, and ptxas
-# lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. Other precisions, test programs and
-# benchmarks compile as far as PTX; dev/test/gpu_check.sh builds and runs them all. Then the trainer's plans against the CPU
-# trainer's, and what it refuses.
+# The CUDA trainer compiles without a warning, in bf16 for sm_90a, and its kernels for sm_80: none spills registers, and
+# ptxas lets the tensor cores' products (wgmma) overlap (dev/make/ptxas.sh), also CUDA 12's. Other precisions, test
+# programs and benchmarks compile as far as PTX; dev/test/gpu_check.sh builds and runs them all. Then the trainer's
+# plans against the CPU trainer's, and what it refuses.
 set -u
 . "$(dirname "$0")/../checks.sh" cuda_build
 case $build in *-san*) skip_suite "the sanitizers are for the CPU trainer" ;; esac
@@ -15,7 +15,7 @@ compiles() { # without a word
         [ ! -s "$work/log" ] || { cat "$work/log"; return 1; }
 }
 
-# trainer.cu: the whole trainer, which compiles in a fraction of its files' time. What several files define gets their number.
+# trainer.cu: the whole trainer, which compiles in a fraction of its files' time. A file's constants get its number.
 number=0
 for file in train_gpt2.cu llmc/cuda/*.cu; do
     enums=$(grep '^enum ' "$file" | grep -oP '(?<=[{,] )[A-Z_0-9]+' | paste -sd '|')
@@ -37,7 +37,7 @@ as_one() { # FILE...
 as_one $(grep -l '"engine_test.cuh"' dev/test/*/*.cu) > "$work/engines.cu" && as_one $(grep -L '"engine_test.cuh"' dev/test/*/*.cu) > "$work/kernels.cu"
 
 # Compiles to PTX, which finds calls that no longer fit a function: the trainer in the other precisions, and in bf16 for
-# Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 in fp32, too.
+# Blackwell where nvcc knows it (from CUDA 12.8 on); the programs that need a GPU, those that name GNS_FP32 also in fp32.
 ptx_compiles() {
     local blackwell="-gencode arch=compute_100,code=compute_100 -gencode arch=compute_120,code=compute_120 -fatbin"
     {

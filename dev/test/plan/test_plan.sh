@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer then
-# makes, and reports a disk that is too small.
+# --dry-run as a program: it runs without data, plans GPUs on a machine without one, predicts the steps that the trainer
+# then makes, and reports a disk that is too small.
 set -u
 . "$(dirname "$0")/../checks.sh" plan
 cd "$work" || exit 70

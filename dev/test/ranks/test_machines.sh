@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open MPI.
-# A directory stands for a machine's files.
+# What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
+# MPI. A directory stands for a machine's files.
 set -u
 . "$(dirname "$0")/../checks.sh" machines
 has_mpi || skip_suite "no Open MPI here, or a build without it"

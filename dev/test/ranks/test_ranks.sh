@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Each rank has one thread, and a run is small
-# enough that the number of cores does not matter.
+# Several ranks train as one process does: mpirun starts 1 to 5 on this machine. Each rank has one thread, and a run is
+# small enough that the number of cores does not matter.
 set -u
 . "$(dirname "$0")/../checks.sh" ranks
 has_mpi || skip_suite "no Open MPI here, or a build without it"

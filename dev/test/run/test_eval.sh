@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Evaluation through the program: HellaSwag in the loop and --eval-only. The scores themselves are checked against the oracle
-# (dev/oracle/check_evaluation.py).
+# Evaluation through the program: HellaSwag in the loop and --eval-only. The scores themselves are checked against the
+# oracle (dev/oracle/check_evaluation.py).
 set -u
 . "$(dirname "$0")/../checks.sh" eval
 mpi_here

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The trainer as a program: runs have the same bits on any number of threads; replay repeats a ramp; --dry-run predicts the
-# memory.
+# The trainer as a program: runs have the same bits on any number of threads; replay repeats a ramp; --dry-run predicts
+# the memory.
 set -u
 . "$(dirname "$0")/../checks.sh" program
 cd "$work" || exit 70

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make demo: after a stop the same command resumes its run; another text is another run. In a tree of its own, with a trainer
-# for fewer tokens.
+# make demo: after a stop the same command resumes its run; another text is another run. In a tree of its own, with a
+# trainer for fewer tokens.
 set -u
 . "$(dirname "$0")/../checks.sh" demo
 case $build in *-san*) skip_suite "not under the sanitizers: it is scripts/demo.sh that is tested" ;; esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Options, files and functions that the README and the pages in dev/docs name exist, and their commands work, one after the
-# other in one directory.
+# Options, files and functions that the README and the pages in dev/docs name exist, and their commands work, one after
+# the other in one directory.
 set -u
 . "$(dirname "$0")/../checks.sh" docs
 help=$work/help

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The folders of llmc/ are floors: no include and no link-time call goes up (floors.py), and every header compiles alone, as
-# C, and as CUDA C++ where device code includes it.
+# The folders of llmc/ are floors: no include and no link-time call goes up (floors.py), and every header compiles
+# alone, as C, and as CUDA C++ where device code includes it.
 set -u
 . "$(dirname "$0")/../checks.sh" floors
 python=$(find_python) || skip_suite "no python3"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A real task with a known answer: nanoGPT's recipe for a small character model of Shakespeare on a CPU (4 layers,
-# 4 heads, 128 channels, T = 64, batch 12, 2000 steps, lr 1e-3 to 1e-4, warm-up 100 steps, beta2 0.99, no dropout), for
-# which nanoGPT reports a validation loss of 1.88. Here: bytes, the usual 90/10 split, in bf16 where the CPU multiplies it
-# fast. GNS_LONG=1: mean of three seeds in fp32.
+# A real task with a known answer: nanoGPT's recipe for a small character model of Shakespeare on a CPU (4 layers, 4
+# heads, 128 channels, T = 64, batch 12, 2000 steps, lr 1e-3 to 1e-4, warm-up 100 steps, beta2 0.99, no dropout), for
+# which nanoGPT reports a validation loss of 1.88. Here: bytes, the usual 90/10 split, in bf16 where the CPU multiplies
+# it fast. GNS_LONG=1: mean of three seeds in fp32.
 set -u
 . "$(dirname "$0")/../checks.sh" shakespeare
 text=${GNS_TEST_DATA:-}/tinyshakespeare.txt
