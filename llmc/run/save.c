@@ -403,8 +403,8 @@ static int await_save(Run *r, Error *e) {
     return comm_wait_first(r->setup.comm, e);
 }
 
-// (all) Ends the save before, then starts one; with `waits`, also ends it. *unsaved: a failed save's code. Rank 0's saver
-// holds its error, and the function returns 0.
+// (all) Ends the save before, then starts one; with `waits`, also ends it. *unsaved: a failed save's code. Rank 0's
+// saver holds its error, and the function returns 0.
 static int save(Run *r, bool waits, int *unsaved, Error *e) {
     enum { SAVED_ALREADY = -1 };
     Comm *comm = r->setup.comm;
