@@ -75,7 +75,7 @@ static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
-// buffer's last copy, TOKEN_SLOTS calls ago, is done. B: rows whose documents to find; 0: they are one document each.
+// buffer's last copy, TOKEN_SLOTS calls ago, is done. B: rows to search for documents; 0: all tokens are one document.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
     const int slot = engine->slot = (engine->slot + 1) % TOKEN_SLOTS;
@@ -156,8 +156,8 @@ static bool fuses(const Engine *engine, const Pass *p, TensorKind w) {
            (p->mode == GNS_EXACT || (!bias_is_summed(engine, p, w) && t->rows % WEIGHT_GRADIENT_TILE == 0));
 }
 
-// g.dw += x^T dy; with GNS_EXACT also the squares, and the rows that row_at names. Without weight_gradient exact norms
-// need every x_b^T dy_b: computes as many at once as example_grad holds.
+// g.dw += x^T dy; with GNS_EXACT also fills g.squares and g.rows. Exact norms without weight_gradient need every
+// x_b^T dy_b: computes as many at once as example_grad holds, or one if g.rows is wanted.
 static int matrix_gradient(Engine *engine, const Pass *p, TensorKind w, const WeightGradient &g, const real *x,
                            const real *dy, WeightGradientShape s, Error *e) {
     const size_t count = (size_t)s.in * s.out;
@@ -290,8 +290,8 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
     return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + first * C, weight(engine, WTE, 0)}, e);
 }
 
-// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte and, with
-// GNS_EXACT, |U_i|^2 to squares. Then also copies U_i's rows of the example's own tokens to head_at_token.
+// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte. With GNS_EXACT
+// also adds |U_i|^2 to wte's squares, and copies U_i's rows of the example's own tokens to head_at_token.
 static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     const int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     const size_t first = (size_t)b * T;
@@ -414,8 +414,8 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     return column_finish(&engine->columns, engine->stream, e);
 }
 
-// Adds the gradient of w from branch_gradient: of wte, whose rows tokens select, or of wpe, by positions in documents.
-// The host sorts while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
+// Adds branch_gradient to the gradient of w: WTE sums its rows by token, WPE by position in the document. The host
+// sorts while the device computes what is queued. dwpe, cross, position, UG: see embedding.cuh.
 static int rows_backward(Engine *engine, const Pass *p, TensorKind w, float *dwpe, double *cross, double *position,
                          const float *UG, Error *e) {
     const int slot = engine->slot, B = p->B, T = p->T, C = p->C, N = p->N;
@@ -554,7 +554,7 @@ static int cuda_eval(Engine *engine, const uint16_t *tokens, int n, int T, float
     return CUDA_CALL(cudaStreamSynchronize(engine->stream), e);
 }
 
-// y = the product of w for one row x, in an epilogue that may read y. qkv and fc normalise x first.
+// y = epilogue(x W + b) for one row x. LINEAR_RESIDUAL adds to y. QKV_W and FC_W normalise x first.
 static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int l, Error *e) {
     const bool normalises = w == QKV_W || w == FC_W;
     const TensorKind ln = w == QKV_W ? LN1_W : LN2_W;
@@ -566,7 +566,7 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }
 
-// engine->logits = logits after the last of n tokens, given the keys and values of all others. Also stores its own.
+// engine->logits = logits after n tokens. Reads keys and values of the first n - 1, and stores the last token's.
 static int logits_of_last(Engine *engine, const uint16_t *tokens, int n, Error *e) {
     const Pass p = pass_of(engine, 1, 1, GNS_OFF);
     const int L = engine->config.model->config.layers, row = n - 1;

@@ -44,7 +44,7 @@ static int format_of_file(const char *path) {
     return format_of_text(text, bytes < 0 ? 0 : (size_t)bytes, true);
 }
 
-// Sets the format, and refuses options that need a file: a pipe's length and its UTF-8 are unknown until its end.
+// Sets the format. Refuses a pipe with options that need the whole input first: its length, or whether it is UTF-8.
 static int input_set_format(Input *input, const TokenizeOptions *o, int format, bool by_line, Error *e) {
     input->jsonl = format == FORMAT_JSONL;
     input->undecided = format == FORMAT_AUTO;

@@ -98,7 +98,7 @@ static int settings_check(const TokenizeOptions *o, int inputs, Error *e) {
     return 0;
 }
 
-// Fills o. Moves the *inputs inputs of the command line to the front of argv. ERR_USAGE for a mistake.
+// Fills o. Moves the inputs to the front of argv, and their count to *inputs. ERR_USAGE for a mistake.
 static int settings_parse(int argc, char **argv, TokenizeOptions *o, int *inputs, Error *e) {
     uint8_t given[OPTIONS];
     OptionTable t = {.rows = rows, .count = OPTIONS, .values = o, .given = given, .context = inputs};
@@ -121,9 +121,9 @@ typedef struct {
     Tokenizer *tokenizer;
     Reader reader;
     Writer writer;
-    pthread_mutex_t turn; // guards what follows
+    pthread_mutex_t turn; // guards what follows, except `read`
     pthread_cond_t next;
-    uint64_t read, written; // blocks so far; the reader's thread changes `read`
+    uint64_t read, written; // blocks so far; the critical section `reading` guards `read`
     int code;               // of the first error that is no fault of an input
     Error error;
     double start, shown;   // clock_seconds at the start; seconds from it to the last progress line
@@ -178,8 +178,8 @@ static void add_faults(Pipeline *run, const TextBlock *b) {
 
 // ---- The run --------------------------------------------------------------------------------------------------------
 
-// A thread's part: reads blocks, encodes them, and writes them or counts their faults. After a refused input, only
-// checks: skips pipes and the rest of a refused text file. Stops at a signal and at an error.
+// Runs on every thread: reads blocks, encodes them, counts their faults, and writes them. After a refused input, only
+// looks for more faults: skips pipes and the rest of a refused text file. Stops at a signal and at an error.
 static void run_thread(Pipeline *run) {
     TextBlock b = {0};
     Encoder *encoder = NULL;

@@ -23,8 +23,8 @@ bool digest_equal(const FileDigest *a, const FileDigest *b);
 enum { IN_PATH = AT_FDCWD };
 
 // Opens a file for writing, with open's flags (O_WRONLY | O_APPEND, ...). Every output but a checkpoint's files
-// (manifest_open) is opened here. O_TRUNC unlinks an existing file and creates a new one. ERR_WRITE if `path` is a
-// link, a device or a FIFO, or has a second name.
+// (manifest_open) is opened here. O_TRUNC unlinks whatever has the name and creates a new file. Without it, ERR_WRITE
+// if `path` is a link, a device or a FIFO, or has a second name.
 int file_open_output(int dir, const char *path, int flags, int *fd, Error *e);
 
 // Writes all bytes at an offset. From 64 KiB on, whole blocks of 4 KiB bypass the page cache if the file system allows

@@ -51,7 +51,7 @@ struct Engine {
     void *dwide;                             // (B, T, 4C) gradient of qkv or fc
     float *ln_scratch;                       // layernorm_scratch
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
-    float *head_at_token;                    // (B, T, C)  rows of the examples' head gradients (exact)
+    float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     double *grad_sq, *rank_sq, *example_sq;  // one per tensor
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
@@ -105,7 +105,7 @@ int engine_thread_count(const EngineConfig *config); // config->threads, or Open
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);
 
-// Rows of the head processed at a time: the logits of a whole micro-batch are never in memory together.
+// Returns the rows of the head's chunk: their fp32 logits fit ENGINE_HEAD_BYTES, but at least 64 rows.
 enum { ENGINE_HEAD_BYTES = 64 << 20 };
 int engine_head_rows(const EngineConfig *config);
 

@@ -14,7 +14,7 @@ int engine_thread_count(const EngineConfig *config) {
 }
 
 int engine_head_rows(const EngineConfig *config) {
-    // Size the chunk as for fp32 with bf16 too: sums over rows then have the same order.
+    // Use fp32's size for bf16 too: all types then sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
     size_t all = (size_t)config->micro_batch * (size_t)config->seq_len;
     return (int)size_min(all, size_max(rows, 64));

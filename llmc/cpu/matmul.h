@@ -23,7 +23,7 @@ const MatmulKernel *matmul_kernel(Dtype type);
 // Returns half of this machine's second-level cache, in bytes; a default if its size is unknown.
 size_t matmul_a_block(void);
 
-// Returns the bytes of scratch for products whose result has at most M rows of values.
+// Returns the bytes of scratch for products whose bf16 C has at most M rows. A float C may have any number of rows.
 size_t matmul_scratch(Dtype type, size_t M);
 
 // Each product writes C (M,N), sums over K. M, N and K are above 0.

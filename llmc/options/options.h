@@ -20,7 +20,7 @@ typedef enum {
     R(INT, batch_min_rows)     /* first batch of a ramp; batch_ref_rows without one */                                 \
     R(INT, batch_max_rows)     /* largest batch of a ramp; batch_ref_rows without one */                               \
     R(INT, gns_exact_interval) /* steps from one exact measurement to the next; 0: none */                             \
-    R(FLAG, gns_calibrates)    /* --ramp gns measures its ratio, at exact steps spaced in tokens */                    \
+    R(FLAG, gns_calibrates)    /* --ramp gns measures --gns-ratio itself, at exact steps spaced evenly in tokens */    \
     R(REAL, gns_half_life_tokens)
 
 #define OPTION_FIELD_INT(field)    int64_t field;
@@ -69,7 +69,7 @@ static inline bool ramp_follows_total(const Options *o) {
     return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
 }
 
-// True if the command trains a model; false: an option such as --check or --dry-run says what it does.
+// True if the command trains a model; false: an option such as --check or --dry-run asks for something else.
 static inline bool options_train(const Options *o) {
     return !(o->help || o->version || o->print_options || o->dry_run || o->sample_only || o->eval_only || *o->check);
 }
