@@ -26,7 +26,7 @@ enum {
 
 // ---- Blocks ---------------------------------------------------------------------------------------------------------
 
-// Adds a piece; ignores an empty one. At least a byte lies between two pieces.
+// Adds a piece unless it is empty. At least one byte lies between two pieces, so capacity / 2 + 1 pieces suffice.
 static void block_add_piece(TextBlock *b, TextPiece piece) {
     if (piece.bytes > 0) b->pieces[b->piece_count++] = piece;
 }

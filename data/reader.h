@@ -1,6 +1,6 @@
 // reader: reads the inputs in blocks of text, finds the documents in each block, and chooses each document's split.
 //
-// A thread reads a block, encodes it and writes it. Where it ends depends on the input alone. Encoding by
+// Each thread reads a block, encodes it and writes its tokens. A block's end depends on the input alone. Encoding by
 // block gives the same tokens as encoding the whole, so the shards do not depend on the blocks.
 #pragma once
 

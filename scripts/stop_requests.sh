@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2006
 # Sourced by mpirun.sh and launch.sh. Functions for signals that request a stop, and for the exit codes of ranks.
 # Once signals are trapped, use `COMMAND`, not $(COMMAND), in code that may wait. If a trap is due while bash 5.2 parses
-# a $(COMMAND), such as a command's second one, its action is a syntax error: the request is lost and the script ends
+# a $(COMMAND), such as the second on a line, its action is a syntax error: the request is lost and the script ends
 # with 0.
 [[ $0 == /* ]] && self=$0 || self=$PWD/$0 # before a cd
 usr1_bit=$((1 << ($(kill -l USR1) - 1)))

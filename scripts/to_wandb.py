@@ -34,7 +34,7 @@ def history_of(lines):
 
 
 class Upload(Sink):
-    """A run in W&B, which takes more values for its last step, none for earlier ones."""
+    """A run in W&B. W&B accepts more values for its last step, none for earlier ones."""
 
     def __init__(self, args):
         super().__init__(args.run)

@@ -180,7 +180,7 @@ __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SET
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
         if (c >= k.C || row + r >= stop) continue;
-        // dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma, xhat = (x - mean) rstd, by powers of x - mean
+        // dx = rstd (g - mean(g) - xhat mean(g xhat)), g = dy gamma, xhat = (x - mean) rstd; below, linear in x - mean
         const float rstd = t.rstd[r], at_x = -rstd * rstd * means[2 * r + 1], alone = -rstd * means[2 * r];
         float dy[VEC], x[VEC], dx[VEC] = {};
         pack_get(dy, t.dy[r]);

@@ -30,7 +30,7 @@ struct LayerNormBackward {
     int C = 0;
     real *dbranch = NULL; // (B, T, C) the stored dresidual with dropout: the gradient of the branch that was added
                           // last to the residual stream. May be dy
-    RowDropout drop = {}; // of this branch; its T counts without dropout, too
+    RowDropout drop = {}; // of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
 };
 

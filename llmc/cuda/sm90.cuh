@@ -14,8 +14,8 @@ bool sm90_runs(void);
 #    include <cuda.h>
 #    include <cudaTypedefs.h>
 
-// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread:
-// so the host sees that the kernel is missing.
+// Launch bounds of a kernel of sm_90a instructions. Other targets compile it empty, with a bound of one thread. By this
+// bound the host sees that the kernel is missing.
 #    if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #        define SM90_THREADS(threads) 1
 #    else
@@ -74,7 +74,7 @@ __device__ static inline void warp_arrive(uint64_t *barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
 }
 
-// Arrives, once per warp, at this barrier in both blocks of a pair. rank: the own block.
+// Arrives, once per warp, at this barrier in both blocks of a pair. rank: this block's rank.
 __device__ static inline void pair_arrive(uint64_t *barrier, int rank) {
     __syncwarp();
     if (threadIdx.x % 32 < 2) barrier_arrive_at(barrier, rank ^ (int)(threadIdx.x % 32));

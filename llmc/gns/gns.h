@@ -159,7 +159,7 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
 #define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
-#define GNS_CALIBRATION_SES        5.0  // both G2 lie so many errors above 0: the ratio is known to 30% or better
+#define GNS_CALIBRATION_SES        5.0  // errors that both G2 must lie above 0: the ratio is then known to 30%
 
 typedef struct {
     GnsTracker total, ln;

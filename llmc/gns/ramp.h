@@ -20,7 +20,7 @@
 //                fewest tokens (McCandlish et al. 2018, appendix D). A step of B rows lasts b (x + B) seconds, so
 //                progress costs J(B) = b (x + B) (1 / B + 1 / (k N)), least at B = sqrt(x k N). If x is huge, only
 //                steps cost, and the waste of tokens bounds the batch. The batch moves towards the target less one
-//                standard error, that of c included, by at most a factor of 2 per half-life of the average
+//                standard error (c's error counts too), by at most a factor of 2 per half-life of the average
 //
 // A batch is rounded to whole rows. Only x depends on the machine and the number of ranks; it is measured once and
 // stored, or given. Rank 0 decides and broadcasts one integer.

@@ -29,7 +29,7 @@ static int environment_int(const char *name, int otherwise) {
     return text ? atoi(text) : otherwise;
 }
 
-// Open MPI's mpirun tells the number of ranks; srun --mpi=pmix only that it speaks PMIx, which MPI_Init understands.
+// Open MPI's mpirun sets the number of ranks. With srun --mpi=pmix assume several; MPI_Init finds the number.
 bool comm_launched(void) { return environment_int("OMPI_COMM_WORLD_SIZE", getenv("PMIX_RANK") ? 2 : 1) > 1; }
 
 // Returns the number of cores (hardware threads) that a process may run on; all if there are more than the set holds.
@@ -38,7 +38,7 @@ static int cores_of(pid_t process) {
     return sched_getaffinity(process, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-// True if the launcher is gone; also requests a stop. (PMIx tells a rank that a shell started: open_mpi.h.)
+// True if the launcher is gone; also requests a stop. If a shell started this rank, only PMIx notices (open_mpi.h).
 static bool is_orphan(const Comm *comm) {
     if (comm->launcher && getppid() != comm->launcher) signals_orphaned("the launcher is gone");
     return signals_is_orphan();
@@ -117,7 +117,7 @@ static int join(Comm *comm, double deadline, Error *e) {
     return 0;
 }
 
-// Ends MPI on this rank: 3 to 6 of program.c's list. MPI stays open if the launcher is gone: MPI_Finalize needs it.
+// Ends MPI on this rank: 4 to 7 of program.c's list. MPI stays open if the launcher is gone: MPI_Finalize needs it.
 static int leave(Comm *comm, const Error *e) {
     Error ending = {0};
     if (!mpi_runs()) return e->code;

@@ -58,8 +58,8 @@ int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e)
 // values[i] = sum over ranks.
 int comm_sum(Comm *comm, double *values, int count, Error *e);
 
-// Rank 0 may work alone for any time while the others wait in comm_wait_first. It calls comm_beat after each piece of
-// work, which restarts their deadline at most twice a second, and comm_wait_first when it is done. The next
+// Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work it calls
+// comm_beat, to restart their deadline (at most twice a second); at the end it calls comm_wait_first. The next
 // comm_broadcast returns a failure of comm_beat. The others gather weights with rank 0 when it calls parallel_ask_pass.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);

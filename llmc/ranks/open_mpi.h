@@ -1,5 +1,5 @@
-// open_mpi: workarounds for two actions of Open MPI's own threads. They call PMIx, on which Open MPI is built: MPI has
-// no such calls. No-ops without libpmix (GNS_PMIX), and without effect where Open MPI uses a PMIx of its own.
+// open_mpi: workarounds for two actions of Open MPI's threads. Both use PMIx, on which Open MPI is built: MPI has no
+// such calls. No-ops without libpmix (GNS_PMIX), and without effect where Open MPI uses a PMIx of its own.
 #pragma once
 
 #include "base/common.h"

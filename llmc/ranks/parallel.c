@@ -91,8 +91,8 @@ static int await_weights(void *context, Range range, Error *e) {
     if (last < p->arrived) return 0;
     TRY(send_weights(p, range, e));
     if (last >= p->kept) {
-        // Count this wait; every rank awaits every block. Without it a rank that hangs in compute would have begun as
-        // many collectives as the ranks that wait for it.
+        // Count this wait; every rank awaits every block. Else a rank that hangs in compute would have begun as many
+        // collectives as the ranks that wait for it.
         watchdog_begin(p->comm->watchdog, TRANSPORT_WORK);
         return p->api->wait_for(p->transport, p->slot[last % SHARD_WEIGHT_SLOTS].work, e);
     }
@@ -136,8 +136,8 @@ static int collect_from(Parallel *p, int i, Error *e) {
     return 0;
 }
 
-// GradientWatch.begins. Block i overwrites the memory of block i + 2. Bucket 0 begins first in a micro-step,
-// and overwrites its own memory.
+// GradientWatch.begins. A block's bucket i overwrites the memory of bucket i + 2. Bucket 0 begins first in a
+// micro-step, and overwrites its own memory.
 static int bucket_begins(void *context, Range range, Error *e) {
     Parallel *p = context;
     int i = model_bucket_at(p->model, range.begin);
@@ -232,7 +232,7 @@ int parallel_drain(Parallel *p, Error *e) {
     return comm_sum(p->comm, &nothing, 1, e); // waits for every rank
 }
 
-// Starts the gatherings of buckets 0 and 1, which the next forward pass reads first, while it updates the others.
+// Updates the owned parts. Gathers buckets 0 and 1 meanwhile: the next forward pass reads them first.
 static int update_owned(Parallel *p, const UpdateConfig *update, Error *e) {
     p->sent = p->arrived = 0;
     for (int s = 0; s < SHARD_WEIGHT_SLOTS; s++) p->slot[s].bucket = 0;

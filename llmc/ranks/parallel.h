@@ -21,7 +21,7 @@
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
 //      order and computes the same norms of the same parts. So all stages give the same bits. With --reduce step a rank
 //      adds up its micro-steps, and the last micro-step sums over ranks once.
-//   6. Muon needs whole matrices: its blocks are cut only before matrices (transport_whole_part). LAMB needs norms of
+//   6. Muon needs whole matrices: its blocks are cut only between them (transport_whole_part). LAMB needs norms of
 //      whole tensors: at every stage each rank computes the norms of what it owns, and they are summed over ranks.
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:

@@ -14,7 +14,7 @@ static size_t piece_begin(const Model *model, int layer, int i, int pieces) {
     return model_tensor(model, first[other ? MATRICES : pieces - 1][i], layer)->offset;
 }
 
-// Block after block, the pieces go to the ranks in turn. Within a block, pieces ascend with the ranks that own them.
+// Deals the pieces of block after block to the ranks in turn. Within a block, lower ranks own the earlier pieces.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks) {
     if (bucket == 0) return transport_part(model_bucket(model, 0), r, ranks);
     int layer = bucket - 1, pieces = ranks < MATRICES ? ranks : MATRICES, first = 0, end = 0;

@@ -29,19 +29,19 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Device memory, bytes: what NCCL allocates for itself, partly at the first transfer (plan/memory.c has the measurement
-// with NCCL_NVLS_ENABLE=0; NVLink multicast, NCCL's default, may need more), and the buffer of rounded gradients.
+// Device memory, bytes. NCCL's own, some of it from the first transfer on, measured with NCCL_NVLS_ENABLE=0
+// (plan/memory.c); NVLink multicast, NCCL's default, may need more. Then the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
     return wire == WIRE_BF16 ? largest * sizeof(uint16_t) : 0;
 }
 
-// transport_part for Muon, which keeps a block's four matrices whole: the block is cut before some of them, and each
+// transport_part for Muon, which keeps a block's four matrices whole: the block is cut only between them, and each
 // part belongs to one rank. With more than four ranks, four of them own a block, and the next four the next block. With
 // two ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
 
-// transport_whole_part if the model is `whole`; NULL: transport_part.
+// transport_whole_part of the model `whole`; if it is NULL, transport_part.
 Range transport_part_of(const Model *whole, Range bucket, int r, int ranks);
 
 // The rank that owns the most elements by transport_whole_part.

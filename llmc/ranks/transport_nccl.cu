@@ -27,7 +27,7 @@ struct Transport {
     Comm *comm;
     WireType wire;
     ncclComm_t nccl;
-    cudaStream_t engine, stream; // the engine's, runs kernels; runs transfers
+    cudaStream_t engine, stream; // `engine` is the engine's and runs kernels
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
     int64_t started;             // number of transfers so far
@@ -207,7 +207,7 @@ static size_t each_elements(const Transport *t, Range bucket) {
     return unequal ? 0 : range_length(transport_part(bucket, 0, t->comm->ranks));
 }
 
-// Returns what is left of rank r's part: the last rank's remainder, or if parts are unequal everything.
+// Returns what each_elements leaves of rank r's part: the last rank's remainder; all of it if parts are unequal.
 static Range rest_of(const Transport *t, Range bucket, int r) {
     Range part = transport_part_of(t->whole, bucket, r, t->comm->ranks);
     part.begin += each_elements(t, bucket);

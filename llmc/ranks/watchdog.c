@@ -22,7 +22,7 @@ static const double seconds_until_stalled = 1.5;     // a rank is stalled after 
 static const double fraction_of_wait_stalled = 0.75; // and this fraction of the wait: a busy machine delays heartbeats
 
 struct WatchdogEntry {
-    atomic_int process;   // process id; 0: not on this machine
+    atomic_int process;   // process id; 0: not started, or on another machine
     atomic_llong begun;   // collectives
     _Atomic double beat;  // the last heartbeat, seconds of the machine's monotonic clock
     _Atomic double claim; // when the last report began; on the line of the machine's first rank

@@ -21,7 +21,7 @@ static int evaluate_rows(Run *r, bool questions, int64_t rows, int width, double
     const RunData *data = &r->data;
     Progress *progress = &r->output.progress;
     RankRows mine = rows_of_rank(rows, setup->comm->rank, setup->comm->ranks);
-    int unread = 0; // not 0: this rank cannot read its rows, which ends the evaluation on all
+    int unread = 0; // not 0: this rank cannot read its rows; that ends the evaluation on all
     Error ignored;
     progress_begin(progress, questions ? "HellaSwag" : "validation", mine.count);
     for (int64_t done = 0, passes = parallel_micro_steps(&setup->parallel, rows); passes > 0; passes--) {

@@ -147,7 +147,7 @@ static int move_old_run(const char *out, Error *e) {
     return directory_create(place, e);
 }
 
-// Fails unless the disk has room for a save, which needs it for the old checkpoint and the new one.
+// Fails unless the disk has room for the next checkpoint beside the old one. present: checkpoints in the directory.
 static int check_room(const Run *r, int present, Error *e) {
     const Archive *archive = &r->saving.archive;
     uint64_t left, one = saver_checkpoint_bytes(&r->setup.model, r->setup.tokenizer);

@@ -30,7 +30,7 @@ static void format_duration(char out[32], double seconds) {
 
 // ---- The work that is done, and the remaining time ------------------------------------------------------------------
 
-// Returns the fraction of the work that is done, which never falls; NaN: unknown.
+// Returns the fraction of the work that is done; it never falls. NaN: unknown.
 static double fraction_done(Progress *p) {
     if (p->now.total == 0) return NAN;
     double of_piece = p->now.flight && p->engine ? engine_progress(p->engine) : 0;

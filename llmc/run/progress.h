@@ -22,7 +22,7 @@ typedef struct {
     bool answered;         // a signal was acknowledged
     const Engine *engine;  // the lines show its progress; NULL: none yet
     double started;        // when the run started, in seconds of the clock
-    double shown, stepped; // when the last line, the last step's line was shown, in the same seconds; 0: none
+    double shown, stepped; // when the last line, and the last step's, was shown, in the same seconds; 0: never
     double ends;           // when the run ends, if the horizon is not decided yet; 0: it is
     int64_t horizon;       // tokens of the whole run; 0: there is none
     int64_t step, tokens;  // done

@@ -32,7 +32,7 @@ typedef struct {
     const TransportApi *transport_api; // NULL: a build for one process
     Comm *comm;
     Model model;
-    char model_name[256];      // the last part of --model as given, if that is no preset
+    char model_name[256];      // the last part of --model as given
     char source[ARCHIVE_PATH]; // where the model is read from; "": a preset
     EngineConfig shape;
     Parallel parallel;
@@ -110,7 +110,7 @@ static inline bool out_of_patience(const Run *r) {
     return r->setup.options.patience > 0 && r->position.at.best.stale >= r->setup.options.patience;
 }
 
-// True if --stop-at-loss or --patience ends the run (same on all ranks).
+// reached_loss: true if --stop-at-loss ends the run. ends_early: also true for --patience. (Same on all ranks.)
 static inline bool reached_loss(const Run *r) { return r->position.at.val_loss <= r->setup.options.stop_at_loss; }
 static inline bool ends_early(const Run *r) { return reached_loss(r) || out_of_patience(r); }
 

@@ -65,7 +65,7 @@ int sample_token(float *logits, double *scratch, int V, const SampleConfig *conf
 
 // ---- A text ---------------------------------------------------------------------------------------------------------
 
-// Replaces control bytes, which a model draws early in training and which would move the cursor.
+// Replaces control bytes: a model draws them early in training, and they would move the cursor.
 static void print_text(const char *text, size_t bytes, FILE *out) {
     for (size_t i = 0; i < bytes; i++) {
         unsigned char c = (unsigned char)text[i];

@@ -5,7 +5,7 @@
 // | --- | --- | --- | --- |
 // | --checkpoint-every, a lowest validation loss | save_in_background | no    | is printed; training continues       |
 // | a signal, the last step                      | save_and_wait      | yes   | ends the run                         |
-// | training ends at a file                      | save_at_error      | yes   | is printed; the run ends on its error |
+// | a file's error ends training                 | save_at_error      | yes   | is printed; the run ends on its error |
 //
 // All ranks call these together after parallel_send_weights and compare_ranks; save_at_error calls both itself. A step
 // that is saved already is not saved again.
@@ -68,8 +68,8 @@ SaverCounts saver_counts(const Saver *saver);
 int collect_save(Run *r, Error *e);
 
 // Call when training ended on an error, while a save may still run. If all ranks know the error, they wait for the
-// save. If only this rank does, the others wait in a collective. Then this rank waits for the save at most half their
-// timeout, so that it reports the error first.
+// save. If only this rank does, the others wait in a collective. Then this rank waits for the save at most half the
+// deadline, so that it reports the error first.
 void end_save(Run *r);
 
 // Call after collect_save. Writes the lines of the log that wait because the disk is full. The next save makes room for

@@ -47,7 +47,7 @@ static int train_loop(Run *r, Error *e) {
 
 // ---- --train-hours --------------------------------------------------------------------------------------------------
 
-// On rank 0: returns the tokens that fill the time, in three digits; 0: not known yet. Ignores the first, slower steps.
+// On rank 0: returns the tokens that fill the time, cut to three digits; 0: unknown yet. Ignores the first, slow steps.
 static int64_t tokens_for_hours(Run *r, const StepMetrics *m) {
     enum { WARM = 5, STEPS = 50 };
     const Options *o = &r->setup.options;

@@ -13,6 +13,6 @@ void loader_destroy(Loader *loader); // NULL is fine
 // the thread that reads them, and returns its error; reads here if loader_expect did not announce them.
 int loader_rows(Loader *loader, uint64_t first, int n, const uint16_t **rows, Error *e);
 
-// Starts to read n examples from `first` on. If other ones are wanted next, that costs time only. n = 0 only waits for
-// the thread.
+// Starts to read n examples from `first` on. If loader_rows then asks for others, only time is lost. n = 0 only waits
+// for the thread.
 void loader_expect(Loader *loader, uint64_t first, int n);
