@@ -49,8 +49,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements. Bits k of all lanes' 16-bit halves form the k-th
-// 8 x 8 matrix.
+// Returns the bit of a lane's element i in a mask of kept elements. For movmatrix, bits k of all lanes' 16-bit halves
+// form the k-th 8 x 8 matrix.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access

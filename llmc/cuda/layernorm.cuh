@@ -25,7 +25,7 @@ struct LayerNormBackward {
     const real *dy, *x;       // (B, T, C)
     const float *mean, *rstd; // (B, T)
     const real *gamma;        // (C)
-    float *partials = NULL;   // (slots, sets, C); set by layernorm_backward, as is split
+    float *partials = NULL;   // (slots, sets, C). layernorm_backward sets it, and split
     ColumnSplit split = {};
     int C = 0;
     real *dbranch = NULL; // (B, T, C) the stored dresidual with dropout: the gradient of the branch that was added

@@ -269,8 +269,8 @@ struct Out {
     int row, column;
 };
 
-// Stores columns [32 C, 32 C + 32) of a warp's rows, or those left, through `place`, shared memory of the warp; zeroes
-// them in c. Each address is written or added to once per launch, so the order of additions does not matter.
+// Stores columns [32 C, 32 C + 32) of a warp's rows, or the fewer that are left; zeroes them in c. place: shared memory
+// of the warp. Each address is written or added to once per launch, so the order of additions does not matter.
 template <int C, int COUNT>
 __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, const GradientMaps &maps, bool add) {
     constexpr int LEFT = 2 * COUNT - OUT_COLUMNS * C;
@@ -295,7 +295,7 @@ __device__ void columns_out(float (&c)[COUNT], char *place, const Out &out, cons
     copy_out_commit();
 }
 
-// Copies those of a warp's 16 rows that row_at names to job.rows. at: lane l holds row_at of row l.
+// Copies each of a warp's 16 rows whose row_at is not 0 to job.rows. at: lane l holds row_at of row l.
 template <int COUNT>
 __device__ void rows_out(const float (&e)[COUNT], const GradientJob &job, int at, int b, int column) {
     const int lane = threadIdx.x % WARP;

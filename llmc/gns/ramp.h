@@ -9,8 +9,8 @@
 //                batch_min, the rate is schedule x sqrt(B / batch_min) = sqrt(lr0 x schedule). At batch_max the rate
 //                falls with the schedule again.
 //   steps:LIST   LIST is TOKENS:ROWS,TOKENS:ROWS,...: ROWS rows from TOKENS tokens on. It begins with 0 tokens
-//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If an earlier horizon cut a step of this
-//                run short, one more step after the file's last makes up for its tokens
+//   replay:FILE  the `batch` of each step in an earlier run's metrics.jsonl. If the horizon cuts a step short, the run
+//                cannot resume towards a later horizon (ramp_settle)
 //   gns          follows the noise scale N = c x GNS_ln up and down, within [batch_min, batch_max]. If every step
 //                measures the whole model, N = GNS_total. The batch costs the fewest seconds within a stated waste:
 //

@@ -1,5 +1,5 @@
-// comm: control messages between the processes (ranks) that train one model: one process, or those that mpirun or srun
-// started, over MPI. Messages are small, in host memory; every call blocks. transport.h moves gradients and weights.
+// comm: control messages by MPI between the processes (ranks) that train one model: those that mpirun or srun started,
+// or one alone. Messages are small, in host memory; every call blocks. transport.h moves gradients and weights.
 //
 // All ranks call the collective functions below in the same order. They return MPI's errors as ERR_RANK. Sums are in
 // double, in the order of the ranks: every rank has the same bits.

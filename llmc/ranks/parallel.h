@@ -15,7 +15,7 @@
 //   2. The backward pass completes the buckets from the last to the first; bucket 0 begins first and finishes last.
 //   3. The reduction of a bucket starts when it is final, while the backward pass computes the blocks before it. The
 //      engine chooses the moment. Each rank computes the norms of what it owns; their sum over ranks is the batch's.
-//   4. All ranks start the same transfers in the same order; so do a rank without rows and one that only evaluates.
+//   4. All ranks start the same transfers in the same order, even a rank without rows, or one that only evaluates.
 //      With ZeRO-3 this holds for every pass: while a rank computes a pass, a rank without one gathers the same blocks
 //      (parallel_idle_pass, parallel_ask_pass).
 //   5. The order of summation depends on --reduce, never on --zero: every stage reduces the same buckets in the same
