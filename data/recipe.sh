@@ -2,7 +2,7 @@
 # Sourced by the recipes. They set NAME, FLAGS (the names of their own flags) and USAGE.
 #
 #   --tokenizer gpt2|bytes|DIR   gpt2 (default): OpenAI's vocabulary, fetched to data/gpt2
-#   --from DIR                   take the files from DIR; download and check nothing
+#   --from DIR                   take the data from DIR; download and check none of it
 #   --out DIR                    where the shards go; data/NAME by default
 #   --force                      make the shards again
 # Downloads go to data/download/NAME. They are resumed, and their SHA-256 is checked. A path that the caller names is

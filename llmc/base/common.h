@@ -2,7 +2,7 @@
 //
 // A function that can fail returns int: 0, or the exit code. Its last argument, an Error *, receives the details.
 // Callers hand the error up to program_main (program.h). It prints the error and ends the program. Only the watchdog
-// (watchdog.h) ends the program from another thread, when the ranks make no progress.
+// (watchdog.h) ends the program from another thread, when the ranks make no progress or NCCL fails.
 #pragma once
 
 #include <stdbool.h>

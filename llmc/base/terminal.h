@@ -24,5 +24,5 @@ __attribute__((format(printf, 3, 4))) void line_add(Line *line, int priority, co
 void line_fit(const Line *line, int columns, char *out, size_t bytes);
 
 // Returns the seconds until the next line of a log that is `elapsed` seconds old: a fiftieth of its age, from 2 s to
-// ten minutes. A day of training has about 450 lines.
+// ten minutes. A day of training has about 430 lines.
 double log_interval(double elapsed);
