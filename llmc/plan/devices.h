@@ -10,9 +10,10 @@ typedef struct {
     double fp32_flops;     // FLOP/s outside the matrix units
     double bandwidth;      // B/s of device memory, read and written together
     double memory_bytes;   // bytes of device memory
-    double link;           // B/s, each way, from a device to the others of its machine
+    double link;           // B/s, each way, from a device to the others of its machine; in a torus: along each axis
     double network;        // B/s, each way: a device's share of its machine's network; 0: no standard machine
     int devices_a_machine; // devices joined by `link`
+    int axes;              // of their torus; 0: a switch joins them
     bool hopper;           // compute capability 9.0: its 16-bit kernel fuses exact norms
 } DeviceSpec;
 

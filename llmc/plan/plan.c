@@ -51,7 +51,7 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
         FAIL(e, ERR_USAGE, NULL, "--device %.60s: not in the table of devices", wanted);
         return error_hint(e, "use one of %s; or add --device-flops, --device-bandwidth and --device-memory", names);
     }
-    PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = 1},
+    PlanDevice d = {.spec = known ? *known : (DeviceSpec){.devices_a_machine = own->link > 0 ? 8 : 1},
                     .measured = !*wanted && here->is_cpu,
                     .own = own->bf16_flops > 0 || own->bandwidth > 0 || own->memory_bytes > 0,
                     .value = elsewhere ? bf16_bytes : (double)here->value_bytes,
@@ -65,7 +65,10 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     if (own->bf16_flops > 0) d.peak = own->bf16_flops;
     if (own->bandwidth > 0) d.spec.bandwidth = own->bandwidth;
     if (own->memory_bytes > 0) d.spec.memory_bytes = own->memory_bytes;
+    if (own->link > 0) d.spec.link = own->link;
     if (own->network > 0) d.spec.network = own->network;
+    if (own->devices_a_machine > 0) d.spec.devices_a_machine = own->devices_a_machine;
+    d.spec.axes = own->axes;
     *out = d;
     return 0;
 }
@@ -113,18 +116,59 @@ static void add_micro_steps(PlanWork *sum, const Plan *p, int rows, double exact
 // A ring uses all network cards of a machine at once (one NCCL channel per card), so their bandwidths add up. The ring
 // is as fast as the slower of that sum and the link inside a machine.
 double plan_link_bandwidth(const PlanDevice *d, int ranks) {
-    if (ranks <= d->spec.devices_a_machine) return d->spec.link;
-    double machine = d->spec.network * d->spec.devices_a_machine;
-    return d->spec.devices_a_machine > 1 ? fmin(d->spec.link, machine) : machine;
+    double link = d->spec.link * fmax(1, d->spec.axes), machine = d->spec.network * d->spec.devices_a_machine;
+    if (ranks <= d->spec.devices_a_machine) return link;
+    return d->spec.devices_a_machine > 1 ? fmin(link, machine) : machine;
+}
+
+// Returns the ranks along an axis of the torus.
+static double axis_ranks(const PlanDevice *d, int ranks) {
+    return pow(fmin(ranks, d->spec.devices_a_machine), 1.0 / d->spec.axes);
 }
 
 double plan_ring_seconds(const PlanDevice *d, int ranks, double bytes) {
     if (ranks == 1) return 0;
     double machines = ceil((double)ranks / d->spec.devices_a_machine), network_hops = machines > 1 ? machines : 0;
-    double latency =
-        (ranks - 1 - fmin(network_hops, ranks - 1)) * d->efficiency.hop + network_hops * d->efficiency.network_hop;
+    double hops = d->spec.axes ? d->spec.axes * (axis_ranks(d, ranks) - 1) / 2 : fmax(0, ranks - 1 - network_hops);
     double bandwidth = d->efficiency.link * plan_link_bandwidth(d, ranks);
-    return latency + (ranks - 1.0) / ranks * bytes / bandwidth;
+    return hops * d->efficiency.hop + network_hops * d->efficiency.network_hop +
+           (ranks - 1.0) / ranks * bytes / bandwidth;
+}
+
+// Each of K ranks has bytes/K and sends a K-th of that to each other rank: directly through a switch or a network. In a
+// torus a piece passes k/4 links of each axis of k ranks on average.
+double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
+    const double machine = d->spec.devices_a_machine, piece = bytes / ranks / ranks, inside = fmin(ranks, machine);
+    double sent = d->spec.axes ? inside * axis_ranks(d, ranks) / 4 : inside - 1;
+    double seconds = machine > 1 ? sent * piece / d->spec.link : 0;
+    if (ranks > machine) seconds = fmax(seconds, (ranks - machine) * piece / d->spec.network);
+    return seconds / d->efficiency.link + (ranks > machine ? d->efficiency.network_hop : d->efficiency.hop);
+}
+
+// Austin et al. 2025, "How to scale your model", parts 5 and 12. Transfers overlap with arithmetic and with each other, at
+// the full rates: C FLOP/s, and W B/s along each of m axes. FSDP takes m_F axes and K_F ranks, tensor parallelism m_T and
+// K_T; m = m_F + m_T, K = K_F K_T. With I = v C / (2 W) for values of v bytes, the forward pass of an MLP (d to D to d
+// channels) on B tokens takes
+//
+//     products   4 B d D / (K C)          seconds
+//     FSDP       2 v d D / (K_T m_F W)    gathers two matrices divided by K_T. K_T = 1: compute-bound if B / K > I / m
+//     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
+//
+// The best split makes both transfers equal: K_F = sqrt(B K m_F / (D m_T)). They take less than the products if
+// B / K > I^2 / (D m_F m_T). Behind a switch both share one link, half an axis each. Tensors are divided within a machine;
+// its network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the backward pass: twice
+// FSDP's bytes for twice the FLOPs.
+PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {
+    const int machine = d->spec.devices_a_machine, inside = machine > 1 && ranks > machine ? machine : ranks;
+    const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;
+    const double flops = d->value / 2 * d->peak, I = flops / (plan_link_bandwidth(d, inside) / m);
+    const double network = inside < ranks ? flops / (d->spec.network * machine) : 0;
+    return (PlanBounds){
+        .fsdp = flops / plan_link_bandwidth(d, ranks),
+        .tensor_ranks = machine > 1 ? fmin(machine, D * m / I) : D * m / I,
+        .both = fmax(I * I / (D * m_F * m_T), network),
+        .fsdp_ranks = fmin(ranks, fmax((double)ranks / inside, sqrt(tokens * ranks * m_F / (D * m_T)))),
+    };
 }
 
 static double wire_bytes(const Plan *p) { return p->options->comm_dtype == WIRE_BF16 ? 2 : sizeof(float); }

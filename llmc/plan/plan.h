@@ -10,7 +10,8 @@
 // concurrent kernels.
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which
-// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies.
+// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies. In a torus rings run
+// along all axes at once, both ways: they share the bytes, and an axis of k ranks takes (k - 1)/2 latencies.
 #pragma once
 
 #include "gns/ramp.h"
@@ -42,9 +43,8 @@ typedef struct {
     PlanEfficiency efficiency;
 } PlanDevice;
 
-// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's bf16_flops,
-// bandwidth, memory_bytes and network; those above 0 replace the table's. ERR_USAGE if neither the table nor `own` has
-// the figures of `wanted`.
+// Finds the device to plan for: `wanted` (--device), or else the engine's device here. own: the user's figures; those
+// above 0 replace the table's. ERR_USAGE if neither the table nor `own` has the peak and bandwidth of `wanted`.
 int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, const DeviceSpec *own, Error *e);
 
 // True if the weight gradients' kernel measures exact per-example norms (EngineDevice.exact_is_fused).
@@ -93,6 +93,16 @@ PlanStep plan_step(const Plan *plan, int64_t rows);
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
+double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // of an array of all ranks
+
+// What bounds a step by bytes alone, on a batch of `tokens`. hidden: channels within the MLP.
+typedef struct {
+    double fsdp;         // tokens a rank from which data parallelism and FSDP are compute-bound
+    double tensor_ranks; // most ranks on which tensor parallelism is, whatever the tokens
+    double both;         // tokens a rank from which FSDP with tensor parallelism is; above `fsdp`: it loses
+    double fsdp_ranks;   // the best split: ranks of FSDP; the tensors are divided among ranks / fsdp_ranks
+} PlanBounds;
+PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, double hidden);
 
 Plan plan_with(const Plan *plan, ZeroStage zero, int ranks); // the plan with another --zero and number of ranks
 

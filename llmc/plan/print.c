@@ -174,8 +174,8 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, doub
     fprintf(f, "%c%6d %6d %8.0f %7.2f %9s  %-12s", own ? '>' : ' ', ranks, zero,
             ceil((double)ranks / p.device.spec.devices_a_machine), ldexp((double)memory.total, -30),
             grouped(tokens / ranks).s, bound);
-    if (p.rows < ranks) {
-        fprintf(f, " fewer rows than ranks\n");
+    if (p.rows < ranks || !is_linked(&p, ranks)) {
+        fprintf(f, p.rows < ranks ? " fewer rows than ranks\n" : " no times without --link\n");
         return;
     }
     PlanStep step = plan_step(&p, p.rows);
@@ -186,16 +186,48 @@ static void print_row(FILE *f, const Plan *plan, int ranks, ZeroStage zero, doub
     fprintf(f, "\n");
 }
 
+static void print_bounds(FILE *f, const Plan *p) {
+    const ModelConfig *c = &p->shape.model->config;
+    double tokens = (double)(p->rows * p->shape.seq_len);
+    PlanBounds b = plan_bounds(&p->device, p->ranks, tokens, 4.0 * c->channels);
+    fprintf(f, "\ncompute-bound by bytes alone (Austin et al. 2025, How to scale your model), here %s tokens a rank\n",
+            grouped(tokens / p->ranks).s);
+    fprintf(f, "  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks\n",
+            grouped(b.fsdp).s, b.tensor_ranks);
+    if (b.both < b.fsdp)
+        fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
+                grouped(b.both).s, grouped(b.fsdp_ranks).s, p->ranks / b.fsdp_ranks);
+    else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
+    // Of 6 N + 6 L C T FLOPs a token attention's term is the larger one from T = N / (L C). That is d (4 + 3 F) + V / L for
+    // three matrices in the MLP, of d and F d channels; GPT-2's two of d and 4 d count as F = 8/3.
+    fprintf(f, "  attention has more FLOPs than the products from T %s\n",
+            grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
+}
+
+static void print_collectives(FILE *f, const Plan *p) {
+    const double K = p->ranks, bytes = p->device.value * (double)range_length(model_bucket(p->shape.model, 1));
+    const double ring = plan_ring_seconds(&p->device, p->ranks, bytes), sent = 1e-6 * bytes * (K - 1) / K;
+    fprintf(f, "%-37s %10s %14s %10s %10s\n", "collectives, of a block's weights", "all-gather", "reduce-scatter",
+            "all-reduce", "all-to-all");
+    fprintf(f, "  MB that a rank sends, of %-10.4g %10.4g %14.4g %10.4g %10.4g\n", 1e-6 * bytes, sent, sent, 2 * sent,
+            sent / K);
+    fprintf(f, "  ms%33s %10.4g %14.4g %10.4g %10.4g\n", "", 1e3 * ring, 1e3 * ring, 2e3 * ring,
+            1e3 * plan_all_to_all_seconds(&p->device, p->ranks, bytes));
+}
+
 // Prints a row for other numbers of ranks, and for other --zero on the plan's own number.
 static void print_ranks(FILE *f, const Plan *p) {
     const PlanDevice *d = &p->device;
     bool price = p->options->price > 0;
     if (p->ranks == 1) return;
     fprintf(f, "\nranks, at this batch: ");
-    if (d->spec.devices_a_machine > 1)
-        fprintf(f, "%.4g GB/s each way among %d, ", 1e-9 * d->spec.link, d->spec.devices_a_machine);
+    if (d->spec.devices_a_machine > 1) {
+        fprintf(f, "%.4g GB/s each way", 1e-9 * d->spec.link);
+        if (d->spec.axes) fprintf(f, " along %d axes", d->spec.axes);
+        fprintf(f, " among %d, ", d->spec.devices_a_machine);
+    }
     if (d->spec.network > 0) fprintf(f, "%.4g GB/s a device between machines\n", 1e-9 * d->spec.network);
-    else fprintf(f, "between machines unknown (--link), and not counted\n");
+    else fprintf(f, "between machines unknown (--link)\n");
     fprintf(f, "%30s %9s %22s %8s %8s %20s %7s%s\n", "GiB", "tokens", "GB sent", "exposed", "step", "", "hours a",
             price ? "  cost a" : "");
     fprintf(f, "%7s %6s %8s %7s %9s  %-12s %7s %7s %8s %12s %7s %7s%s\n", "ranks", "--zero", "machines", "a rank",
@@ -204,13 +236,15 @@ static void print_ranks(FILE *f, const Plan *p) {
     double rate = (double)(p->rows * p->shape.seq_len) / plan_step(&one, p->rows).seconds;
     for (int n = 1; n <= 4 * p->ranks; n++) { // powers of two, one machine, and the plan's own number
         bool shown = (n & (n - 1)) == 0 || n == d->spec.devices_a_machine;
-        if (n == p->ranks || (shown && is_linked(p, n))) print_row(f, p, n, p->sharing.zero, rate);
+        if (n == p->ranks || (shown && n <= p->rows && is_linked(p, n))) print_row(f, p, n, p->sharing.zero, rate);
     }
     for (int zero = ZERO_0; zero <= ZERO_3; zero++)
         if (zero != (int)p->sharing.zero) print_row(f, p, p->ranks, (ZeroStage)zero, rate);
-    if (is_linked(p, p->ranks))
-        fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
-                plan_most(p, 1, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing));
+    if (!is_linked(p, p->ranks)) return;
+    fprintf(f, "  compute-bound up to %d ranks: at most half of a step's time is exposed\n",
+            plan_most(p, 1, (int)fmin((double)p->rows, 1 << 20) + 1, is_computing));
+    print_bounds(f, p);
+    print_collectives(f, p);
 }
 
 // ---- The run --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,10 @@ static int plan_on_device(PlanDevice *device, Setup *setup, const EngineDevice *
     DeviceSpec own = {.bf16_flops = 1e12 * o->device_flops,
                       .bandwidth = 1e9 * o->device_bandwidth,
                       .memory_bytes = o->device_memory * (1 << 30),
-                      .network = 1e9 * o->link};
+                      .link = 1e9 * o->device_link,
+                      .network = 1e9 * o->link,
+                      .devices_a_machine = (int)o->device_count,
+                      .axes = (int)o->device_axes};
     TRY(plan_device(device, o->device, here, &own, e));
     setup->shape.plan_fused = plan_fuses_exact(device, &setup->model.config);
     return o->given[OPTION_gns] ? 0 : setup_gns_mode(setup, setup->shape.plan_fused, e);

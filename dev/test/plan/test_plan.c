@@ -337,6 +337,14 @@ static void test_ring(void) {
     d.spec.link = 8;
     CHECK_CLOSE(plan_ring_seconds(&d, 4, 64), 3 * 1 + 0.75 * 64 / 4, 1e-12, 0);
     CHECK_CLOSE(plan_ring_seconds(&d, 8, 64), 5 * 1 + 2 * 3 + 0.875 * 64 / 1, 1e-12, 0);
+    // to 3 of 4 ranks through the switch; of 8: 3 of 7 inside, at 8 B/s, and 4 outside, at 0.5 B/s
+    CHECK_CLOSE(plan_all_to_all_seconds(&d, 4, 64), 1 + 3 * 64.0 / 16 / 4, 1e-12, 0);
+    CHECK_CLOSE(plan_all_to_all_seconds(&d, 8, 64), 3 + 4 * 64.0 / 64 / 0.25, 1e-12, 0);
+    PlanDevice torus = d; // 4 x 4 x 4: three rounds an axis, two ways at once; a quarter of an axis's ranks to pass
+    torus.spec.axes = 3, torus.spec.devices_a_machine = 64;
+    CHECK_CLOSE(plan_link_bandwidth(&torus, 64), 24, 1e-12, 0);
+    CHECK_CLOSE(plan_ring_seconds(&torus, 64, 64), 3 * 1.5 + 63.0 / 12, 1e-12, 0);
+    CHECK_CLOSE(plan_all_to_all_seconds(&torus, 64, 64), 1 + 64 * 4.0 / (4 * 64) / 4, 1e-12, 0);
     // NCCL on 8 H200: bus bandwidth of an all-reduce, 2 (K - 1) / K bytes over the time, GB/s
     static const double measured[][2] = {{249e6, 343e9}, {712e6, 356e9}, {3.1e9, 364e9}};
     Plan p = plan_of("d12", "H200", 64);
@@ -353,6 +361,21 @@ static void test_ring(void) {
     p.sharing.zero = ZERO_3, options.comm_dtype = WIRE_BF16; // all blocks but two of 12 again, in the backward pass
     double blocks = all - (double)model_bucket(p.shape.model, 0).end;
     CHECK_CLOSE(plan_step_bytes(&p), 7.0 / 8 * 2 * (2 * all + 10.0 / 12 * blocks), 1e-12, 0);
+}
+
+// test_plan.sh has the textbook's example and a twin. Here: I = 100 FLOP/s over 8 B/s of values of 2 B is 12.5, and 50 over
+// the 2 B/s of a machine's network; the split stays within what the machines have; fp32 doubles the bytes.
+static void test_bounds(void) {
+    PlanDevice d = round_device();
+    PlanBounds one = plan_bounds(&d, 4, 1000, 400), two = plan_bounds(&d, 8, 1e-3, 400);
+    CHECK_CLOSE(one.fsdp, 12.5, 1e-12, 0);
+    CHECK_CLOSE(one.both, 4 * 12.5 * 12.5 / 400, 1e-12, 0);
+    CHECK(one.tensor_ranks == 4 && plan_bounds(&d, 4, 1000, 40).tensor_ranks == 3.2, "%g ranks", one.tensor_ranks);
+    CHECK(one.fsdp_ranks == sqrt(1000 * 4 / 400.0) && plan_bounds(&d, 4, 1e6, 400).fsdp_ranks == 4, "%g",
+          one.fsdp_ranks);
+    CHECK(two.fsdp == 50 && two.both == 50 && two.fsdp_ranks == 2, "%g, %g, %g", two.fsdp, two.both, two.fsdp_ranks);
+    d.value = 4;
+    CHECK_CLOSE(plan_bounds(&d, 4, 1000, 400).both, 4 * one.both, 1e-12, 0);
 }
 
 // Two ranks, 10 rows a step and a slow link: the backward pass hides little. Exposed are the blocks' gradients less that
@@ -598,9 +621,9 @@ static void test_devices_here_and_elsewhere(void) {
 
 int main(void) {
     RUN(test_kernel_seconds, test_work_is_the_formula, test_recomputing_and_exact_norms_cost, test_fused_exact_norms,
-        test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory,
-        test_state_bytes, test_largest_micro_batch, test_ring, test_exposed, test_exposed_weights, test_fullest_rank,
-        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time,
-        test_names, test_devices_here_and_elsewhere);
+        test_measured_steps, test_measured_cpu, test_memory_estimate, test_library_memory, test_state_bytes,
+        test_largest_micro_batch, test_ring, test_bounds, test_exposed, test_exposed_weights, test_fullest_rank,
+        test_steps_are_cut, test_runs, test_seconds_of_a_run, test_checkpoints_at_a_time, test_names,
+        test_devices_here_and_elsewhere);
     return test_summary();
 }

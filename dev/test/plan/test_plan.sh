@@ -49,6 +49,49 @@ compares_the_modes() { # for a model too large for one card
     plan --device H200 --model d84 --micro-batch 4 && said '^  ranks from which it fits, at this micro-batch: none with --zero 0, 5 with 1, 3 with 2, 3 with 3' &&
         plan --model d2 --ranks 4 --batch-tokens 8192 && said '^> +4 +1 .* unknown '
 }
+# How to scale your model (Austin et al. 2025): its own example, a pod by numbers, then switches. A twin in float64 knows the
+# transfers of one MLP only; it searches the splits and the batches.
+agrees_with_the_textbook() {
+    local python
+    python=$(find_python) || skip "no Python" || return
+    cat > twin.py <<- 'END'
+		import math, re, sys
+		C, W, axes, K, B, d, L, V = map(float, sys.argv[1:])
+		D, v = 4 * d, 2
+		def search(low, high, rises):  # where a function of log x changes its sign
+		    for _ in range(200):
+		        middle = math.sqrt(low * high)
+		        low, high = (low, middle) if rises(middle) else (middle, high)
+		    return low
+		products = lambda B, K: 4 * B * d * D / (K * C)
+		fsdp = lambda K_F, K, axes: 2 * v * d * D * K_F / K / (axes * W)
+		tensors = lambda B, K_F, axes: 2 * v * B * d / K_F / (axes * W)
+		def both(B, K_F):  # a torus of three: two axes for FSDP, and both at once; a switch: one after the other
+		    times = (fsdp(K_F, K, 2), tensors(B, K_F, 1)) if axes else (fsdp(K_F, K, 1), tensors(B, K_F, 1))
+		    return max(times) if axes else sum(times)
+		best = lambda B: search(1e-6, 1e9, lambda K_F: both(B, K_F * 1.0000001) > both(B, K_F))
+		all_axes = axes or 1
+		alone = search(1, 1e9, lambda B: products(B, 1) > fsdp(1, 1, all_axes))
+		ranks = search(1e-3, 1e6, lambda K_T: tensors(B, 1, all_axes) > products(B, K_T))
+		together = search(1e-3, 1e12, lambda B: products(B, K) > both(B, best(B))) / K
+		T = search(1, 1e12, lambda T: 6 * L * d * T > 6 * (L * d * d * (4 + 3 * 8 / 3) + V * d))
+		page = open("plan.txt").read()
+		said = [float(x.replace(",", "")) for pattern in (r"here (\S+) tokens a rank\n", r"FSDP: from (\S+) tokens", r"tensor parallel: up to (\S+) ranks",
+		        r"FSDP and tensor parallel: from (\S+) tokens", r"best here over (\S+) and", r"products from T (\S+)") for x in re.findall(pattern, page)]
+		want = [B / K, alone, min(ranks, K), together, best(B), T]
+		assert len(said) == 6 and all(abs(x - y) <= max(0.51, 1e-3 * y) for x, y in zip(said, want)), (said, want)
+		print(*(round(x) for x in want))
+	END
+    plan --device pod --device-flops 459 --device-bandwidth 2765 --device-link 180 --device-axes 3 --device-count 8960 --ranks 8960 \
+        --layers 80 --heads 56 --channels 7168 --vocab-size 50257 --seq-len 128 --batch-tokens 4194304 --micro-batch 1 --zero 3 &&
+        ! grep -q '^ *16384 ' plan.txt && "$python" twin.py 459e12 180e9 3 8960 4194304 7168 80 50257 > twin.txt || return 1
+    grep -q '^468 850 34 113 1619 ' twin.txt || { cat twin.txt; return 1; } # the textbook's
+    plan --device H200 --ranks 8 --layers 4 --heads 64 --channels 8192 --vocab-size 1000 --seq-len 64 --batch-tokens 16384 &&
+        "$python" twin.py 989e12 450e9 0 8 16384 8192 4 1000 > twin.txt || return 1
+    plan --device H200 --ranks 64 --layers 4 --heads 64 --channels 8192 --batch-tokens 65536 && # the network carries as much
+        said ' FSDP: from 2,472 tokens a rank; tensor parallel: up to 8 ranks$' && said 'from no fewer tokens than FSDP alone$' || return 1
+    plan --device 'A100 80GB' --ranks 8 --batch-tokens 8192 && said '^> +8 .* unknown +no times without --link$' && ! grep -qE '^ +(4|16) ' plan.txt
+}
 suggests_what_nobody_gave() { # by hand: 0.58 x 80e6^0.571 = 18.4 rows of 1024 tokens; 1.79 x 84,934,656^-0.713 x 80e6^0.307 = 1.06e-3
     plan --device H200 --model d12 --train-tokens 80e6 && said '^suggested +for 80,000,000 tokens: --batch-tokens 18432 --lr 1.1e-03 --warmup-tokens 737280$' &&
         plan --device H200 --model d12 && said '^suggested +for 2,488,796,160 tokens: --batch-tokens 134144 --lr 3.0e-03 ' && said '20 tokens a parameter' || return 1
@@ -144,7 +187,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
 }
 
 for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
-    reports_ranks_that_wait compares_the_modes suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
+    reports_ranks_that_wait compares_the_modes agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
     try $test
