@@ -255,6 +255,31 @@ def draw_rates(runs):
     return figure
 
 
+def draw_roofline(plan, runs):
+    """Draws FLOP/s against FLOPs per byte: the roof, the planned kernels and step, and the runs' steps. See read_plan."""
+    figure, axes = plt.subplots(figsize=(14, 6))
+    peak, bandwidth = plan["peak"], plan["bandwidth"]
+    *kernels, (_, intensity, rate) = [(name, work / size, work / seconds) for name, work, size, seconds in plan["kernels"]]
+    kernels = sorted((kernel for kernel in kernels if kernel[1] > 0), key=lambda kernel: kernel[1])
+    roof = np.array([min(kernels[0][1], peak / bandwidth) / 2, peak / bandwidth, max(kernels[-1][1], peak / bandwidth) * 4])
+    axes.plot(roof, np.minimum(peak, bandwidth * roof), color=INK, lw=1.6)
+    axes.axvline(peak / bandwidth, color=FAINT, **DASHED)
+    for i, (name, x, y) in enumerate(kernels):  # labels below and above in turn: neighbours may lie close together
+        axes.plot(x, y, "o", color=FAINT)
+        axes.annotate(f"  {name}  ", (x, y), fontsize=9, ha="right" if i % 2 else "left", va="bottom" if i % 2 else "top")
+    steps = [("planned step", FAINT, plan["tok_per_s"])]
+    steps += [(f"step of {run.label}", colour, np.median(finite(run.column("tok_per_s")) or [math.nan]))
+              for run, colour in zip(runs, colours(runs))]
+    for _, colour, speed in steps:
+        axes.plot(intensity, rate * speed / plan["tok_per_s"], "s", color=colour)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s of a rank")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_formatter(EngFormatter())
+    run_key(figure, [], kind_of_line("planned kernels", color=FAINT, lw=0, marker="o"),
+            *(kind_of_line(label, color=colour, lw=0, marker="s") for label, colour, _ in steps))
+    return figure
+
+
 def draw_knee(batch, steps, s_min, e_min):
     """Draws examples against steps to one loss: the runs, and the fit E = E_min S / (S - S_min) with its knee at B_crit."""
     figure, axes = plt.subplots(figsize=(7, 5))

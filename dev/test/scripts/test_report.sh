@@ -83,6 +83,25 @@ assert abs(float(losses[0]) - float(losses[1])) < 0.1, losses
 saved = next(c for c in cells if len(c) == 7 and c[0] == "b32" and "%" in c[2])
 assert saved[2] == "-60.0%" and saved[4] == "+60.0%" and saved[6] == "-60.0%", saved
 END
+# A plan of 1,000 tokens: 2 TFLOPs and 6 GB in 25 ms. The run has 640 tokens a second, not 40,000.
+printf '%s\n' "device      A <b>: 989 TFLOP/s bf16, 4800 GB/s, 141 GiB (data sheet)" "step of 100 rows, 1,000 tokens, on 8 ranks: 1 micro-step" \
+    "  kernels                     TFLOPs        GB  FLOPs/byte  bound by        ms  share" \
+    "  matmul, blocks                   2         4       500.0  compute          4  16.0%" \
+    "  LayerNorm, residual          1e-06         2         0.0  memory           1   4.0%" \
+    "  25 ms, 40,000 tok/s, MFU 52.4%" > "$work/plan.txt"
+report 0 "$work/b128" --plan "$work/plan.txt" -o "$work/plan.html"
+check "roofline" says "$work/plan.html" 'aria-label="Roofline"'
+check "its device" says "$work/plan.html" 'a step on A &lt;b&gt;. The roof'
+returns 0 env PYTHONPATH=scripts "$python" -B - "$work" <<'END'
+import sys, report, report_plots, run_log
+plan, run = report.read_plan(sys.argv[1] + "/plan.txt"), run_log.Run(sys.argv[1] + "/b128")
+run.label = "b128"
+assert plan["peak"] == 989e12 and plan["bandwidth"] == 4.8e12 and plan["kernels"][0] == ("matmul, blocks", 2e12, 4e9, 4e-3), plan
+places = [(x, y) for line in report_plots.draw_roofline(plan, [run]).axes[0].lines for x, y in line.get_xydata()]
+step = [(x, y) for x, y in places if abs(x - 2000001e6 / 6e9) < 1e-6]
+assert len(step) == 2 and abs(step[0][1] / 80.00004e12 - 1) < 1e-9 and abs(step[1][1] / step[0][1] - 0.016) < 1e-9, places
+assert (500, 5e14) in places and (989e12 / 4.8e12, 989e12) in places, places
+END
 report 0 "$work/b128"
 check "of one run: $(cat "$work/log")" [ "$(cat "$work/log")" = "$work/b128/report.html" -a -s "$work/b128/report.html" ]
 end page
@@ -112,6 +131,9 @@ done
 check "a page is left" [ ! -e "$work/bad.html" ]
 bad 74 "No such file" report "$work/b128" -o "$work/none/there.html"
 bad 64 "arguments are required" report
+echo "step of 100 rows, 1,000 tokens" > "$work/none.txt"
+bad 65 "none.txt: no plan of a step" report "$work/b128" --plan "$work/none.txt"
+bad 65 "nowhere: No such file" report "$work/b128" --plan "$work/nowhere"
 echo precious > "$work/victim" && ln -s victim "$work/link" && mkfifo "$work/fifo"
 for name in link fifo; do bad 74 "move it away" report "$work/b128" -o "$work/$name"; done
 check "the link or the FIFO was replaced" [ -L "$work/link" -a -p "$work/fifo" -a "$(cat "$work/victim")" = precious ]
