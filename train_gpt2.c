@@ -229,6 +229,7 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
     for (size_t i = 0; i < batch->B && batch->mode != GNS_OFF; i++) {
         *example_sq(engine, w, l) += gamma_sq[i];
         *example_sq(engine, b, l) += beta_sq[i];
+        if (engine->row) engine->row[(size_t)engine->rows + i].sq += gamma_sq[i] + beta_sq[i];
     }
 }
 
@@ -307,17 +308,20 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     memset(engine->rank_sq, 0, bytes);
     memset(engine->example_sq, 0, bytes);
     if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
+    if (engine->row) memset(engine->row, 0, sizeof *engine->row * (size_t)engine->config.step_rows);
     engine->loss_sum = engine->nll_sum = 0;
+    engine->rows = 0;
     engine->first = true;
     return 0;
 }
 
-// Adds each row's mean of loss (B, T) to *sum.
-static void add_losses(double *sum, const float *loss, size_t B, size_t T) {
+// Adds each row's mean of loss (B, T) to *sum, and writes it to rows (B) unless that is NULL.
+static void add_losses(double *sum, RowResult *rows, const float *loss, size_t B, size_t T) {
     for (size_t b = 0; b < B; b++) {
         double row = 0;
         for (size_t t = 0; t < T; t++) row += loss[b * T + t];
         *sum += row / (double)T;
+        if (rows) rows[b].nll = row / (double)T;
     }
 }
 
@@ -328,13 +332,15 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     batch.mode = mode, batch.passes = 3;
     batch.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    assert(!engine->row || engine->rows + n <= engine->config.step_rows);
     TRY(forward(engine, &batch, e));
     TRY(watch_begins(&engine->watch, model, 0, e));
     for (size_t b = 0; b < batch.B && mode == GNS_EXACT; b++) head_example_exact(engine, &batch, b);
     if (mode != GNS_EXACT) head_rows(engine, &batch, 0, batch.N, grad(engine, WTE, 0), !engine->first);
     TRY(backward(engine, &batch, e));
-    add_losses(&engine->nll_sum, engine->nll, batch.B, T);
-    add_losses(&engine->loss_sum, engine->loss ? engine->loss : engine->nll, batch.B, T);
+    add_losses(&engine->nll_sum, engine->row ? engine->row + engine->rows : NULL, engine->nll, batch.B, T);
+    add_losses(&engine->loss_sum, NULL, engine->loss ? engine->loss : engine->nll, batch.B, T);
+    engine->rows += n;
     for (int i = 0; i < model->tensor_count; i++)
         if (!gns_measures(&model->tensors[i], mode)) engine->example_sq[i] = NAN;
     engine->first = engine->config.shard_grads;
@@ -351,7 +357,8 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     memcpy(result->grad_sq, engine->grad_sq, bytes);
     memcpy(result->example_sq, engine->example_sq, bytes);
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
-    step_result_unscale(result, engine->config.model->tensor_count, engine->loss_scale);
+    if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
+    step_result_unscale(result, engine->config.model->tensor_count, engine->rows, engine->loss_scale);
     return 0;
 }
 

@@ -70,8 +70,10 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 
 // Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
-    bool wanted = gns_measures(model_tensor(engine->config.model, kind, layer), mode);
-    return {grad(engine, kind, layer), wanted ? example_sq(engine, kind, layer) : NULL, engine->first};
+    const Tensor *t = model_tensor(engine->config.model, kind, layer);
+    double *rows = stats_of_rows(engine->stats, &engine->config, 1 + (int)(t - engine->config.model->tensors));
+    return {grad(engine, kind, layer), gns_measures(t, mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
+            engine->keeps_rows && t->group == GROUP_LN ? rows + engine->rows : NULL};
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
@@ -469,10 +471,11 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
 
 static int cuda_begin_step(Engine *engine, Error *e) {
     const Model *model = engine->config.model;
-    CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(model) * sizeof(double), engine->stream), e);
+    CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(&engine->config) * sizeof(double), engine->stream), e);
     if (engine->trust)
         CUDA_TRY(cudaMemsetAsync(engine->trust, 0, 2 * model->tensor_count * sizeof(double), engine->stream), e);
     engine->mode = GNS_EXACT;
+    engine->rows = 0;
     engine->first = true;
     engine->stats_sent = engine->scaled = false;
     return 0;
@@ -482,14 +485,18 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
+    engine->keeps_rows = engine->rows + n <= engine->config.step_rows; // tuning_steps has more
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
     TRY(head_pass(engine, &p, true, e));
     TRY(backward(engine, &p, e));
     engine->stats_sent = engine->scaled = false;
-    TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, p.N, engine->stream, e));
-    if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, p.N, engine->stream, e));
+    TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
+    if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
+    double *losses = stats_of_rows(engine->stats, &engine->config, 0) + engine->rows;
+    if (engine->keeps_rows) TRY(reduce_sum(losses, engine->loss, n, p.T, engine->stream, e));
+    engine->rows += n;
     engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
     engine->first = engine->config.shard_grads;
@@ -538,7 +545,11 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
-    step_result_unscale(result, model->tensor_count, engine->loss_scale);
+    for (int b = 0; b < engine->rows && result->row; b++) {
+        result->row[b] = {0, stats_of_rows(stats, &engine->config, 0)[b] / engine->config.seq_len};
+        for (int i = 1; i <= model->tensor_count; i++) result->row[b].sq += stats_of_rows(stats, &engine->config, i)[b];
+    }
+    step_result_unscale(result, model->tensor_count, engine->rows, engine->loss_scale);
     return 0;
 }
 

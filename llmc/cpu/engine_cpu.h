@@ -53,6 +53,7 @@ struct Engine {
     float *example_grad, *example_bias_grad; // one example's gradient of a matrix and of its bias (exact)
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
+    RowResult *row;                          // (step_rows), or NULL
     double *grad_sq, *rank_sq, *example_sq;  // one per tensor
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
@@ -61,6 +62,7 @@ struct Engine {
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
     float loss_scale;           // set by scale_loss
+    int rows;                   // of this step so far
     uint64_t example;           // number of the next micro-step's first row
     GradientWatch watch;        // for the next micro-step
     WeightsWatch weights_watch; // await NULL: no weights are in transfer

@@ -104,6 +104,7 @@ static void layout_activations(Engine *engine, Region *a) {
     RESERVE_VALUES(engine->dwide, N * 4 * C);
     RESERVE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
     RESERVE(engine->ln_sq, 2 * c->micro_batch);
+    if (c->step_rows) RESERVE(engine->row, c->step_rows);
     RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
     if (c->optimizer == OPTIMIZER_LAMB) RESERVE(engine->trust_sq, 2 * tensors);
 }

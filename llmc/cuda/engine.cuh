@@ -128,17 +128,26 @@ struct Engine {
     int seen_count;
     uint64_t example; // the next micro-step's first example, counted over the run
     GnsMode mode;     // least mode of this step's micro-steps
+    int rows;         // of this step so far
+    bool keeps_rows;  // this micro-step writes stats_of_rows
     bool first;       // the next micro-step overwrites gradients: true at a step's start; with shard_grads always
 };
 
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients.
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Last (1 + tensors, step_rows): each row's sum of
+// losses, and its |g_b|^2 by LayerNorm tensor.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
-static inline size_t stats_count(const Model *model) { return STAT_TENSORS + STATS_ROWS * (size_t)model->tensor_count; }
+static inline double *stats_of_rows(double *stats, const EngineConfig *c, int i) {
+    return stats_row(stats, c->model, STATS_ROWS) + (size_t)i * c->step_rows;
+}
+static inline size_t stats_count(const EngineConfig *c) {
+    const size_t tensors = c->model->tensor_count;
+    return STAT_TENSORS + STATS_ROWS * tensors + (1 + tensors) * c->step_rows;
+}
 
 // Queue a copy between host and device.
 static inline int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {

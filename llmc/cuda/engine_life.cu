@@ -108,7 +108,7 @@ static void layout_state(Engine *engine, Arena *a) {
     else ADD(working, engine->weight, shard_weight_elements(&engine->config), FORWARD, UPDATE);
     if (apart && !inference) ADD("master weights, fp32", engine->param, owned, FORWARD, UPDATE);
     if (rounded && engine->config.shard_weights) ADD(working, engine->own_weight, owned, FORWARD, UPDATE);
-    ADD("small tables", engine->stats, stats_count(model), FORWARD, UPDATE);
+    ADD("small tables", engine->stats, stats_count(&engine->config), FORWARD, UPDATE);
     ADD("small tables", engine->grad_scale, 1, FORWARD, UPDATE);
     ADD("small tables", engine->ticket, 1, FORWARD, UPDATE);
     ADD("small tables", engine->segment, model->tensor_count, FORWARD, UPDATE);
@@ -326,7 +326,7 @@ static int engine_open(Engine *engine, Error *e) {
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }
     CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
-    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c->model) + 1) * sizeof(double)), e);
+    CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
     engine->fused_linear = linear_sm90_runs(c->model->config.channels, c->model->config.channels);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);

@@ -139,7 +139,7 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e) {
 
 int engine_send_stats(Engine *engine, Error *e) {
     if (engine->stats_sent) return 0;
-    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(engine->config.model) * sizeof(double), e));
+    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(&engine->config) * sizeof(double), e));
     CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
     engine->stats_sent = true;
     return 0;
@@ -243,7 +243,7 @@ const void *cuda_own_weights(Engine *engine, Range range) {
 
 int cuda_hash(Engine *engine, Range range, uint64_t *hash, Error *e) {
     uint64_t *sum = (uint64_t *)engine->scratch,
-             *answer = (uint64_t *)(engine->stats_host + stats_count(engine->config.model));
+             *answer = (uint64_t *)(engine->stats_host + stats_count(&engine->config));
     const Model *model = engine->config.model;
     bool masters = engine->param && shard_masters_apart(&engine->config) && engine->config.owned_count == 0;
     CUDA_TRY(cudaMemsetAsync(sum, 0, sizeof *sum, engine->stream), e);

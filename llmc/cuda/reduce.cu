@@ -7,8 +7,9 @@
 
 enum { SUM_THREADS = 1024, SUM_WARPS = SUM_THREADS / WARP };
 
-// *to += sum of partials (B, G), unless to is NULL. By one block, a warp per example.
-__device__ static void example_partials_sum(double *to, const double *partials, int B, int G) {
+// *to += sum of partials (B, G), unless to is NULL; rows (B) = its sums over G, unless rows is NULL. By one block, a
+// warp per example.
+__device__ static void example_partials_sum(double *to, double *rows, const double *partials, int B, int G) {
     __shared__ double shared[SUM_WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const double before = threadIdx.x == 0 && to ? *to : 0.0;
@@ -19,6 +20,7 @@ __device__ static void example_partials_sum(double *to, const double *partials, 
         for (int g = lane; g < G; g += WARP) example += partials[(size_t)b * G + g];
         example = warp_sum(example);
         if (lane == 0) total += example;
+        if (lane == 0 && rows) rows[b] = example;
     }
     total = block_sum(total, shared);
     if (threadIdx.x == 0 && to) *to = before + total;
@@ -27,7 +29,7 @@ __device__ static void example_partials_sum(double *to, const double *partials, 
 // Grid: a block per set.
 __global__ void __launch_bounds__(SUM_THREADS)
     example_partials_kernel(const __grid_constant__ ExampleSums sums, const double *partials, int B, int G) {
-    example_partials_sum(sums.of[blockIdx.x], partials + (size_t)blockIdx.x * B * G, B, G);
+    example_partials_sum(sums.of[blockIdx.x], NULL, partials + (size_t)blockIdx.x * B * G, B, G);
 }
 
 int reduce_example_partials(ExampleSums sums, const double *partials, int sets, int B, int G, cudaStream_t stream,
@@ -169,7 +171,8 @@ __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_
     const ColumnGradient to = f.job.of[set];
     after_wait();
     if (block < sets) {
-        example_partials_sum(to.squares, f.squares + (size_t)set * f.B * f.column_groups, f.B, f.column_groups);
+        const double *partials = f.squares + (size_t)set * f.B * f.column_groups;
+        example_partials_sum(to.squares, to.rows, partials, f.B, f.column_groups);
         return;
     }
     if (c >= f.job.C) return;
@@ -307,17 +310,18 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 
 // ---- Whole arrays ---------------------------------------------------------------------------------------------------
 
-__global__ void sum_kernel(double *sum, const float *x, size_t n) {
+// Grid: a block per row.
+__global__ void sum_kernel(double *sums, const float *x, size_t n) {
     __shared__ double shared[SUM_WARPS];
     double mine = 0.0;
 #pragma unroll 8
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += x[i];
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += x[blockIdx.x * n + i];
     mine = block_sum(mine, shared);
-    if (threadIdx.x == 0) *sum += mine;
+    if (threadIdx.x == 0) sums[blockIdx.x] += mine;
 }
 
-int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e) {
-    return launch({1, SUM_THREADS, stream}, e, sum_kernel, sum, x, n);
+int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
+    return launch({rows, SUM_THREADS, stream}, e, sum_kernel, sums, x, n);
 }
 
 static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }

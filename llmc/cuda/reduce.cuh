@@ -11,10 +11,11 @@
 #include "model/model.h"
 
 // Output of one column gradient. sum NULL: not wanted.
-typedef struct {
+typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
     bool first;
+    double *rows = NULL; // (B) = |g_b|^2 of each example, where `squares` are wanted; or NULL
 } ColumnGradient;
 
 // Cut of the rows into runs. It depends on the shape only: bits do not depend on the GPU.
@@ -62,8 +63,8 @@ size_t reduce_examples_workspace_bytes(int E);
 int reduce_examples(float *gradient, double *squares, const float *x, int E, size_t n, void *workspace,
                     cudaStream_t stream, Error *e);
 
-// sum (1) += sum of x (n), by one block. For losses.
-int reduce_sum(double *sum, const float *x, size_t n, cudaStream_t stream, Error *e);
+// sums (rows) += sums of x (rows, n), by one block each. For losses.
+int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n); `first` overwrites it.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);

@@ -41,6 +41,7 @@ typedef struct {
     int owned_count;       // only these. 0: the whole model
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
+    int step_rows;         // most rows of a step on this rank, if `result` hands out numbers of each; else 0
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
 } EngineConfig;
@@ -120,6 +121,12 @@ typedef struct {
     int64_t batch;    // B, examples of this step over all ranks
 } UpdateConfig;
 
+// The numbers of one row.
+typedef struct RowResult {
+    double sq;  // |g_b|^2 over all LayerNorms
+    double nll; // L_b without label smoothing
+} RowResult;
+
 // The numbers of a step. Arrays have one entry per tensor of the model's table.
 typedef struct StepResult {
     double loss_sum;    // sum over the step's examples of L_b, nats per token
@@ -127,6 +134,7 @@ typedef struct StepResult {
     double *example_sq; // sum_b |g_b|^2; NaN where the step's mode did not measure it
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
+    RowResult *row;     // (EngineConfig.step_rows) this rank's rows, in order; NULL: not asked for
 } StepResult;
 
 typedef struct EngineApi EngineApi;
@@ -325,8 +333,9 @@ static inline void engine_destroy(Engine *engine) {
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 
-// Divides the squared norms of `count` tensors by scale^2.
-static inline void step_result_unscale(StepResult *result, int count, double scale) {
+// Divides the squared norms of `count` tensors and of `rows` rows by scale^2.
+static inline void step_result_unscale(StepResult *result, int count, int rows, double scale) {
+    for (int i = 0; i < rows && result->row; i++) result->row[i].sq /= scale * scale;
     for (int i = 0; i < count && scale != 1; i++) {
         result->grad_sq[i] /= scale * scale;
         result->example_sq[i] /= scale * scale;

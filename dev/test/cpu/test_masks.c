@@ -66,21 +66,29 @@ static void test_same_bits(void) {
     check_same_bits(0, false, DTYPE_BF16);
 }
 
-// An example's masks, and so its loss and norms, do not depend on the rows beside it.
+// An example's masks, and so its loss and norms, do not depend on the rows beside it: the row's numbers not in one bit.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);
     double loss = 0, example_sq[64] = {0};
+    RowResult row[ROWS];
     for (int b = 0; b < ROWS; b++) {
         Outcome one = measure_rows(&w, engine, b, 1, 1);
         loss += one.loss;
         for (int k = 0; k < w.model.tensor_count; k++) example_sq[k] += one.example_sq[k];
+        double sq = 0;
+        for (int k = 0; k < w.model.tensor_count; k++)
+            sq += w.model.tensors[k].group == GROUP_LN ? one.example_sq[k] : 0;
+        row[b] = one.row[0];
+        CHECK_CLOSE(row[b].sq, sq, 1e-12, 0);
+        CHECK(row[b].nll == one.loss, "row %d: %g, its loss is %g", b, row[b].nll, one.loss);
         free(one.grad);
     }
     for (int micro_batch = 1; micro_batch <= ROWS; micro_batch++) {
         Outcome o = measure_rows(&w, engine, 0, ROWS, micro_batch);
         CHECK(o.loss == loss, "micro-batch %d: loss %.17g, row by row %.17g", micro_batch, o.loss, loss);
         for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(o.example_sq[k], example_sq[k], 1e-6, example_sq[k]);
+        CHECK(!memcmp(o.row, row, sizeof row), "micro-batch %d: the rows' own numbers differ", micro_batch);
         free(o.grad);
     }
     engine_destroy(engine);

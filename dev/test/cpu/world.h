@@ -4,6 +4,8 @@
 #include "../small_model.h"
 #include "../test.h"
 
+enum { WORLD_ROWS = 64 }; // most rows of a step
+
 typedef struct {
     Model model;
     int seq_len;
@@ -43,6 +45,7 @@ static inline Engine *engine_of(const World *w, EngineConfig config) {
     Engine *engine = NULL;
     config.model = &w->model;
     config.seq_len = w->seq_len;
+    config.step_rows = WORLD_ROWS;
     CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
     CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
     return engine;
@@ -50,6 +53,7 @@ static inline Engine *engine_of(const World *w, EngineConfig config) {
 
 typedef struct {
     double loss, grad_sq[64], example_sq[64]; // loss: the sum over the rows
+    RowResult row[WORLD_ROWS];
     float *grad;
 } Outcome;
 
@@ -58,7 +62,7 @@ static inline Outcome measure(const World *w, Engine *engine, const uint16_t *to
                               int micro_batch, GnsMode mode) {
     Error e = {0};
     Outcome o = {.grad = floats_of(w)};
-    StepResult r = {.loss_sum = NAN, .grad_sq = o.grad_sq, .example_sq = o.example_sq};
+    StepResult r = {.loss_sum = NAN, .grad_sq = o.grad_sq, .example_sq = o.example_sq, .row = o.row};
     engine_examples(engine, (uint64_t)first);
     CHECK_OK(small_batch(engine, tokens, rows, w->seq_len, micro_batch, mode, &e), &e);
     CHECK_OK(engine_norms(engine, all_of(w), &e), &e);

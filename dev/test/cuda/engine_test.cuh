@@ -121,6 +121,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.micro_batch = micro_batch;
     config.seq_len = w->c->seq_len;
     config.gns = GNS_EXACT;
+    config.step_rows = w->c->batch;
     config.recompute = recompute;
     config.optimizer = optimizer;
     if (masked) {
@@ -139,15 +140,20 @@ struct Outcome {
     double loss, nll;
     Array<float> grad; // flat
     Array<double> grad_sq, example_sq;
+    Array<RowResult> row;
 };
 
 // `rows` of the batch, from cleared gradients, micro_batch at a time.
 static Outcome measure(const Api *api, Engine *engine, const World *w, const uint16_t *tokens, int rows,
                        int micro_batch, GnsMode mode) {
     const size_t tensors = w->model.tensor_count;
-    Outcome o = {NAN, NAN, Array<float>(w->model.flat_count, NAN), Array<double>(tensors, NAN),
-                 Array<double>(tensors, NAN)};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN};
+    Outcome o = {NAN,
+                 NAN,
+                 Array<float>(w->model.flat_count, NAN),
+                 Array<double>(tensors, NAN),
+                 Array<double>(tensors, NAN),
+                 Array<RowResult>(w->c->batch, RowResult{NAN, NAN})};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row};
     CALL_OK(api->begin_step(engine, &e));
     api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));
     for (int b = 0; b < rows; b += micro_batch) {

@@ -45,6 +45,20 @@ static void check_norms(const World *w, const double *got, const double *want, c
     }
 }
 
+// The rows' numbers in order: near the CPU's, and their sums are those of the step.
+static void check_rows(const World *w, const Outcome *got, const Outcome *want) {
+    double sq = 0, nll = 0, all = 0;
+    for (int b = 0; b < rows_of(w->c); b++) {
+        CHECK_CLOSE(got->row[b].sq, want->row[b].sq, NORM, 0);
+        CHECK_CLOSE(got->row[b].nll, want->row[b].nll, LOSS, 0);
+        sq += got->row[b].sq, nll += got->row[b].nll;
+    }
+    for (int k = 0; k < w->model.tensor_count; k++)
+        if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
+    CHECK_CLOSE(sq, all, 1e-12, 0);
+    CHECK_CLOSE(nll, got->nll, 1e-12, 0);
+}
+
 // ---- Against the CPU ------------------------------------------------------------------------------------------------
 
 static void compare_batch(const World *w, Engine *a, Engine *b) {
@@ -56,10 +70,12 @@ static void compare_batch(const World *w, Engine *a, Engine *b) {
     check_gradients(w, &got, &want);
     check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
     check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
+    check_rows(w, &got, &want);
     // the same without the exact norms takes other paths to the same gradient
     got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
     want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
     check_gradients(w, &got, &want);
+    check_rows(w, &got, &want);
     for (int k = 0; k < w->model.tensor_count; k++) {
         const char *name = w->model.tensors[k].name;
         if (w->model.tensors[k].group != GROUP_LN)

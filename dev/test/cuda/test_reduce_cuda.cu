@@ -88,7 +88,7 @@ static void test_reduce_sum(void) {
     for (size_t n : {(size_t)1, (size_t)1000, (size_t)random_int(1, 70000)}) {
         const std::vector<float> x = random_vector<float>(n, 3.0);
         double *sum = device_from(std::vector<double>(1, SQUARES_BEFORE));
-        CALL_OK(reduce_sum(sum, device_from(x), n, 0, &e));
+        CALL_OK(reduce_sum(sum, device_from(x), 1, n, 0, &e));
         CHECK_CLOSE(host_from(sum, 1)[0] - SQUARES_BEFORE, std::accumulate(x.begin(), x.end(), 0.0), 1e-9, 1.0);
         case_end();
     }

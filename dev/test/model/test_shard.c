@@ -232,7 +232,7 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
 
 // Ends an engine's turn: engines of one device take turns (engine.h).
 static int turn_ends(World *w, Engine *engine, Error *e) {
-    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
+    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
     return engine_result(engine, &ignored, e);
 }
 
@@ -279,12 +279,12 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) 
 static void check_norms(World *w) {
     Error e = {0};
     size_t tensors = (size_t)w->model.tensor_count;
-    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
+    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
     double sum[200] = {0};
     CHECK_OK(engine_result(w->whole, &want, &e), &e);
     for (int r = 0; r < RANKS; r++) {
         double grad_sq[200], example_sq[200];
-        StepResult got = {NAN, grad_sq, example_sq, w->spare, 0};
+        StepResult got = {NAN, grad_sq, example_sq, w->spare, 0, NULL};
         CHECK_OK(engine_result(w->rank[r].engine, &got, &e), &e);
         CHECK(got.loss_sum == want.loss_sum, "loss %.9g, not %.9g", got.loss_sum, want.loss_sum);
         CHECK(memcmp(example_sq, w->example_sq, tensors * sizeof(double)) == 0, "rank %d: examples' norms differ", r);
@@ -398,7 +398,7 @@ static void depart(Arrivals *a) {
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     Error e = {0};
-    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq, 0};
+    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
     uint64_t hash = 0;
     for (int i = 0; i < READERS; i++) {
         if (a) depart(a);
