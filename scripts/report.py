@@ -15,6 +15,7 @@ import re
 import sys
 
 sys.dont_write_bytecode = True
+from outliers import HEAD, outlier_lines
 from run_log import (EXIT_INPUT, Fault, Parser, Run, command_text, compare, finite, finite_number, run_main,
                      read_bytes, smooth_column, time_unit, write_whole)
 
@@ -98,6 +99,14 @@ def samples_section(runs):
         chosen = [run.samples[i * last // max(1, n - 1)] for i in range(n)]
         out += f"<h3>{html.escape(run.label)}</h3>\n" * bool(n) + "".join(map(show_sample, chosen))
     return out and f"<h2>Samples along the way</h2>\n<p class=note>Coloured: the prompt.</p>\n{out}"
+
+
+def outliers_section(runs):
+    out = ""
+    for run in runs:
+        for kind, lines in outlier_lines(run).items():
+            out += f"<h3>{html.escape(run.label)}: {html.escape(kind)}</h3>\n{table(HEAD, lines[:12])}"
+    return out and f"<h2>Outliers</h2>\n<p class=note>scripts/outliers.py says what the kinds are.</p>\n{out}"
 
 
 def commands_section(runs):
@@ -204,7 +213,7 @@ def page(runs, target, plots, plan=None):
         figure("Roofline", f"A rank's kernels in the plan of a step on {html.escape(plan['device'])}. The roof is the "
                "bandwidth of its memory, then its peak. A run's step is the planned work at the run's median tokens/s: plan "
                "its batch and ranks.", plots.draw_roofline(plan, runs))
-    sections += [samples_section(runs), commands_section(runs), options_section(runs)]
+    sections += [outliers_section(runs), samples_section(runs), commands_section(runs), options_section(runs)]
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 

@@ -15,6 +15,7 @@
 #include "options/options.h"
 #include "ranks/parallel.h"
 #include "run/progress.h"
+#include "run/row_outliers.h"
 #include "run/state.h"
 #include "run/save.h"
 #include "math/schedule.h"
@@ -57,11 +58,12 @@ typedef struct {
     Schedule schedule;
     Ramp ramp;
     Noise noise;
-    StepResult result; // numbers of this step
-    bool stop;         // the run stops: stop_cause (same on all ranks)
-    double val_bytes;  // bytes of text per token in the last validation; 0: unknown
-    int64_t clipped;   // steps since the start whose gradient was clipped
-    double begun;      // seconds of the clock, the time of earlier parts subtracted
+    RowOutliers outliers; // --outliers
+    StepResult result;    // numbers of this step
+    bool stop;            // the run stops: stop_cause (same on all ranks)
+    double val_bytes;     // bytes of text per token in the last validation; 0: unknown
+    int64_t clipped;      // steps since the start whose gradient was clipped
+    double begun;         // seconds of the clock, the time of earlier parts subtracted
 } Position;
 
 typedef struct {

@@ -220,6 +220,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
+    if (o->outliers) setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks).count;
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
@@ -432,6 +433,7 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
         .schedule = position->schedule,
     };
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
+    if (o->outliers) TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp), e));
     return noise_create(&position->noise, &setup->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
 }
 
@@ -472,6 +474,7 @@ int run_destroy(Run *r, Error *e) {
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);
+    memory_free(r->position.outliers.step);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);

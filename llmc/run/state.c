@@ -178,6 +178,23 @@ static void io_window(StateIO *io, const char *name, Outliers *o) {
     for (int i = 0; i < o->count && i < OUTLIERS_WINDOW; i++) real(io, AT("%s.ring[%d]", name, i), &o->value[i]);
 }
 
+static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
+    if (io->writing ? !o->most : !get(io, "outliers")) return;
+    io_window(io, "outliers.norm_spread", &o->norm_spread);
+    io_window(io, "outliers.strange_spread", &o->strange_spread);
+    for (int k = 0; k < ROW_KINDS; k++) {
+        if (!io->writing) o->count[k] = cJSON_GetArraySize(get(io, AT("outliers.%s", row_kinds[k])));
+        for (int i = 0; i < (o->count[k] = (int)fmin(o->count[k], o->most)); i++) {
+            OutlierRow *x = &o->row[k][i];
+#define FIELD(name) real(io, AT("outliers.%s[%d]." #name, row_kinds[k], i), &x->name)
+            FIELD(step), FIELD(shard), FIELD(offset), FIELD(document), FIELD(norm), FIELD(loss), FIELD(score);
+#undef FIELD
+            if (!(x->shard >= 0 && x->shard < dataset_describe(data).shards))
+                malformed(io, AT("outliers.%s[%d].shard", row_kinds[k], i), "a shard's number");
+        }
+    }
+}
+
 static void io_point(StateIO *io, RunPoint *at) {
     LossScale *s = &at->loss_scale;
     count(io, "step", &at->step);
@@ -382,6 +399,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
     io_position(&io, &position);
+    io_outliers(&io, &position.outliers, r->data.train);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -418,6 +436,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->position);
+    io_outliers(&io, &r->position.outliers, r->data.train);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);

@@ -131,8 +131,12 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     r->saving.sums = saver_counts(r->saving.saver);
     sums->more = &r->saving.sums.writing;
     sums->more_count = sizeof r->saving.sums / sizeof(double);
+    RowResult *rows = position->outliers.step;
+    if (rows) position->result.row = rows + rows_of_rank(B, setup->comm->rank, setup->comm->ranks).first;
+    if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
+    if (rows) TRY(comm_sum(setup->comm, &rows->sq, (int)B * (int)(sizeof *rows / sizeof(double)), e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);
@@ -230,6 +234,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->tokens += tokens;
     const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
     const double norm = grad_norm(r, B);
+    if (position->outliers.step && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = at->step,
         .tokens = at->tokens,

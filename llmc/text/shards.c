@@ -218,13 +218,36 @@ uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shif
     return source->first_window + permutation_at(N, key, n % N);
 }
 
-static int window_read(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e) {
+// Returns a window's shard. *at: its first token there.
+static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t shift, uint64_t *at) {
     // Find the last shard with first_window <= window. It is not empty: an empty shard has the next one's first_window.
     const Shard *shard = &data->shards[data->info.shards - 1];
     while (shard->first_window > window) shard--;
+    *at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
+    *at = size_min(*at, shard->tokens - (uint64_t)data->seq_len - 1);
+    return shard;
+}
+
+int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
+    uint16_t tokens[4096];
+    uint64_t shift, window = dataset_window_at(data, example, &shift);
+    const Shard *shard = window_find(data, window, shift, &place->offset);
+    place->shard = (int)(shard - data->shards);
+    place->document = separator < 0 ? -1 : (int64_t)place->offset;
+    for (size_t n = 0; place->document > 0; place->document--, n--) { // tokens[n - 1] is the document's, so far
+        if (n == 0) {
+            n = size_min((uint64_t)place->document + 1, sizeof tokens / sizeof *tokens);
+            TRY(shard_read(shard, (uint64_t)place->document + 1 - n, n, tokens, e));
+        }
+        if (tokens[n - 1] == separator) break;
+    }
+    return 0;
+}
+
+static int window_read(const Dataset *data, uint64_t window, uint64_t shift, uint16_t *out /* (T+1) */, Error *e) {
+    uint64_t at;
     size_t count = (size_t)data->seq_len + 1;
-    uint64_t at = (window - shard->first_window) * (uint64_t)data->seq_len + shift;
-    at = size_min(at, shard->tokens - count);
+    const Shard *shard = window_find(data, window, shift, &at);
     TRY(shard_read(shard, at, count, out, e));
     return tokens_check(shard, at, count, out, data->vocab_size, e);
 }

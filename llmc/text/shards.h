@@ -49,6 +49,16 @@ const char *dataset_shard_path(const Dataset *data, int shard); // in reading or
 // Returns the window of an example. *shift: the tokens to move it up (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
+// Where an example's tokens begin: the number of its shard, and the number of a token in it.
+typedef struct {
+    int shard;
+    uint64_t offset;
+    int64_t document; // the last separator at or before `offset`, else 0; -1: no separator is known
+} ExamplePlace;
+
+// Finds an example. separator: the token that begins a document; -1: none. Reads back to the separator.
+int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e);
+
 // Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.
 // Checks every token against the vocabulary.
 int dataset_rows(const Dataset *data, uint64_t first_example, int count, uint16_t *out /* (count, T+1) */, Error *e);

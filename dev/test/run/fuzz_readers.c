@@ -53,6 +53,7 @@ static int read_state(const char *directory, Error *e) {
     Text changes = {0};
     RunSummary summary;
     TRY(noise_create(&run.position.noise, &model, 60, 0, e));
+    TRY(row_outliers_create(&run.position.outliers, 2, 1, e));
     run.setup.model = model;
     run.setup.shape.seq_len = 8;
     run.setup.comm = &(Comm){.ranks = 1};
@@ -61,9 +62,13 @@ static int read_state(const char *directory, Error *e) {
     if (!code) {
         outliers_z(&run.position.at.loss_window, 1);
         gns_estimate(&run.position.noise.ln);
+        for (int k = 0; k < ROW_KINDS; k++)
+            for (int i = 0; i < run.position.outliers.count[k]; i++)
+                dataset_shard_path(run.data.train, (int)run.position.outliers.row[k][i].shard);
     }
     text_free(&changes);
     noise_destroy(&run.position.noise);
+    memory_free(run.position.outliers.step);
     return code;
 }
 
@@ -518,8 +523,8 @@ static void test_files_are_made(void) {
     Error e = {0};
     const ModelConfig config = {LAYERS, 1, 8, 64, 8};
     CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 2 --heads 1 --channels 8 "
-                      "--seq-len 8 --threads 1 --batch-tokens 16 --gns exact --steps 140 --skip-loss-z 9 --out run") ==
-              0,
+                      "--seq-len 8 --threads 1 --batch-tokens 16 --gns exact --steps 140 --skip-loss-z 9 --outliers 2 "
+                      "--out run") == 0,
           "%s", log_tail());
     copy_tree("run/step_00000140", "step");
     CHECK_OK(model_create(&model, &config, &e), &e);

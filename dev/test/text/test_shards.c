@@ -54,6 +54,19 @@ static void test_sequential(void) {
     for (int s = 0, w = 0; s < 6; at += (size_t)lengths[s++])
         for (int k = 0; k < (lengths[s] - 1) / T; k++, w++)
             CHECK(memcmp(rows + w * (T + 1), tokens + at + (size_t)(k * T), 2 * (size_t)(T + 1)) == 0, "window %d", w);
+    for (uint64_t i = 0; i < (uint64_t)windows; i++) { // where each example and its document begin
+        ExamplePlace place;
+        uint16_t row[8];
+        CHECK_OK(dataset_rows(data, i, 1, row, &e), &e);
+        CHECK_OK(dataset_place(data, i, 5, &place, &e), &e);
+        const uint16_t *shard = tokens, *document;
+        for (int s = 0; s < place.shard; s++) shard += lengths[s];
+        for (document = shard + place.offset; document > shard && *document != 5;) document--;
+        CHECK(memcmp(row, shard + place.offset, sizeof row) == 0, "example %d is elsewhere", (int)i);
+        CHECK(place.document == document - shard, "its document begins at %d", (int)place.document);
+        CHECK_OK(dataset_place(data, i, -1, &place, &e), &e);
+        CHECK(place.document == -1, "without a separator: %d", (int)place.document);
+    }
     uint16_t one[8];
     for (int w = windows; w-- > 0;) { // the same, one at a time and backwards
         CHECK_OK(dataset_rows_sequential(data, (uint64_t)w, 1, one, &e), &e);
@@ -326,6 +339,10 @@ static void test_large_shard(void) {
     uint64_t k = 0;
     while (dataset_window_at(data, k, &shift) != 31415) k++;
     CHECK_ERROR(dataset_rows(data, k, 1, row, &e), &e, ERR_INPUT, "large.bin: token 512");
+    ExamplePlace place; // 9 reads after the token that begins its document
+    for (k = 0; dataset_window_at(data, k, &shift) != 31450;) k++;
+    CHECK_OK(dataset_place(data, k, 512, &place, &e), &e);
+    CHECK(place.offset == 31450000 && place.document == 31415926, "document %d", (int)place.document);
     CHECK(truncate(path, 2000000) == 0, "cannot truncate");
     CHECK_OK(dataset_rows_sequential(data, 0, 1, row, &e), &e);
     CHECK_ERROR(dataset_rows_sequential(data, 2000, 1, row, &e), &e, ERR_INPUT, "the file ends there");

@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# --outliers: planted rows are found, the file survives a kill and is the same from three ranks, and nothing else changes.
+set -u
+. "$(dirname "$0")/../checks.sh" outliers
+python=$(find_python tokenizers) || python=$(find_python) || skip_suite "no python3"
+
+# Sentences of 24 words, in 9,600 rows of 32 bytes. 6 rows of random bytes and 6 of Russian are 0.125% of them; 6 rows repeat
+# one byte, and a document of two rows is there 150 times.
+"$python" - "$work" << 'END'
+import json, os, random, sys
+os.chdir(sys.argv[1])
+T, rows, draw = 32, 9600, random.Random(1)
+words = "the a cat dog bird sat ran on under mat tree house and then it was old new red blue very small big door".split()
+text = bytearray()
+while len(text) < T * rows + 1:
+    text += (" ".join(draw.choice(words) for _ in range(9)) + ".\n").encode()
+document = bytes(draw.choice(b"abcdefghijklmnopqrstuvwxyz") for _ in range(2 * T))
+russian = "птица летит над рекой и никто не знает куда ведёт эта старая дорога".encode()
+plants = [("binary", None)] * 3 + [("russian", russian)] * 3 + [("byte", b"z" * 2 * T)] * 3 + [("copy", document)] * 150
+places = draw.sample(range(0, rows - 2, 2), len(plants))
+for (kind, plant), place in zip(plants, places):
+    start = draw.randrange(16) * 2
+    text[T * place:T * (place + 2)] = (plant or draw.randbytes(2 * T)) if kind != "russian" else plant[start:start + 2 * T]
+open("text", "wb").write(text[:T * rows + 1])
+json.dump({T * (place + i): kind for (kind, _), place in zip(plants, places) for i in (0, 1)}, open("plants.json", "w"))
+END
+"$tokenize" --tokenizer bytes --invalid bytes --out "$work/t" "$work/text" > "$work/log" 2>&1 || { cat "$work/log"; exit 70; }
+
+rate=4e-3 steps=300
+run() { # OUT OPTIONS...
+    $train --train "$work/t_train_*.bin" --out "$work/$1" --vocab-size 256 --layers 1 --heads 2 --channels 48 --seq-len 32 \
+        --micro-batch 8 --batch-tokens 1024 --steps $steps --lr $rate --warmup-tokens 20000 --beta2 0.99 --threads 1 "${@:2}"
+}
+
+finds_what_was_planted() {
+    run whole --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    "$python" - "$work/whole/outliers.jsonl" "$work/plants.json" << 'END'
+import json, sys
+rows, plants = [json.loads(line) for line in open(sys.argv[1])], json.load(open(sys.argv[2]))
+kinds = {kind: [plants.get(str(row["offset"]), "") for row in rows if row["kind"] == kind] for kind in ("loud", "quiet", "strange")}
+strange = kinds["strange"]
+garbage = [kind in ("binary", "russian") for kind in strange]
+best = max(sum(garbage[:n]) for n in range(1, 21) if sum(garbage[:n]) >= 0.9 * n)
+print(kinds)
+assert best >= 0.8 * 12, f"recall {best / 12:.2f} at a precision of 0.9"
+assert "byte" in kinds["loud"] and kinds["loud"].count("copy") >= 8  # too few steps to know them by heart
+assert all(row["document"] is None and row["source"] == row["shard"].replace("000000", "*") for row in rows)
+END
+}
+
+resumes_with_the_same_file() {
+    run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 &
+    until [ -d "$work/killed/step_00000100" ]; do sleep 0.05; done
+    kill -KILL "$(cut -d ' ' -f 2 "$work/killed/written_by")" && wait $!
+    run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    says "$work/log" "resuming from" && ! says "$work/log" "complete" && cmp "$work/whole/outliers.jsonl" "$work/killed/outliers.jsonl"
+}
+
+# Without training: the gradients' sum over ranks has another order, so the weights would differ in their last bits.
+ranks_keep_the_same_rows() {
+    has_mpi || skip "no MPI" || return
+    mpi_here
+    local rate=0 steps=60 train=$train
+    run one --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    train="timeout -k 10 300 mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none $train"
+    run three --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    says "$work/log" "ranks   3" && cmp "$work/one/outliers.jsonl" "$work/three/outliers.jsonl"
+}
+
+changes_nothing_else() {
+    run without > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    [ ! -e "$work/without/outliers.jsonl" ] && ! grep -q norm_spread "$work"/without/step_*/training/state.json &&
+        cmp <(numbers "$work/whole") <(numbers "$work/without") && cmp "$work"/{whole,without}/step_00000300/model.safetensors
+}
+
+refuses_bad_values() {
+    local bad
+    for bad in -1 1001 1.5 many; do refuses 64 "--outliers" run bad --outliers $bad || return; done
+    refuses 64 "--gns" run bad --outliers 5 --gns off && [ ! -e "$work/bad" ]
+}
+
+prints_and_groups() {
+    "$python" -c 'import tokenizers' 2> /dev/null || skip "no Python package tokenizers" || return
+    "$python" scripts/outliers.py "$work/whole" > "$work/text.log" || return
+    grep -A 1 '^loud' "$work/text.log" | paste -d ' ' - - | awk '
+        { rows += $11; copies += $11 > 3 && length($14) == 32; bytes += $14 ~ /^z+$/ }
+        END { exit !(rows == 20 && copies && bytes) }' || { cat "$work/text.log"; return 1; }
+    if "$python" -c 'import matplotlib' 2> /dev/null; then
+        "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" zzzzzzzzzzzz || return
+    fi
+    refuses 65 "no outliers" "$python" scripts/outliers.py "$work/without" && rm "$work"/t_train_*.bin &&
+        "$python" scripts/outliers.py "$work/whole" > /dev/null # the shard is gone
+}
+
+try finds_what_was_planted
+try resumes_with_the_same_file
+try ranks_keep_the_same_rows
+try changes_nothing_else
+try refuses_bad_values
+try prints_and_groups
+exit $failed

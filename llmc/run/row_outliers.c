@@ -1,0 +1,94 @@
+#include "run/row_outliers.h"
+
+#include "base/files.h"
+#include "base/text.h"
+#include "checkpoint/checkpoint.h"
+#include "run/run.h"
+
+#include <stdlib.h>
+
+const char *const row_kinds[ROW_KINDS] = {"loud", "quiet", "strange"};
+
+int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e) {
+    const size_t row = sizeof *o->step + 3 * sizeof *o->scratch, kept = ROW_KINDS * (size_t)most * sizeof **o->row;
+    *o = (RowOutliers){.most = (int)most};
+    TRY(memory_alloc((void **)&o->step, (size_t)batch_max * row + kept, "outliers", e));
+    o->scratch = (double *)(o->step + batch_max);
+    for (int k = 0; k < ROW_KINDS; k++) o->row[k] = (OutlierRow *)(o->scratch + 3 * batch_max) + k * most;
+    return 0;
+}
+
+static int compare_numbers(const void *a, const void *b) {
+    return (*(const double *)a > *(const double *)b) - (*(const double *)a < *(const double *)b);
+}
+
+static double median(double *x, int64_t n) {
+    qsort(x, (size_t)n, sizeof *x, compare_numbers);
+    return (x[(n - 1) / 2] + x[n / 2]) / 2;
+}
+
+// Turns the B values of a step into scores.
+static void score(double *x, int64_t B, Outliers *window, double *sorted) {
+    double spread = 0;
+    memcpy(sorted, x, (size_t)B * sizeof *x);
+    const double centre = median(sorted, B);
+    for (int64_t b = 0; b < B; b++) sorted[b] = fabs(x[b] - centre);
+    window->value[window->count++ % OUTLIERS_WINDOW] = median(sorted, B);
+    const int64_t steps = window->count < OUTLIERS_WINDOW ? window->count : OUTLIERS_WINDOW;
+    for (int64_t i = 0; i < steps; i++) spread += window->value[i] / (double)steps;
+    for (int64_t b = 0; b < B; b++) x[b] = (x[b] - centre) / (1.4826 * spread);
+}
+
+int row_outliers_observe(Run *r, int64_t B, Error *e) {
+    const int64_t least_steps = 32; // before any row is judged: the spread of fewer is a guess
+    RowOutliers *o = &r->position.outliers;
+    double *norm = o->scratch, *strange = norm + B;
+    const Tokenizer *tokenizer = r->setup.tokenizer;
+    const int separator =
+        checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer_eot(tokenizer) : -1);
+    for (int64_t b = 0; b < B; b++) norm[b] = log(o->step[b].sq) / 2, strange[b] = o->step[b].nll - norm[b];
+    score(norm, B, &o->norm_spread, strange + B);
+    score(strange, B, &o->strange_spread, strange + B);
+    for (int64_t i = 0; i < ROW_KINDS * B && o->norm_spread.count >= least_steps; i++) {
+        const int64_t b = i / ROW_KINDS, kind = i % ROW_KINDS;
+        const double x = kind == ROW_STRANGE ? strange[b] : norm[b];
+        OutlierRow *list = o->row[kind];
+        int at = o->count[kind];
+        ExamplePlace place;
+        if (!isfinite(x) || (x < 0) != (kind == ROW_QUIET)) continue;
+        if (at == o->most && fabs(x) <= fabs(list[--at].score)) continue; // of equal rows the earlier stays
+        loader_expect(r->data.loader, 0, 0); // waits for its thread: only one may read examples
+        TRY(dataset_place(r->data.train, (uint64_t)(r->position.at.examples - B + b), separator, &place, e));
+        if (at == o->count[kind]) o->count[kind]++;
+        for (; at > 0 && fabs(list[at - 1].score) < fabs(x); at--) list[at] = list[at - 1];
+        list[at] = (OutlierRow){.shard = place.shard, .offset = (double)place.offset, .score = x};
+        list[at].step = (double)r->position.at.step, list[at].document = (double)place.document;
+        list[at].norm = sqrt(o->step[b].sq), list[at].loss = o->step[b].nll;
+    }
+    return 0;
+}
+
+int row_outliers_write(const Run *r, Error *e) {
+    const RowOutliers *o = &r->position.outliers;
+    const Dataset *data = r->data.train;
+    Text text;
+    TRY(text_begin(&text, e));
+    for (int i = 0; i < ROW_KINDS * o->most; i++) {
+        const int kind = i / o->most;
+        const OutlierRow *x = &o->row[0][i];
+        if (i % o->most >= o->count[kind]) continue;
+        int s = 0, shard = (int)x->shard; // of source s
+        for (; shard >= dataset_source(data, s).shards; s++) shard -= dataset_source(data, s).shards;
+        fprintf(text.f, "{\"kind\": \"%s\", \"step\": %.0f, \"source\": ", row_kinds[kind], x->step);
+        text_write_json(text.f, dataset_source(data, s).files);
+        fputs(", \"shard\": ", text.f);
+        text_write_json(text.f, dataset_shard_path(data, (int)x->shard));
+        fprintf(text.f, x->document < 0 ? ", \"document\": null" : ", \"document\": %.0f", x->document);
+        fprintf(text.f, ", \"offset\": %.0f, \"norm\": %.17g, \"loss\": %.17g, \"score\": %.17g}\n", x->offset, x->norm,
+                x->loss, x->score);
+    }
+    int code = text_end(&text, e);
+    if (!code) code = file_replace(r->saving.archive.dir, "outliers.jsonl", text.text, text.bytes, e);
+    text_free(&text);
+    return code;
+}

@@ -1,0 +1,39 @@
+// row_outliers: the rows of a run that differ most from the others of their step (--outliers N), in OUT/outliers.jsonl:
+//
+//     loud      the N largest scores of the norm, which is |g_b| over all LayerNorms
+//     quiet     the N smallest
+//     strange   the N largest scores of loss - log norm: garbage, whose gradient has no direction
+//
+// A score counts robust standard deviations from the step's median. It is, with x = log norm unless said otherwise,
+//
+//     (x - median) / (1.4826 mean over the last 128 steps of the step's median |x - median|)
+//
+// A step has the rows of all ranks, so any number of ranks keeps the same rows.
+#pragma once
+
+#include "math/outliers.h"
+#include "model/engine.h"
+
+typedef enum { ROW_LOUD, ROW_QUIET, ROW_STRANGE, ROW_KINDS } RowKind;
+extern const char *const row_kinds[ROW_KINDS];
+
+typedef struct {
+    double step, shard, offset, document; // ExamplePlace
+    double norm, loss;                    // the loss is without label smoothing
+    double score;                         // of the kind; a quiet row's is below 0
+} OutlierRow;
+
+typedef struct {
+    int most;                             // N
+    OutlierRow *row[ROW_KINDS];           // (N) farthest first
+    int count[ROW_KINDS];                 // of rows
+    Outliers norm_spread, strange_spread; // of the last steps
+    RowResult *step;                      // (largest batch) rows of the step, over all ranks; NULL without --outliers
+    double *scratch;                      // (3, largest batch)
+} RowOutliers;
+
+typedef struct Run Run; // run.h
+
+int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e);
+int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of o->step, which are done
+int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

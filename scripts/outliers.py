@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
+
+Loud rows have the largest gradients of their step, quiet rows the smallest, strange rows a high loss for their gradient, as
+garbage has. Rows that share 32 tokens in a row are one group, with the text and the numbers of its farthest row.
+"""
+
+import glob
+import os
+import sys
+
+sys.dont_write_bytecode = True
+from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, has_log, read_lines, run_main
+
+OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
+HEAD = ["text", "score", "loss", "norm", "step", "rows", "place"]
+SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
+
+
+def read_tokens(run, row):
+    path = os.path.join(run.parts[-1].get("directory", "."), row["shard"])
+    with open(path if os.path.exists(path) else os.devnull, "rb") as file:
+        file.seek(SHARD_HEADER + 2 * row["offset"])
+        return file.read(2 * min(run.info["options"]["seq_len"], run.info["model"]["context"]))  # b"" where the shard is gone
+
+
+def decoder(run):
+    """Returns a function from tokens to a line of text, by the newest checkpoint's tokenizer. Without one: their numbers."""
+    path = max(glob.glob(os.path.join(glob.escape(run.path), "step_*", "vocab.json")), default=None)
+    if not path:
+        return str
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.BPE.from_file(path, os.path.join(os.path.dirname(path), "merges.txt")))
+    tokenizer.decoder = decoders.ByteLevel()
+    return lambda tokens: repr(tokenizer.decode(tokens))[1:-1]
+
+
+def outlier_lines(run):
+    """Returns {kind: lines under HEAD}, a line for each group, farthest first."""
+    path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
+    decode = decoder(run) if has_log(path) else None
+    for _, row in read_lines(path, OUTLIER, {}) if has_log(path) else ():
+        tokens, kind = read_tokens(run, row), row["kind"]
+        parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
+        group = next((group_of[part] for part in parts if part in group_of), None)
+        if group is None:
+            group = [decode(memoryview(tokens).cast("H").tolist()), f"{row['score']:+.1f}", f"{row['loss']:.2f}",
+                     f"{row['norm']:.3g}", row["step"], 0, f"{os.path.basename(row['shard'])}:{row['offset']}"]
+            kinds.setdefault(kind, []).append(group)
+        group[HEAD.index("rows")] += 1
+        group_of |= dict.fromkeys(parts - group_of.keys(), group)
+    return kinds
+
+
+def main():
+    parser = Parser(description=__doc__)
+    parser.add_argument("run", metavar="RUN", help="a run's directory (run.json, outliers.jsonl)")
+    kinds = outlier_lines(Run(parser.parse_args().run, live=True))
+    if not kinds:
+        raise Fault(EXIT_INPUT, "no outliers in this run yet; train with --outliers N, until it saves a checkpoint")
+    for kind, lines in kinds.items():
+        for text, *numbers in lines:
+            print(kind, *(f"{name} {x}" for name, x in zip(HEAD[1:], numbers)), sep="  ", end=f"\n    {text}\n")
+
+
+if __name__ == "__main__":
+    run_main(main, "tokenizers")
