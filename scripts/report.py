@@ -101,6 +101,15 @@ def samples_section(runs):
     return out and f"<h2>Samples along the way</h2>\n<p class=note>Coloured: the prompt.</p>\n{out}"
 
 
+def sources_section(runs):
+    """Shows which part of the gradient's noise each source of a mixture brings, at the end."""
+    lines = [[source["files"], run.label, f"{100 * source['share']:.1f}%", f"{100 * last[name]:.1f}% +- {100 * last[name + '_se']:.1f}"]
+             for run in runs for last in [run.rows[-1]]
+             for i, source in enumerate(run.info.get("train_data", {}).get("sources", [])) for name in [f"gns_source_{i}"]
+             if last.get(name + "_se") is not None]
+    return lines and f"<h2>Noise by source</h2>\n{table(['source', 'run', 'of the rows', 'of the noise'], lines)}" or ""
+
+
 def outliers_section(runs):
     out = ""
     for run in runs:
@@ -213,7 +222,8 @@ def page(runs, target, plots, plan=None):
         figure("Roofline", f"A rank's kernels in the plan of a step on {html.escape(plan['device'])}. The roof is the "
                "bandwidth of its memory, then its peak. A run's step is the planned work at the run's median tokens/s: plan "
                "its batch and ranks.", plots.draw_roofline(plan, runs))
-    sections += [outliers_section(runs), samples_section(runs), commands_section(runs), options_section(runs)]
+    sections += [sources_section(runs), outliers_section(runs), samples_section(runs), commands_section(runs),
+                 options_section(runs)]
     return (f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
             f"<style>{PAGE_STYLE}</style></head><body>\n{''.join(sections)}</body></html>\n")
 

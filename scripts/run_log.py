@@ -116,7 +116,7 @@ NUMBER, COUNT, TEXT, UNKNOWN = (int, float), int, str, (int, float, type(None))
 NAMES = {NUMBER: "a number", COUNT: "a whole number", TEXT: "text", UNKNOWN: "a number", list: "a list", dict: "an object"}
 # A shape is a type, [shape of the elements] or {field: shape}. A required field's name ends with an exclamation mark; "*" is
 # every other field.
-RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER},
+RUN = {"options": dict, "model": {"parameters": NUMBER, "layers": NUMBER, "channels": NUMBER}, "train_data": {"tokens": NUMBER, "sources": [{"files!": TEXT, "share!": NUMBER}]},
        "engine": TEXT, "program": TEXT,
        "parts": [{"command!": [TEXT], "directory": TEXT, "host": TEXT, "started": TEXT, "program_xxh3_128": TEXT,
                   "first_step": COUNT, "ranks": COUNT, "options": dict}]}

@@ -2,10 +2,12 @@
 
 #include "model/engine.h"
 
-int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e) {
+int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e) {
     memset(noise, 0, sizeof *noise);
-    noise->layers = model->config.layers;
-    TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * (size_t)noise->layers, "noise trackers", e));
+    noise->layers = model->config.layers, noise->sources = sources;
+    const size_t trackers = (size_t)(noise->layers + sources);
+    TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
+    noise->source = noise->layer + noise->layers;
     gns_calibration_init(&noise->calibration, half_life);
     noise_set_half_life(noise, half_life);
     noise->fixed_ratio = ratio;
@@ -19,6 +21,7 @@ void noise_set_half_life(Noise *noise, double half_life) {
     noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
     for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
     for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
+    for (int s = 0; s < noise->sources; s++) noise->source[s].half_life = half_life;
 }
 
 void noise_destroy(Noise *noise) {
@@ -76,6 +79,11 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
     double g2 = (batch_sq - rank_sq) / (B * B - rows_sq);
     double s = (rank_sq - g2 * rows_sq) / B;
     gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens);
+}
+
+void noise_observe_source(Noise *noise, int source, double B, double sq, double part, double step_tokens) {
+    const double g2 = sq / B, s = part / B;
+    gns_update(&noise->source[source], B, g2 + s, g2 + s / B, step_tokens);
 }
 
 double noise_ratio(const Noise *noise) {

@@ -17,14 +17,15 @@ typedef struct Noise {
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
-    int layers;
+    GnsTracker *source;  // (sources) every step: g2 is mean |g_b|^2 of the LayerNorms, s the source's part of it
+    int layers, sources; // sources: those of a --train with weights, else 0
     double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
 } Noise;
 
 // half_life: tokens. ratio: total / ln (--gns-ratio); 0: measure it.
-int noise_create(Noise *noise, const Model *model, double half_life, double ratio, Error *e);
+int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e);
 void noise_set_half_life(Noise *noise, double half_life); // from the next step on
 void noise_destroy(Noise *noise);
 
@@ -43,6 +44,9 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 //   rank_sq   sum over parts of |s_r|^2
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
+
+// Adds a step of B examples. sq: the squared norms of all of them, part: of a source's.
+void noise_observe_source(Noise *noise, int source, double B, double sq, double part, double step_tokens);
 
 // c: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);

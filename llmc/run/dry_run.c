@@ -30,7 +30,7 @@ int run_dry(Run *r, Error *e) {
     TRY(setup_sampling(setup, e));
     if (o->train[0]) TRY(setup_data(r, e));
     const Ramp *ramp = o->run.horizon_tokens > 0 ? &r->position.ramp : NULL;
-    if (ramp) TRY(setup_schedule(setup, &r->position, e));
+    if (ramp) TRY(setup_schedule(r, e));
     setup->engine_api->device(&setup->shape, !o->device[0], &here);
     if (o->tune && !o->device[0] && here.is_cpu) // a run refuses it
         return FAIL(e, ERR_USAGE, "leave it out, or plan for a GPU with --device",

@@ -263,6 +263,12 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
         put_number(f, "ramp_extra_seconds", s->target.extra);
     }
     if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
+    for (int i = 0; i < noise->sources && s->mode != GNS_OFF; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "gns_source_%d", i);
+        put_field(f, name, "", gns_estimate(&noise->source[i]).scale);
+        put_field(f, name, "_se", gns_estimate(&noise->source[i]).scale_se);
+    }
     if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));

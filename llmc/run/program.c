@@ -33,7 +33,7 @@ static int run_training(Run *r, Error *e) {
     // First make all checks that need no engine.
     int code = setup_sampling(&r->setup, e);
     if (!code) code = setup_data(r, e);
-    if (!code) code = setup_schedule(&r->setup, &r->position, e);
+    if (!code) code = setup_schedule(r, e);
     if (!code) code = check_rows_of_ranks(&r->setup, &r->position, e);
     TRY(comm_agree(r->setup.comm, code, e));
     TRY(setup_same_data(r, e));

@@ -10,11 +10,12 @@
 const char *const row_kinds[ROW_KINDS] = {"loud", "quiet", "strange"};
 
 int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e) {
-    const size_t row = sizeof *o->step + 3 * sizeof *o->scratch, kept = ROW_KINDS * (size_t)most * sizeof **o->row;
+    const size_t kept = ROW_KINDS * (size_t)most * sizeof **o->row,
+                 scratch = 3 * (size_t)batch_max * sizeof *o->scratch;
     *o = (RowOutliers){.most = (int)most};
-    TRY(memory_alloc((void **)&o->step, (size_t)batch_max * row + kept, "outliers", e));
-    o->scratch = (double *)(o->step + batch_max);
-    for (int k = 0; k < ROW_KINDS; k++) o->row[k] = (OutlierRow *)(o->scratch + 3 * batch_max) + k * most;
+    TRY(memory_alloc((void **)o->row, kept + scratch, "outliers", e));
+    for (int k = 1; k < ROW_KINDS; k++) o->row[k] = o->row[0] + k * most;
+    o->scratch = (double *)(o->row[0] + ROW_KINDS * most);
     return 0;
 }
 
@@ -42,11 +43,12 @@ static void score(double *x, int64_t B, Outliers *window, double *sorted) {
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
     const int64_t least_steps = 32; // before any row is judged: the spread of fewer is a guess
     RowOutliers *o = &r->position.outliers;
+    const RowResult *row = r->position.rows;
     double *norm = o->scratch, *strange = norm + B;
     const Tokenizer *tokenizer = r->setup.tokenizer;
     const int separator =
         checkpoint_end_of_text(r->setup.model.config.vocab, tokenizer ? tokenizer_eot(tokenizer) : -1);
-    for (int64_t b = 0; b < B; b++) norm[b] = log(o->step[b].sq) / 2, strange[b] = o->step[b].nll - norm[b];
+    for (int64_t b = 0; b < B; b++) norm[b] = log(row[b].sq) / 2, strange[b] = row[b].nll - norm[b];
     score(norm, B, &o->norm_spread, strange + B);
     score(strange, B, &o->strange_spread, strange + B);
     for (int64_t i = 0; i < ROW_KINDS * B && o->norm_spread.count >= least_steps; i++) {
@@ -63,7 +65,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
         for (; at > 0 && fabs(list[at - 1].score) < fabs(x); at--) list[at] = list[at - 1];
         list[at] = (OutlierRow){.shard = place.shard, .offset = (double)place.offset, .score = x};
         list[at].step = (double)r->position.at.step, list[at].document = (double)place.document;
-        list[at].norm = sqrt(o->step[b].sq), list[at].loss = o->step[b].nll;
+        list[at].norm = sqrt(row[b].sq), list[at].loss = row[b].nll;
     }
     return 0;
 }

@@ -28,12 +28,11 @@ typedef struct {
     OutlierRow *row[ROW_KINDS];           // (N) farthest first
     int count[ROW_KINDS];                 // of rows
     Outliers norm_spread, strange_spread; // of the last steps
-    RowResult *step;                      // (largest batch) rows of the step, over all ranks; NULL without --outliers
     double *scratch;                      // (3, largest batch)
 } RowOutliers;
 
 typedef struct Run Run; // run.h
 
 int row_outliers_create(RowOutliers *o, int64_t most, int64_t batch_max, Error *e);
-int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of o->step, which are done
+int row_outliers_observe(Run *r, int64_t B, Error *e); // on rank 0: judges the B rows of the step
 int row_outliers_write(const Run *r, Error *e);        // on rank 0: writes outliers.jsonl

@@ -59,6 +59,7 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
+    RowResult *rows;      // (largest batch) of this step, over all ranks; NULL: not needed
     StepResult result;    // numbers of this step
     bool stop;            // the run stops: stop_cause (same on all ranks)
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown
@@ -129,7 +130,7 @@ int setup_source(Run *r, Error *e);         // (all) finds the files of --model:
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
 int setup_sampling(Setup *setup, Error *e); // reads the prompt, if samples are wanted; ERR_USAGE without a tokenizer
 int setup_data(Run *r, Error *e);           // training data, and with it the horizon; validation data, questions
-int setup_schedule(const Setup *setup, Position *position, Error *e); // learning rate, ramp, noise scale of a new run
+int setup_schedule(Run *r, Error *e);       // learning rate, ramp, noise scale of a new run
 
 // Sets the length that --train-hours means, and all that depends on it.
 int run_set_horizon(Run *r, int64_t tokens, Error *e);

@@ -220,7 +220,8 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     if (setup->shape.inference) config.zero = ZERO_0; // inference computes with all weights
     TRY(parallel_create(&setup->parallel, comm, &setup->model, &config, e));
     parallel_shard(&setup->parallel, &setup->shape);
-    if (o->outliers) setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks).count;
+    if (o->outliers || position->noise.sources)
+        setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks).count;
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
@@ -408,8 +409,10 @@ int setup_same_data(const Run *r, Error *e) {
     return 0;
 }
 
-int setup_schedule(const Setup *setup, Position *position, Error *e) {
-    const Options *o = &setup->options;
+int setup_schedule(Run *r, Error *e) {
+    const Options *o = &r->setup.options;
+    Position *position = &r->position;
+    const DatasetInfo data = r->data.train ? dataset_describe(r->data.train) : (DatasetInfo){0};
     position->schedule = (Schedule){
         .kind = o->lr_schedule,
         .lr = o->lr,
@@ -434,7 +437,8 @@ int setup_schedule(const Setup *setup, Position *position, Error *e) {
     };
     TRY(ramp_create(&position->ramp, &ramp, o->run.ramp_argument, e));
     if (o->outliers) TRY(row_outliers_create(&position->outliers, o->outliers, ramp_largest(&position->ramp), e));
-    return noise_create(&position->noise, &setup->model, o->run.gns_half_life_tokens, o->gns_ratio, e);
+    return noise_create(&position->noise, &r->setup.model, o->run.gns_half_life_tokens, o->gns_ratio,
+                        data.weighted && o->gns != GNS_OFF ? data.sources : 0, e);
 }
 
 int run_set_horizon(Run *r, int64_t tokens, Error *e) {
@@ -462,7 +466,9 @@ int setup_buffers(Run *r, Error *e) {
     TRY(memory_alloc((void **)&result->grad_sq, 3 * n * sizeof(double), "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
-    return 0;
+    if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
+    const size_t rows = (size_t)ramp_largest(&r->position.ramp);
+    return memory_alloc((void **)&r->position.rows, rows * sizeof *r->position.rows, "rows", e);
 }
 
 int run_destroy(Run *r, Error *e) {
@@ -474,7 +480,8 @@ int run_destroy(Run *r, Error *e) {
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);
-    memory_free(r->position.outliers.step);
+    memory_free(r->position.outliers.row[0]);
+    memory_free(r->position.rows);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);

@@ -103,6 +103,20 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
     noise_observe_ranks(&position->noise, (double)B, rows_sq, rank_sq, batch_sq);
 }
 
+// Estimates each source's part of the squared norms.
+static void observe_sources(Run *r, int64_t B) {
+    const RowResult *rows = r->position.rows;
+    for (int s = 0; s < r->position.noise.sources; s++) {
+        double sq = 0, part = 0;
+        for (int64_t b = 0; b < B; b++) {
+            const uint64_t example = (uint64_t)(r->position.at.examples + b);
+            sq += rows[b].sq;
+            part += dataset_example_source(r->data.train, example) == s ? rows[b].sq : 0;
+        }
+        noise_observe_source(&r->position.noise, s, (double)B, sq, part, (double)(B * r->setup.shape.seq_len));
+    }
+}
+
 // Updates the noise scale, and with it the ramp.
 static void observe_noise(const Setup *setup, Position *position, int64_t B, double rank_sq, GnsMode mode,
                           RampTarget *target) {
@@ -131,7 +145,7 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     r->saving.sums = saver_counts(r->saving.saver);
     sums->more = &r->saving.sums.writing;
     sums->more_count = sizeof r->saving.sums / sizeof(double);
-    RowResult *rows = position->outliers.step;
+    RowResult *rows = position->rows;
     if (rows) position->result.row = rows + rows_of_rank(B, setup->comm->rank, setup->comm->ranks).first;
     if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
@@ -228,13 +242,14 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     TRY(adapt_loss_scale(r, B, &skipped, e));
     progress_end(&r->output.progress);
     if (!skipped) observe_noise(setup, position, B, sums.rank_sq, mode, &target);
+    if (!skipped && mode != GNS_OFF) observe_sources(r, B);
     at->step++;
     at->batch = B;
     at->examples += B;
     at->tokens += tokens;
     const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
     const double norm = grad_norm(r, B);
-    if (position->outliers.step && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
+    if (setup->options.outliers && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
         .step = at->step,
         .tokens = at->tokens,

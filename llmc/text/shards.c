@@ -209,8 +209,12 @@ static uint64_t number_in_source(const Dataset *data, uint64_t example, int sour
     return number;
 }
 
+int dataset_example_source(const Dataset *data, uint64_t example) {
+    return data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
+}
+
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
-    int s = data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
+    int s = dataset_example_source(data, example);
     const DatasetSource *source = &data->sources.source[s];
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows;
     uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);

@@ -49,6 +49,8 @@ const char *dataset_shard_path(const Dataset *data, int shard); // in reading or
 // Returns the window of an example. *shift: the tokens to move it up (dataset_shift_windows).
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift);
 
+int dataset_example_source(const Dataset *data, uint64_t example); // from any thread
+
 // Where an example's tokens begin: the number of its shard, and the number of a token in it.
 typedef struct {
     int shard;

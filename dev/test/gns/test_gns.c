@@ -401,7 +401,7 @@ static void test_groups(void) {
     Noise noise;
     Error e = {0};
     CHECK_OK(model_create(&model, &config, &e), &e);
-    CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, &e), &e);
+    CHECK_OK(noise_create(&noise, &model, HALF_LIFE, 0, 0, &e), &e);
     for (int k = 0; k < AVERAGES; k++) want[k] = (Average){0, 0, k == LN || k == FOLLOWED ? HALF_LIFE : 5 * HALF_LIFE};
     for (int step = 0; step < STEPS; step++) {
         double B = 2 + rng_u32(700, 0, (uint64_t)step) % 30, tokens = 8 * B;

@@ -262,7 +262,7 @@ static void simulate(const World *w, uint64_t seed) {
     Error e = {0};
     int64_t tokens = 0, B;
     CHECK_OK(model_create(&model, &shape, &e), &e);
-    CHECK_OK(noise_create(&noise, &model, c.half_life_tokens, 0, &e), &e);
+    CHECK_OK(noise_create(&noise, &model, c.half_life_tokens, 0, 0, &e), &e);
     noise.follows_total = w->total;
     sim.steps = sim.exact = 0;
     while ((B = ramp_next(&r, sim.steps, tokens)) > 0 && sim.steps < MAX_STEPS) {

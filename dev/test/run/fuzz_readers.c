@@ -52,7 +52,7 @@ static int read_manifest(const char *directory, Error *e) {
 static int read_state(const char *directory, Error *e) {
     Text changes = {0};
     RunSummary summary;
-    TRY(noise_create(&run.position.noise, &model, 60, 0, e));
+    TRY(noise_create(&run.position.noise, &model, 60, 0, 0, e));
     TRY(row_outliers_create(&run.position.outliers, 2, 1, e));
     run.setup.model = model;
     run.setup.shape.seq_len = 8;
@@ -68,7 +68,7 @@ static int read_state(const char *directory, Error *e) {
     }
     text_free(&changes);
     noise_destroy(&run.position.noise);
-    memory_free(run.position.outliers.step);
+    memory_free(run.position.outliers.row[0]);
     return code;
 }
 

@@ -38,7 +38,7 @@ static void make_noise(double fixed_ratio) {
     Error e = {0};
     noise_destroy(&noise);
     trackers = 0;
-    CHECK_OK(noise_create(&noise, &model, 1e4, fixed_ratio, &e), &e);
+    CHECK_OK(noise_create(&noise, &model, 1e4, fixed_ratio, 0, &e), &e);
     learn(&noise.ln), learn(&noise.total), learn(&noise.ranks), learn(&noise.calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++) learn(&noise.type[i]);
     for (int i = 0; i < 3; i++) learn(&noise.layer[i]);

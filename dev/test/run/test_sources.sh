@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Noise by source: the shares of a mixture are those that runs on each source alone give, and they resume and merge exactly.
+set -u
+. "$(dirname "$0")/../checks.sh" sources
+python=$(find_python matplotlib) || python=$(find_python) || skip_suite "no python3"
+
+"$python" - "$work" << 'END'
+import os, random, sys
+os.chdir(sys.argv[1])
+draw = random.Random(1)
+words = "the a cat dog bird sat ran on under mat tree house and then it was old new red blue very small big door".split()
+open("plain", "w").write("".join(" ".join(draw.choice(words) for _ in range(9)) + ".\n" for _ in range(4000)))
+open("noise", "wb").write(draw.randbytes(150000))
+END
+for name in plain noise; do "$tokenize" --tokenizer bytes --invalid bytes --out "$work/$name" "$work/$name" > "$work/log" 2>&1 || exit 70; done
+plain=$work/plain_train_000000.bin noise=$work/noise_train_000000.bin
+mixture="$plain:0.8 $noise:0.2"
+
+shape=(--model d1 --vocab-size 256 --layers 1 --heads 2 --channels 48)
+run() { # OUT TRAIN OPTIONS...
+    $train --train "$2" --out "$work/$1" "${shape[@]}" --seq-len 32 --micro-batch 8 \
+        --batch-tokens 1024 --beta2 0.99 --threads 1 --gns-half-life 1e9 "${@:3}" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+}
+last() { tail -n 1 "$work/$1/metrics.jsonl"; } # RUN
+
+# At rate 0 from one checkpoint: E |g_b|^2 of a source is G2 + S of a run on it alone.
+shares_are_those_of_the_sources() {
+    run start "$mixture" --steps 100 --lr 4e-3 || return
+    local name shape=(--model "$work/start")
+    for name in plain noise mixture; do run "rate0_$name" "${!name}" --steps 150 --lr 0 || return; done
+    "$python" - "$(last rate0_plain)" "$(last rate0_noise)" "$(last rate0_mixture)" << 'END'
+import json, sys
+plain, noise, mixture = map(json.loads, sys.argv[1:])
+a, b = (share * (run["gns_ln_s"] + run["gns_ln_g2"]) for share, run in ((0.8, plain), (0.2, noise)))
+for i, want in ((0, a / (a + b)), (1, b / (a + b))):
+    share, se = mixture[f"gns_source_{i}"], mixture[f"gns_source_{i}_se"]
+    print(i, share, se, want)
+    assert se < 0.02 and abs(share - want) < 3 * se + 0.005
+assert abs(mixture["gns_source_0"] + mixture["gns_source_1"] - 1) < 1e-9 and mixture["gns_source_1"] < 0.1
+assert not any(name.startswith("gns_source") for name in plain)
+END
+}
+
+resumes_exactly() {
+    run whole "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 && run part "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 || return
+    rm -r "$work/part/step_00000060" && run part "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 && says "$work/log" "40 steps" &&
+        cmp <(numbers "$work/whole") <(numbers "$work/part")
+}
+
+ranks_give_the_same() {
+    has_mpi || skip "no MPI" || return
+    mpi_here
+    local train=$train
+    run one "$mixture" --steps 20 --lr 0 || return
+    train="timeout -k 10 300 mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none $train"
+    run three "$mixture" --steps 20 --lr 0 && [ "$(last one | grep -o '"gns_source.*')" = "$(last three | grep -o '"gns_source_0.*_1_se": [^,}]*')}" ]
+}
+
+shows_in_the_report() {
+    "$python" -c 'import matplotlib' 2> /dev/null || skip "no Python package matplotlib" || return
+    "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" "Noise by source" &&
+        grep -qE '20.0%</td><td class=n>[0-9.]+% \+- [0-9.]+' "$work/whole/report.html"
+}
+
+try shares_are_those_of_the_sources
+try resumes_exactly
+try ranks_give_the_same
+try shows_in_the_report
+exit $failed
