@@ -105,20 +105,16 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// cuBLASLt's gelu' needs 16 bits and even channels. fcproj with its residual runs on cuBLASLt, which is faster there in
-// total over d12, d24 and d48 (H200, us, linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128,
-// 148/160).
+// fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us, linear_sm90 /
+// cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = dgelu, .accumulate = residual};
-    const bool apart = dgelu && (sizeof(real) == sizeof(float) || l.in % 2 == 1);
-    const size_t n = (size_t)l.rows * l.out;
-    shape.epilogue = apart ? MATMUL_PLAIN : dgelu ? MATMUL_DGELU : MATMUL_BIAS;
-    TRY(matmul_run(engine->matmul, shape,
-                   {l.y, l.x, l.weight, dgelu ? l.extra : l.bias, 1, 1, residual ? l.extra : NULL}, e));
-    if (apart) return gelu_backward(l.y, l.extra, n, engine->stream, e);
-    return l.epilogue == LINEAR_GELU ? gelu_forward(l.gelu, l.y, n, engine->stream, e) : 0;
+    shape.epilogue = dgelu ? MATMUL_PLAIN : MATMUL_BIAS;
+    TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
+    if (dgelu) return bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e);
+    return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
@@ -144,7 +140,7 @@ static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w,
 // weight_gradient does, or bias_backward.
 static bool bias_is_summed(const Engine *engine, const Pass *p, TensorKind w) {
     if (w == QKV_W) return engine->fused_linear && attention_sums(p->attention);
-    if (w == FC_W) return engine->fused_linear && linear_sm90_sums(p->T);
+    if (w == FC_W) return !engine->fused_linear || linear_sm90_sums(p->T);
     return true;
 }
 
@@ -200,7 +196,7 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 //
 // NCCL holds 24 multiprocessors during a transfer (a third of a millisecond). A kernel whose blocks fetch tiles one by
 // one (attention, linear_sm90, cuBLASLt's persistent products) loses only those 24. A kernel whose tiles are assigned
-// at launch takes 1.5 times as long: cuBLASLt's dGELU product and, on Hopper, weight gradients. So:
+// at launch takes 1.5 times as long: on Hopper, weight gradients. So:
 // 1. Send block l + 1's gradients right before attention_backward of block l.
 // 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
 // 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
@@ -253,9 +249,10 @@ static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, i
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
-    Linear fc = linear_of(engine, LINEAR_GELU, k->fc, k->ln2, FC_W, l, p->N);
-    fc.gelu = k->gelu;
-    return linear_run(engine, fc, e);
+    Linear fc = linear_of(engine, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l, p->N);
+    fc.slope = k->slope;
+    TRY(linear_run(engine, fc, e));
+    return k->fc ? gelu_forward(k->gelu, k->slope, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e) : 0;
 }
 
 // Computes lnf (B, T, C) from engine->tokens (B, T + 1).
@@ -376,7 +373,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
 // Computes the gradient of w's bias, the column sums of dwide (B, T, columns), unless another kernel does.
 static int bias_dwide(Engine *engine, const Pass *p, TensorKind w, int l, int columns, Error *e) {
     if (fuses(engine, p, w) || bias_is_summed(engine, p, w)) return 0;
-    return bias_backward(column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, p->B, p->T, columns,
+    return bias_backward(column_gradient(engine, bias_of(w), l, p->mode), engine->dwide, NULL, p->B, p->T, columns,
                          &engine->columns, engine->stream, e);
 }
 
@@ -387,11 +384,11 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     real *dattention = p->dropout.below ? dwide + round_up((size_t)p->N * 3 * p->C, ARENA_ALIGNMENT) : dy;
     // MLP
     TRY(linear_dweight(engine, p, k->gelu, branch, FCPROJ_W, l, e));
-    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = p->C, .out = 4 * p->C, .x = branch, .extra = k->fc};
-    wide.weight = weight(engine, FCPROJ_W, l), wide.y = dwide, wide.ticket = engine->ticket;
+    Linear wide = {.epilogue = LINEAR_DGELU, .rows = p->N, .in = p->C, .out = 4 * p->C, .x = branch};
+    wide.weight = weight(engine, FCPROJ_W, l), wide.slope = k->slope, wide.y = dwide, wide.ticket = engine->ticket;
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, FC_B, l, p->mode);
     wide.T = p->T, wide.jobs = &engine->columns;
-    TRY(linear_run(engine, wide, e)); // dwide = (branch fcproj^T) gelu'(fc): gelu' in the product saves two passes
+    TRY(linear_run(engine, wide, e)); // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
     TRY(bias_dwide(engine, p, FC_W, l, 4 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
     TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
@@ -457,7 +454,8 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
         const Recompute recompute =
             l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block is in memory
         TRY(weights_await(engine, 1 + l, e));
-        if (recompute == RECOMPUTE_GELU) TRY(gelu_forward(k->gelu, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
+        if (recompute == RECOMPUTE_GELU)
+            TRY(gelu_forward(k->gelu, k->slope, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_forward(engine, p, k, l, 0, e));
         TRY(block_backward(engine, p, k, l, e));
@@ -572,7 +570,6 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     const real *gamma = normalises ? weight(engine, ln, l) : NULL;
     const real *beta = normalises ? weight(engine, bias_of(ln), l) : NULL;
     Linear linear = linear_of(engine, epilogue, y, x, w, l, 1);
-    linear.gelu = y;
     linear.extra = y;
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }

@@ -137,7 +137,7 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
     if (!wanted(b, name) || left_out(b, times)) return;
     const size_t out_count = (size_t)s.m * s.n, out_bytes = out_count * (s.out_float ? sizeof(float) : sizeof(real));
     const size_t a = (size_t)s.m * s.k, w = (size_t)s.k * s.n;
-    const size_t extra = s.epilogue == MATMUL_DGELU ? out_count : s.epilogue == MATMUL_BIAS ? s.n : 0;
+    const size_t extra = s.epilogue == MATMUL_BIAS ? s.n : 0;
     const double bytes = (double)(a + w + extra) * sizeof(real) + (double)out_bytes * (s.accumulate ? 2 : 1);
     real *left = randoms<real>(SETS * a), *right = randoms<real>(w, 0, 0.05f);
     real *more = extra ? randoms<real>(extra) : NULL;
@@ -153,17 +153,19 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
                           int counted = 0) {
     if (!b->fused || !wanted(b, name)) return;
     const size_t n = (size_t)rows * out, x = (size_t)rows * in, w = (size_t)in * out;
-    const bool extra = epilogue <= LINEAR_DGELU; // GELU's output, the residual, GELU's input
-    real *left = randoms<real>(SETS * x), *residual = extra ? randoms<real>(n) : NULL;
+    const bool residual = epilogue == LINEAR_RESIDUAL, slope = epilogue == LINEAR_GELU || epilogue == LINEAR_DGELU;
+    const double bytes = (x + w + (residual ? 2.0 : 1.0) * n) * sizeof(real) + (slope ? n : 0) * sizeof(GeluSlope);
+    real *left = randoms<real>(SETS * x);
     Linear l;
     l.epilogue = epilogue;
     l.rows = rows, l.in = in, l.out = out;
-    l.weight = randoms<real>(w, 0, 0.05f), l.bias = randoms<real>(out), l.extra = residual;
-    l.y = zeros<real>(n), l.gelu = extra ? zeros<real>(n) : NULL, l.ticket = zeros<unsigned>(1);
+    l.weight = randoms<real>(w, 0, 0.05f), l.bias = randoms<real>(out);
+    l.extra = residual ? randoms<real>(n) : NULL, l.slope = slope ? randoms<GeluSlope>(n, 127, 30) : NULL;
+    l.y = zeros<real>(n), l.ticket = zeros<unsigned>(1);
     l.row_values = randoms<float>(rows), l.row_sums = zeros<float>((size_t)linear_sm90_tiles(out) * rows);
     l.counted = counted;
     Error e = {};
-    run_case(b, name, times, 2.0 * rows * in * out, (x + w + (extra ? 2.0 : 1.0) * n) * sizeof(real), [&](int i) {
+    run_case(b, name, times, 2.0 * rows * in * out, bytes, [&](int i) {
         l.x = left + i % SETS * x;
         bench_check(linear_sm90(l, 0, &e), &e);
     });
@@ -228,7 +230,7 @@ static void products(Bench *b, const ModelConfig *m, int B) {
     product(b, "qkv dinput", L, dinput(N, C, 3 * C, MATMUL_PLAIN));
     product(b, "proj dinput", L, dinput(N, C, C, MATMUL_PLAIN));
     product(b, "fc dinput", L, dinput(N, C, 4 * C, MATMUL_PLAIN));
-    product(b, "fcproj dinput and dgelu", alone, dinput(N, 4 * C, C, MATMUL_DGELU));
+    product(b, "fcproj dinput", alone, dinput(N, 4 * C, C, MATMUL_PLAIN));
     fused_product(b, "fcproj dinput and dgelu, ours", L, LINEAR_DGELU, N, C, 4 * C);
     dweights(b, B, C, L);
 }
@@ -285,19 +287,23 @@ static void gelu_and_biases(Bench *b, int B, int C, int L) {
     const size_t n = (size_t)B * T * 4 * C;
     if (wanted(b, "gelu forward") && !left_out(b, !b->fused)) {
         real *x = randoms<real>(SETS * n), *y = zeros<real>(n);
-        run_case(b, "gelu forward", b->fused ? 0 : L, 0, 2.0 * n * sizeof(real),
-                 [&](int i) { bench_check(gelu_forward(y, x + i % SETS * n, n, 0, &e), &e); });
+        GeluSlope *slope = zeros<GeluSlope>(n);
+        run_case(b, "gelu forward", b->fused ? 0 : L, 0, n * (2.0 * sizeof(real) + sizeof(GeluSlope)),
+                 [&](int i) { bench_check(gelu_forward(y, slope, x + i % SETS * n, n, 0, &e), &e); });
     }
     for (int columns : {4 * C, 3 * C}) {
-        const char *name = columns == 4 * C ? "bias gradient, fc" : "bias gradient, qkv";
+        const char *name = columns == 4 * C ? "bias gradient, fc, and dgelu" : "bias gradient, qkv";
         const bool alone = !b->fused;
         if (!wanted(b, name) || left_out(b, alone)) continue;
         const size_t count = (size_t)B * T * columns;
-        real *dy = randoms<real>(SETS * count);
+        const bool slope = columns == 4 * C;    // where the product does not multiply by it
+        real *dy = randoms<real>(SETS * count); // slopes below 1 shrink it from call to call
+        const GeluSlope *slopes = slope ? randoms<GeluSlope>(count, 127, 30) : NULL;
+        const double bytes = count * (sizeof(real) * (slope ? 2.0 : 1.0) + (slope ? sizeof(GeluSlope) : 0));
         const ColumnGradient dbias = {zeros<float>(columns), NULL, true};
         ColumnJobs jobs = {zeros<char>(bias_backward_bytes(B, T, columns))};
-        run_case(b, name, alone ? L : 0, 0, (double)count * sizeof(real), [&](int i) {
-            bench_check(bias_backward(dbias, dy + i % SETS * count, B, T, columns, &jobs, 0, &e), &e);
+        run_case(b, name, alone ? L : 0, 0, bytes, [&](int i) {
+            bench_check(bias_backward(dbias, dy + i % SETS * count, slopes, B, T, columns, &jobs, 0, &e), &e);
             bench_check(column_finish(&jobs, 0, &e), &e);
         });
     }

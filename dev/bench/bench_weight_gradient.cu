@@ -110,7 +110,7 @@ static void bench(Matmul *mm, const Problem &p, const WeightGradientPairs &pairs
         must(matmul_run(mm, shape, {dw, x, dy}, &e), &e);
         if (!p.bias) return;
         ColumnJobs jobs = {workspace};
-        must(bias_backward({dbias, exact ? squares + 1 : NULL, !add}, dy, s.B, s.T, s.out, &jobs, 0, &e), &e);
+        must(bias_backward({dbias, exact ? squares + 1 : NULL, !add}, dy, NULL, s.B, s.T, s.out, &jobs, 0, &e), &e);
         must(column_finish(&jobs, 0, &e), &e);
     };
     auto ours = [=](bool add, bool exact) {

@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     if (!stores) return;
     float y = real_to_float(bias);
     for (int i = 0; i < WARPS; i++) y += parts[i][threadIdx.x];
-    if (l.epilogue == LINEAR_GELU) l.gelu[own] = (real)gelu(real_to_float((real)y));
-    else l.y[own] = (real)(l.epilogue == LINEAR_RESIDUAL ? y + real_to_float(l.extra[own]) : y);
+    if (l.epilogue == LINEAR_GELU) y = gelu_with_slope(real_to_float((real)y)).y;
+    l.y[own] = (real)(l.epilogue == LINEAR_RESIDUAL ? y + real_to_float(l.extra[own]) : y);
 }
 
 int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e) {

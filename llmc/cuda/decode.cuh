@@ -6,7 +6,7 @@
 #include "cuda/linear_sm90.cuh"
 #include "cuda/vec.cuh"
 
-// Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (y is not stored) for one row. in, out:
+// Computes LINEAR_BIAS, LINEAR_RESIDUAL (y may be extra) or LINEAR_GELU (without slope) for one row. in, out:
 // multiples of VEC. gamma, beta (in): normalise x first; NULL: do not. Kernels queued earlier must not write weight,
 // bias, gamma or beta: they may still run when these are read.
 int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStream_t stream, Error *e);

@@ -26,6 +26,7 @@
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
 //     bucket       elements transferred at once: 0 the embeddings, 1 + l block l, the last one with ln_f (model_bucket)
 //     owned        ranges whose master weights and moments a rank keeps (model/shard.h)
+//     slope        GELU's derivative as forward keeps it: a byte, in fp32 a float (gelu.cuh)
 //     pack         W neighbouring values of a row, loaded at once (vec.cuh)
 //     tile         rows x columns of a matrix that a block holds in shared memory or registers at once
 //     stage, ring  a buffer in shared memory; the stages that copies fill in turn (sm90.cuh, Ring)
@@ -42,6 +43,7 @@
 
 #include "model/engine.h"
 #include "cuda/device.cuh"
+#include "cuda/gelu.cuh"
 #include "cuda/matmul.cuh"
 #include "cuda/optimizer.cuh"
 #include "cuda/reduce.cuh"
@@ -58,7 +60,9 @@ typedef struct {
     real *x_mid;          // (B, T, C)  residual stream between attention and MLP
     real *ln2;            // (B, T, C)
     float *mean2, *rstd2; // (B, T)
-    real *fc, *gelu;      // (B, T, 4C) before and after GELU
+    real *gelu;           // (B, T, 4C)
+    GeluSlope *slope;     // (B, T, 4C) GELU's derivative
+    real *fc;             // (B, T, 4C) GELU's input; NULL unless RECOMPUTE_GELU
 } Block;
 
 enum { TOKEN_SLOTS = 2 }; // staging buffers: micro-steps whose tokens may be in flight

@@ -145,8 +145,9 @@ template <typename F> static void each_activation(const EngineConfig *config, F 
     f(&Block::ln2, rest, N * C);
     f(&Block::mean2, rest, N);
     f(&Block::rstd2, rest, N);
-    f(&Block::fc, rest, N * 4 * C);
     f(&Block::gelu, config->recompute == RECOMPUTE_NONE ? x : 1, N * 4 * C);
+    f(&Block::slope, config->recompute == RECOMPUTE_NONE ? x : 1, N * 4 * C);
+    f(&Block::fc, config->recompute == RECOMPUTE_GELU ? x : 0, N * 4 * C);
 }
 
 static void layout_activations(Engine *engine, Arena *a) {
@@ -259,7 +260,7 @@ static int memory_take(Engine *engine, Error *e) {
     arena_place(&arena, engine->memory);
     if (!engine->weight) engine->weight = (real *)engine->param;
     if (!engine->grad_sum) engine->grad_sum = engine->grad;
-    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: all blocks share it
+    each_activation(&engine->config, [&](auto member, size_t kept, size_t count) { // kept 1: shared; 0: NULL
         for (int l = 0; l < engine->config.model->config.layers; l++)
             engine->block[l].*member = engine->base.*member + (kept > 1 ? l * slice_stride(count) : 0);
     });

@@ -4,8 +4,11 @@
 
 enum { FLAT_THREADS = 256, FLAT_PACKS = 4 }; // packs in flight per thread
 
-// y = gelu(x), `packs` packs of W. Grid: a thread per FLAT_PACKS packs.
-template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, const real *x, size_t packs) {
+template <int W> struct alignas(W == 1 ? sizeof(GeluSlope) : 8) Slopes { GeluSlope x[W]; };
+
+// y = gelu(x) and slope = gelu'(x), `packs` packs of W. Grid: a thread per FLAT_PACKS packs.
+template <int W>
+__global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(real *y, GeluSlope *slope, const real *x, size_t packs) {
     const size_t first = (size_t)blockIdx.x * FLAT_THREADS * FLAT_PACKS + threadIdx.x;
     Pack<W> v[FLAT_PACKS];
     UNROLL_FOR (int p = 0; p < FLAT_PACKS; p++) {
@@ -16,35 +19,32 @@ template <int W> __global__ void __launch_bounds__(FLAT_THREADS) gelu_kernel(rea
         const size_t i = first + p * FLAT_THREADS;
         if (i >= packs) continue;
         float f[W];
+        Slopes<W> slopes;
         pack_get(f, v[p]);
-        UNROLL_FOR (int j = 0; j < W; j++) f[j] = gelu(f[j]);
+        UNROLL_FOR (int j = 0; j < W; j++) {
+            const Gelu g = gelu_with_slope(f[j]);
+            f[j] = g.y, slopes.x[j] = g.slope;
+        }
         pack_store(y + i * W, pack_of<W>(f));
+        *(Slopes<W> *)(slope + i * W) = slopes;
     }
 }
 
-int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e) {
+int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_t stream, Error *e) {
     const auto kernel = n % VEC ? gelu_kernel<1> : gelu_kernel<VEC>;
     const size_t packs = n / (n % VEC ? 1 : VEC);
-    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, kernel, y, x, packs);
-}
-
-__global__ static void gelu_backward_kernel(real *dx, const real *x, size_t n) {
-    const size_t i = blockIdx.x * (size_t)FLAT_THREADS + threadIdx.x;
-    if (i < n) dx[i] = (real)(real_to_float(dx[i]) * gelu_derivative(real_to_float(x[i])));
-}
-
-int gelu_backward(real *dx, const real *x, size_t n, cudaStream_t stream, Error *e) {
-    return launch({blocks_of(n, FLAT_THREADS), FLAT_THREADS, stream}, e, gelu_backward_kernel, dx, x, n);
+    return launch({blocks_of(packs, FLAT_THREADS * FLAT_PACKS), FLAT_THREADS, stream}, e, kernel, y, slope, x, packs);
 }
 
 // ---- Column sums: pass one of a column gradient (reduce.cuh) with one set -------------------------------------------
 
 enum { COLUMN_THREADS_MAX = 128, COLUMN_ROWS = sizeof(real) == 2 ? 8 : 4 }; // rows in flight
 
-// Grid: (run of rows, columns); a thread sums W columns.
-template <int W>
+// Grid: (run of rows, columns); a thread sums W columns. GELU: first dy *= slope.
+template <int W, bool GELU>
 __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
-    columns_kernel(float *partials, const real *dy, ColumnSplit split, int C) {
+    columns_kernel(float *partials, real *dy, const GeluSlope *slope, ColumnSplit split, int C) {
+    constexpr int ROWS = GELU ? COLUMN_ROWS / 2 : COLUMN_ROWS; // GELU reads slopes, too
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * W;
     after_wait();
     after_allow();
@@ -54,13 +54,23 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX, 8)
     while (row < end) {
         const int b = row / split.T, stop = min(end, (b + 1) * split.T);
         float sums[W] = {};
-        for (; row < stop; row += COLUMN_ROWS) {
-            Pack<W> d[COLUMN_ROWS];
-            UNROLL_FOR (int r = 0; r < COLUMN_ROWS; r++)
-                d[r] = row + r < stop ? pack_load<W>(dy + (size_t)(row + r) * C + c) : Pack<W>{};
-            UNROLL_FOR (int r = 0; r < COLUMN_ROWS; r++) {
+        for (; row < stop; row += ROWS) {
+            Pack<W> d[ROWS];
+            Slopes<W> slopes[ROWS];
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
+                const size_t i = (size_t)(row + r) * C + c;
+                d[r] = row + r < stop ? pack_load<W>(dy + i) : Pack<W>{};
+                if (GELU) slopes[r] = row + r < stop ? *(const Slopes<W> *)(slope + i) : Slopes<W>{};
+            }
+            UNROLL_FOR (int r = 0; r < ROWS; r++) {
                 float f[W];
                 pack_get(f, d[r]);
+                if constexpr (GELU) {
+                    UNROLL_FOR (int j = 0; j < W; j++) f[j] *= slope_value(slopes[r].x[j]);
+                    const Pack<W> written = pack_of<W>(f);
+                    if (row + r < stop) pack_store(dy + (size_t)(row + r) * C + c, written);
+                    pack_get(f, written);
+                }
                 floats_add(sums, f);
             }
         }
@@ -84,10 +94,11 @@ static ColumnLaunch column_launch(int B, int T, int C) {
 
 size_t bias_backward_bytes(int B, int T, int C) { return column_bytes(column_launch(B, T, C).split, 1, C); }
 
-int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, ColumnJobs *jobs, cudaStream_t stream,
-                  Error *e) {
+int bias_backward(ColumnGradient dbias, real *dy, const GeluSlope *slope, int B, int T, int C, ColumnJobs *jobs,
+                  cudaStream_t stream, Error *e) {
     const ColumnLaunch l = column_launch(B, T, C);
     float *partials = column_begin(jobs, &dbias, 1, l.split, C);
-    const auto kernel = C % VEC ? columns_kernel<1> : columns_kernel<VEC>;
-    return launch({dim3(l.split.blocks, l.columns), l.threads, stream}, e, kernel, partials, dy, l.split, C);
+    const auto kernel = C % VEC ? (slope ? columns_kernel<1, true> : columns_kernel<1, false>)
+                                : (slope ? columns_kernel<VEC, true> : columns_kernel<VEC, false>);
+    return launch({dim3(l.split.blocks, l.columns), l.threads, stream}, e, kernel, partials, dy, slope, l.split, C);
 }

@@ -17,21 +17,33 @@ __device__ static inline float gelu_sigmoid(float x) {
 #endif
 }
 
-__device__ static inline float gelu(float x) { return x * gelu_sigmoid(x); }
+// What the forward pass keeps of GELU's derivative: a code of it (math/gelu.h), or in fp32 itself.
+#ifdef GNS_FP32
+typedef float GeluSlope;
+__device__ static inline float slope_value(GeluSlope slope) { return slope; }
+__device__ static inline GeluSlope slope_of(float derivative) { return derivative; }
+#else
+typedef uint8_t GeluSlope;
+__device__ static inline float slope_value(unsigned slope) { return gelu_decode(slope); }
+__device__ static inline GeluSlope slope_of(float derivative) { return gelu_encode(derivative); }
+#endif
 
-// s + s w (1 - s), w = 2 x du/dx
-__device__ static inline float gelu_derivative(float x) {
+struct Gelu {
+    float y;
+    GeluSlope slope;
+};
+
+// y = x s, derivative s + s w (1 - s), w = 2 x du/dx
+__device__ static inline Gelu gelu_with_slope(float x) {
     const float s = gelu_sigmoid(x), w = x * fmaf(3.0f * GELU_CUBIC * GELU_SCALE, x * x, GELU_SCALE);
-    return fmaf(s, fmaf(-w, s, w), s);
+    return {x * s, slope_of(fmaf(s, fmaf(-w, s, w), s))};
 }
 
-// y = gelu(x), n elements. In place is allowed.
-int gelu_forward(real *y, const real *x, size_t n, cudaStream_t stream, Error *e);
+// y = gelu(x) and slope = gelu'(x), n elements. y may be x.
+int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// dx *= gelu'(x), n elements.
-int gelu_backward(real *dx, const real *x, size_t n, cudaStream_t stream, Error *e);
-
-// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares.
+// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares. Unless slope (B, T, C) is NULL,
+// multiplies dy by it before.
 size_t bias_backward_bytes(int B, int T, int C);
-int bias_backward(ColumnGradient dbias, const real *dy, int B, int T, int C, ColumnJobs *jobs, cudaStream_t stream,
-                  Error *e);
+int bias_backward(ColumnGradient dbias, real *dy, const GeluSlope *slope, int B, int T, int C, ColumnJobs *jobs,
+                  cudaStream_t stream, Error *e);

@@ -25,7 +25,11 @@ enum { TURNS = 4 }; // tiles in flight: one fetched, one multiplied, one finishe
 enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGISTERS = 240 };
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
-enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES, SLOT_BYTES = SLOT_ROWS * COLUMNS * 2 };
+enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
+// A warp's slot: SLOT_ROWS rows of all panels; or, for GELU, of two panels, which take turns, and of all panels' slopes.
+enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
+enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
+static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "two panels take turns across the halves of a tile");
 
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
@@ -36,8 +40,9 @@ struct Shared {
     int tile[TURNS];
 };
 
-// Operands of the epilogues: an array like y, a bias, a number per row. is_across: W is stored (out, in).
-__host__ __device__ constexpr bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
+// Operands of the epilogues: a bias, a number per row. by_panel: stores y panel by panel, with slopes. is_across: W is
+// stored (out, in).
+__host__ __device__ constexpr bool by_panel(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_DGELU; }
 __host__ __device__ constexpr bool takes_bias(LinearEpilogue e) {
     return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS;
 }
@@ -132,6 +137,11 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
 
 __device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 
+// The bias of a thread's two columns among 8 columns from `column` on.
+__device__ float2 bias_at(const real *bias, int column) {
+    return unpacked(*(const unsigned *)(bias + column + threadIdx.x % 4 * 2));
+}
+
 // Address for stmatrix and ldmatrix of the 16 x 16 values at columns 16 j of a warp's slot: four 8 x 8 matrices.
 __device__ char *matrices_at(char *slot, int j) {
     const int lane = threadIdx.x % WARP, row = lane % 16, piece = (2 * (j % 4) + lane / 16) ^ row % 8;
@@ -145,12 +155,11 @@ __device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
 }
 __device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) { ldmatrix(r, (const real *)matrices_at(slot, j)); }
 
-__device__ void matrices_gelu(char *slot, int j, unsigned (&r)[4]) {
-    matrices_load(slot, j, r);
-    UNROLL_FOR (int q = 0; q < 4; q++) {
-        const float2 v = unpacked(r[q]);
-        r[q] = pack(gelu(v.x), gelu(v.y));
-    }
+// Address of a thread's two slopes among columns 8 i to 8 i + 7 of a panel of slopes (CopyTensor), in the row of matrix q
+// (rows_round). No bank conflicts.
+__device__ uint16_t *slopes_at(char *slopes, int i, int q) {
+    const int lane = threadIdx.x % WARP, row = lane / 4 + q % 2 * 8;
+    return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);
 }
 
 // Starts the copy of a warp's slot to memory.
@@ -163,9 +172,9 @@ __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int 
     }
 }
 
-// Waits until slot_out has read the slot.
-__device__ void slot_wait() {
-    if (threadIdx.x % WARP == 0) copy_out_wait_read();
+// Waits until all but the last PENDING calls of slot_out have read the slot.
+template <int PENDING = 0> __device__ void slot_wait() {
+    if (threadIdx.x % WARP == 0) copy_out_wait_read<PENDING>();
     __syncwarp();
 }
 
@@ -190,20 +199,15 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
     return y;
 }
 
-// Applies the epilogue (except GELU) to a warp's 16 rows and writes them to its slot, which holds `extra` on entry.
+// Applies the epilogue (not by_panel) to a warp's 16 rows and writes them to its slot, which holds `extra` on entry.
 template <LinearEpilogue EPILOGUE>
 __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
                            const LinearJob &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
         unsigned r[4], extra[4];
-        if (takes_extra(EPILOGUE)) matrices_load(slot, j, extra);
+        if (EPILOGUE == LINEAR_RESIDUAL) matrices_load(slot, j, extra);
         UNROLL_FOR (int q = 0; q < 4; q++) { // matrix q: from column 8 (q / 2) and row 8 (q % 2)
             const int i = 8 * j + 4 * (q / 2) + 2 * (q % 2);
-            if (EPILOGUE == LINEAR_DGELU) {
-                const float2 x = unpacked(extra[q]);
-                r[q] = pack(c[i] * gelu_derivative(x.x), c[i + 1] * gelu_derivative(x.y));
-                continue;
-            }
             if (EPILOGUE == LINEAR_SOFTMAX) {
                 const int own = counted - rows.thread % 4 * 2, column = 16 * j + q / 2 * 8;
                 const float offset = rows.value[q % 2], x = exponential(c[i], offset, column < own, rows.sum[q % 2]);
@@ -214,10 +218,10 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
                 r[q] = pack(c[i] * rows.value[q % 2], c[i + 1] * rows.value[q % 2]);
                 continue;
             }
-            const float2 b = unpacked(*(const unsigned *)(bias + 16 * j + q / 2 * 8 + threadIdx.x % 4 * 2));
-            const float2 old = takes_extra(EPILOGUE) ? unpacked(extra[q]) : float2{};
-            r[q] = takes_extra(EPILOGUE) ? pack(old.x + (c[i] + b.x), old.y + (c[i + 1] + b.y))
-                                         : pack(c[i] + b.x, c[i + 1] + b.y);
+            const float2 b = bias_at(bias, 16 * j + q / 2 * 8);
+            const float2 old = EPILOGUE == LINEAR_RESIDUAL ? unpacked(extra[q]) : float2{};
+            r[q] = EPILOGUE == LINEAR_RESIDUAL ? pack(old.x + (c[i] + b.x), old.y + (c[i + 1] + b.y))
+                                               : pack(c[i] + b.x, c[i + 1] + b.y);
         }
         matrices_store(slot, j, r);
     }
@@ -234,33 +238,56 @@ __device__ void rows_sums_out(const RowPair &rows, const LinearJob &job, int row
     }
 }
 
-// Replaces the slot's values by their GELU while the copy of the values is in flight.
-__device__ void rows_gelu(char *slot) {
-    constexpr int HELD = COLUMNS / 64; // kept in registers until the copy has read the slot
-    unsigned held[HELD][4], r[4];
-    UNROLL_FOR (int j = 0; j < HELD; j++) matrices_gelu(slot, j, held[j]);
-    slot_wait();
-    UNROLL_FOR (int j = 0; j < HELD; j++) matrices_store(slot, j, held[j]);
-    UNROLL_FOR (int j = HELD; j < COLUMNS / 16; j++) {
-        matrices_gelu(slot, j, r);
-        matrices_store(slot, j, r);
+// sums = column sums of a panel of 16 rows (add: +=). A lane sums two neighbouring columns.
+__device__ void columns_sum(float *sums, const char *panel, bool add) {
+    const int lane = threadIdx.x % WARP;
+    float2 *sum = (float2 *)sums + lane, all = add ? *sum : make_float2(0.0f, 0.0f);
+    UNROLL_FOR (int r = 0; r < SLOT_ROWS; r++) {
+        const char *row = panel + r * PANEL_ROW_BYTES;
+        const float2 v = unpacked(*(const unsigned *)(row + (lane / 4 ^ r % 8) * 16 + lane % 4 * 4));
+        all.x += v.x, all.y += v.y;
     }
+    *sum = all;
 }
 
-// sums = column sums of a warp's slot (add: +=). A lane sums two neighbouring columns of each panel.
-__device__ void columns_sum(float (&sums)[COLUMNS], const char *slot, bool add) {
-    const int lane = threadIdx.x % WARP;
+// Starts the copy of a panel's slopes into the slot.
+__device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t *full, int row, int panel) {
+    copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
+}
+
+// Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
+// their slopes on entry, and those of half 1 once `full` completes after half 0; sums: column sums of y, or NULL.
+template <LinearEpilogue EPILOGUE>
+__device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
+                             const CUtensorMap *slope, uint64_t *full, float *sums, int row, int panel, int h) {
+    constexpr bool FORWARD = EPILOGUE == LINEAR_GELU;
+    const bool fetches = !FORWARD && h == 0 && threadIdx.x % WARP == 0;
+    if (fetches) barrier_expect(full, PANELS * SLOPES_BYTES);
     UNROLL_FOR (int p = 0; p < PANELS; p++) {
-        float2 *sum = (float2 *)&sums[p * PANEL + 2 * lane], all = add ? *sum : make_float2(0.0f, 0.0f);
-        UNROLL_FOR (int r = 0; r < SLOT_ROWS; r++) {
-            const char *row = slot + (p * SLOT_ROWS + r) * PANEL_ROW_BYTES;
-            const float2 v = unpacked(*(const unsigned *)(row + (lane / 4 ^ r % 8) * 16 + lane % 4 * 4));
-            all.x += v.x, all.y += v.y;
+        char *values = slot + (h + p) % 2 * PANEL_BYTES, *slopes = slot + SLOPES_AT + p * SLOPES_BYTES;
+        slot_wait<FORWARD ? 2 : 1>(); // the copies of the panel before this one may be in flight
+        UNROLL_FOR (int j = 0; j < PANEL / 16; j++) {
+            unsigned r[4], pair[4]; // pair: slopes of two columns
+            UNROLL_FOR (int q = 0; q < 4; q++) {
+                const int column = p * PANEL + 16 * j + q / 2 * 8, i = column / 2 + 2 * (q % 2);
+                if (FORWARD) {
+                    const float2 b = bias_at(bias, column), x = unpacked(pack(c[i] + b.x, c[i + 1] + b.y));
+                    const Gelu low = gelu_with_slope(x.x), high = gelu_with_slope(x.y);
+                    r[q] = pack(low.y, high.y), pair[q] = low.slope | high.slope << 8;
+                } else {
+                    pair[q] = *slopes_at(slopes, 2 * j + q / 2, q);
+                    r[q] = pack(c[i] * slope_value(pair[q] & 0xff), c[i + 1] * slope_value(pair[q] >> 8));
+                }
+            }
+            matrices_store(values, j, r);
+            UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) // last: reads of the bias stay below these stores
+                *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
-        *sum = all;
+        if (FORWARD) slot_out(slope, slopes, row, panel + p);
+        slot_out(y, values, row, panel + p);
+        if (fetches) slopes_in(slot, p, slope, full, row + ROWS / HALVES, panel);
+        if (!FORWARD && sums) columns_sum(sums + p * PANEL, values, h > 0);
     }
-    fence_before_copies(); // before the next copy into the slot
-    __syncwarp();
 }
 
 // Stores the column sums of a warpgroup's tile: its warps' sums, added in order.
@@ -315,7 +342,8 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
 
 template <LinearEpilogue EPILOGUE>
 __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const LinearJob &job, int rank) {
-    constexpr bool EXTRA = takes_extra(EPILOGUE), BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
+    constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL, SLOPES = EPILOGUE == LINEAR_DGELU;
+    constexpr bool BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
@@ -331,26 +359,32 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
         const int panel = place.column / PANEL;
         if (lane == 0) {
             const int bytes = BIAS ? min((int)COLUMNS, job.out - place.column) * sizeof(real) : 0;
-            barrier_expect(own_full, bytes + (EXTRA ? SLOT_BYTES : 0));
+            barrier_expect(own_full, bytes + (EXTRA ? ROWS_BYTES : SLOPES ? PANELS * SLOPES_BYTES : 0));
             if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
             if (EXTRA) {
                 copy_out_wait_read();
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
             }
+            for (int p = 0; SLOPES && p < PANELS; p++) slopes_in(slot, p, other, own_full, place.row, panel);
         }
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
         else if (width > PANEL) tile_multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
         else tile_multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
         UNROLL_FOR (int h = 0; h < HALVES; h++, place.row += ROWS / HALVES) {
-            if (h == 0 || EXTRA) {
-                if (h > 0 && lane == 0) {
-                    barrier_expect(own_full, SLOT_BYTES);
+            if (h == 0 || EXTRA || SLOPES) {
+                if (EXTRA && h > 0 && lane == 0) {
+                    barrier_expect(own_full, ROWS_BYTES);
                     copy_out_wait_read();
                     copy_box_in(slot, other, own_full, 0, place.row, panel);
                 }
                 barrier_wait(own_full, own_parity);
                 own_parity ^= 1;
+            }
+            if constexpr (by_panel(EPILOGUE)) {
+                float *sums = job.columns ? s.sums[group][warp] : NULL;
+                panels_round<EPILOGUE>(slot, c[h], bias, y, other, own_full, sums, place.row, panel, h);
+                continue;
             }
             RowPair rows = {};
             if (takes_row_values(EPILOGUE))
@@ -359,10 +393,6 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             rows_round<EPILOGUE>(slot, c[h], bias, rows, job, job.counted - place.column);
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
-            if (EPILOGUE == LINEAR_DGELU && job.columns) columns_sum(s.sums[group][warp], slot, h > 0);
-            if (EPILOGUE != LINEAR_GELU) continue;
-            rows_gelu(slot);
-            slot_out(other, slot, place.row, panel);
         }
         if (EPILOGUE == LINEAR_DGELU && job.columns)
             tile_columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
@@ -407,8 +437,9 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
 }
 
 // Describes a matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x `panels` panels.
-int panels_map(CUtensorMap *map, const real *matrix, int rows, int columns, int box_rows, int panels, Error *e) {
-    CopyTensor t = {REAL_MAP, {PANEL, rows, columns / PANEL}, {PANEL, box_rows, panels}};
+int panels_map(CUtensorMap *map, const void *matrix, int rows, int columns, int box_rows, int panels, Error *e,
+               CUtensorMapDataType type = REAL_MAP) {
+    CopyTensor t = {type, {PANEL, rows, columns / PANEL}, {PANEL, box_rows, panels}};
     t.stride[0] = columns, t.stride[1] = PANEL;
     return copy_map(map, matrix, t, e);
 }
@@ -441,9 +472,10 @@ int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
     TRY(panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
     TRY(along ? panels_map(&w, l.weight, l.out, l.in, COLUMNS / PAIR, 1, e)
               : panels_map(&w, l.weight, l.in, l.out, HALF_DEPTH, PANELS, e));
-    TRY(panels_map(&y, l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
-    const real *second = l.epilogue == LINEAR_GELU ? l.gelu : takes_extra(l.epilogue) ? l.extra : l.y;
-    TRY(panels_map(&other, second, l.rows, l.out, SLOT_ROWS, PANELS, e));
+    TRY(panels_map(&y, l.y, l.rows, l.out, SLOT_ROWS, by_panel(l.epilogue) ? 1 : PANELS, e));
+    TRY(by_panel(l.epilogue)
+            ? panels_map(&other, l.slope, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8)
+            : panels_map(&other, l.extra ? l.extra : l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
     LinearJob job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
                      NULL,   0,     l.row_values, l.row_sums, l.counted};

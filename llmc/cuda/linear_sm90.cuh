@@ -1,29 +1,31 @@
 // linear_sm90: products on Hopper with fused epilogues, each of which saves a pass over memory. Elsewhere cuBLASLt
-// multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings.
-// crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX.
+// multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings, except that a
+// product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX.
 #pragma once
 
+#include "cuda/gelu.cuh"
 #include "cuda/reduce.cuh"
 
 enum { LINEAR_SM90_COLUMNS = 192 }; // of a tile
 enum { LINEAR_EXPONENT_MAX = 100 }; // keeps a row's sum finite
 
 typedef enum {
-    LINEAR_GELU,     // y = x W + b; gelu = GELU(stored y), with the bits of gelu_forward
+    LINEAR_GELU,     // y = GELU(x W + b), slope: the bits of gelu_forward after LINEAR_BIAS
     LINEAR_RESIDUAL, // y = x W + b + extra, rounded once
-    LINEAR_DGELU,    // y = x W^T gelu'(extra), rounded once; columns: sums of the stored y
+    LINEAR_DGELU,    // y = x W^T slope, rounded once; columns: sums of the stored y
     LINEAR_BIAS,     // y = x W + b
     LINEAR_SCALED,   // y = row_values[row] x W
     LINEAR_SOFTMAX   // y = exp(x W^T - row_values[row]), at most 2^LINEAR_EXPONENT_MAX; 0 from column `counted` on
 } LinearEpilogue;
 
-// Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, gelu, extra (rows,
-// out). y must not be extra.
+// Row-major: x (rows, in); W (in, out), for LINEAR_DGELU and LINEAR_SOFTMAX (out, in); b (out); y, slope, extra
+// (rows, out). y must not be extra.
 struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
-    real *y = NULL, *gelu = NULL;
+    real *y = NULL;
+    GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
     float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: row sums per tile of unrounded y
     int counted = 0;

@@ -1,7 +1,6 @@
 // matmul: see matmul.cuh. Plans, tuning, and the choices of a tuning as text.
 #include "cuda/matmul.cuh"
 
-#include "cuda/gelu.cuh"
 #include "cuda/vec.cuh"
 
 #include <math.h>
@@ -70,23 +69,19 @@ static int operation_set(MatmulPlan *plan, cublasLtMatmulDescAttributes_t attrib
 // out^T = op(b)^T op(a)^T: our b is A of column-major cuBLAS, our a is B.
 static int operation_create(MatmulPlan *plan, Error *e) {
     const MatmulShape *s = &plan->shape;
-    static const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS,
-                                                   CUBLASLT_EPILOGUE_DGELU};
     const cublasOperation_t op_a = s->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     TRY(CUBLAS_CALL(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSA, op_a, e));
     TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_TRANSB, op_b, e));
-    TRY(operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogues[plan->apart ? MATMUL_PLAIN : s->epilogue], e));
-    if (plan->apart || s->epilogue != MATMUL_DGELU) return 0;
-    return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)s->n, e);
+    const bool bias = s->epilogue == MATMUL_BIAS && !plan->apart;
+    return operation_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
+                         e);
 }
 
 static int plan_point(MatmulPlan *plan, const void *extra, Error *e) {
     if (plan->apart || plan->shape.epilogue == MATMUL_PLAIN) return 0;
-    const bool bias = plan->shape.epilogue == MATMUL_BIAS;
-    return operation_set(plan, bias ? CUBLASLT_MATMUL_DESC_BIAS_POINTER : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                         extra, e);
+    return operation_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, extra, e);
 }
 
 // Asks cuBLASLt for at most `most` algorithms, best first by its estimate.
@@ -281,7 +276,7 @@ static int plan_create(Matmul *mm, MatmulPlan *plan, const MatmulShape *s, int a
     return 0;
 }
 
-// Adds a bias to a stored product. Grid: any.
+// Adds a bias (n) to a stored product. Grid: any.
 __global__ static void bias_kernel(real *out, const real *bias, size_t count, int n) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
         out[i] = (real)(real_to_float(out[i]) + real_to_float(bias[i % n]));
@@ -323,10 +318,8 @@ int matmul_run(Matmul *mm, const MatmulShape &s, const MatmulOperands &operands,
     TRY(plan_point(plan, o.extra, e));
     TRY(CUBLAS_CALL(plan_launch(mm, plan, &plan->algorithm, &o), e));
     if (!plan->apart) return 0;
-    real *out = (real *)o.out;
-    const real *extra = (const real *)o.extra;
-    if (s.epilogue == MATMUL_DGELU) return gelu_backward(out, extra, (size_t)s.m * s.n, mm->stream, e);
-    return launch({1024, 256, mm->stream}, e, bias_kernel, out, extra, (size_t)s.m * s.n, s.n);
+    return launch({1024, 256, mm->stream}, e, bias_kernel, (real *)o.out, (const real *)o.extra, (size_t)s.m * s.n,
+                  s.n);
 }
 
 void matmul_tune(Matmul *mm, bool on) {

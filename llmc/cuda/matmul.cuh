@@ -14,8 +14,7 @@
 // would give other bits. Nor are its bias gradients: fcproj at d12 takes 1.68 ms; with a separate kernel, 0.43 + 0.30.
 typedef enum {
     MATMUL_PLAIN,
-    MATMUL_BIAS, // + extra (n), a row added to every row of out
-    MATMUL_DGELU // times gelu'(extra), extra (m, n), n a multiple of 8
+    MATMUL_BIAS // + extra (n), a row added to every row of out
 } MatmulEpilogue;
 
 // out (m, n) = op(a) op(b), op(a) (m, k), op(b) (k, n).
@@ -38,7 +37,7 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algorithm;
-    bool apart; // cuBLASLt has no algorithm with this epilogue: a kernel of its own follows
+    bool apart; // cuBLASLt has no algorithm with this epilogue: bias_kernel follows
 } MatmulPlan;
 
 // Plans kept (a run needs about 20 per number of rows); heuristic answers to time; longest text of choices.
@@ -66,7 +65,7 @@ struct MatmulOperands {
     const void *a, *b;
     const void *extra = NULL; // of the epilogue
     float alpha = 1, beta = 1;
-    const void *c = NULL; // like out; NULL: out. Read if shape.accumulate; not with MATMUL_DGELU
+    const void *c = NULL; // like out; NULL: out. Read if shape.accumulate
 };
 int matmul_run(Matmul *mm, const MatmulShape &shape, const MatmulOperands &operands, Error *e);
 

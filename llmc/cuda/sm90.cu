@@ -35,13 +35,15 @@ static int encode_find(PFN_cuTensorMapEncodeTiled_v12000 *encode, Error *e) {
 int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e) {
     PFN_cuTensorMapEncodeTiled_v12000 encode;
     const cuuint32_t step[3] = {1, 1, 1};
-    const int64_t bytes = t.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? sizeof(float) : sizeof(real);
+    const bool bytewise = t.type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const int64_t bytes = bytewise ? 1 : t.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? sizeof(float) : sizeof(real);
+    const CUtensorMapSwizzle swizzle = bytewise ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
     const int64_t row = t.stride[0] ? t.stride[0] : t.size[0], plane = t.stride[1] ? t.stride[1] : t.size[1] * row;
     const cuuint64_t stride[2] = {(cuuint64_t)(row * bytes), (cuuint64_t)(plane * bytes)};
     TRY(encode_find(&encode, e));
     CUresult result = encode(map, t.type, t.size[2] ? 3 : 2, (void *)tensor, (const cuuint64_t *)t.size, stride,
-                             (const cuuint32_t *)t.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             t.promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                             (const cuuint32_t *)t.box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, t.promotion,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS)
         return FAIL(e, ERR_INTERNAL, NULL, "cuTensorMapEncodeTiled: error %d for a tensor (.., %lld, %lld)",
                     (int)result, (long long)t.size[1], (long long)t.size[0]);

@@ -153,7 +153,10 @@ __device__ static inline void copy_box_add(const CUtensorMap *map, const void *f
 }
 
 __device__ static inline void copy_out_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ static inline void copy_out_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until all but the thread's last PENDING committed groups have read shared memory.
+template <int PENDING = 0> __device__ static inline void copy_out_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 __device__ static inline void copy_out_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Orders the thread's reads and writes of shared memory before later copies out of or into it. Even reads need it: only
 // a proxy fence orders accesses of two proxies (PTX ISA, "Causality order").
@@ -167,7 +170,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes. Dimension 0 is the innermost.
+// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes, or 64 if its elements are bytes:
+// the 16-byte piece c of a box's row r of 64 bytes lies at c ^ (r / 2 % 4). Dimension 0 is the innermost.
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.
 struct CopyTensor {

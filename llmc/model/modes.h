@@ -12,7 +12,7 @@ typedef enum {
 // The activations that the backward pass recomputes (--recompute): less memory, more time, the same bits.
 typedef enum {
     RECOMPUTE_NONE,
-    RECOMPUTE_GELU, // GELU's output
+    RECOMPUTE_GELU, // GELU's output, and on a GPU its derivative
     RECOMPUTE_BLOCK // everything inside a block but its input
 } Recompute;
 

@@ -21,9 +21,10 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 }
 
 // Estimates the CUDA engine's memory in a build without it, from the CPU engine's plan for values of the same type. The
-// CUDA engine differs in three ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
+// CUDA engine differs in four ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
 // in memory that the backward pass of the blocks uses for their gradients. With sharded weights it also keeps a rounded
-// copy of its share. Its exact norms may be fused.
+// copy of its share. Its exact norms may be fused. It keeps GELU's derivative, in a byte if values are rounded, instead
+// of GELU's input, or with --recompute gelu in addition for one block.
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;
@@ -41,6 +42,10 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
         memory->item[0].bytes += copy, memory->total += copy;
     }
     add_item(memory, "logits, matmul workspace", fmax(0, examples * example - gradients) + MATMUL_WORKSPACE_BYTES);
+    const double blocks = shape.recompute == RECOMPUTE_NONE && !shape.inference ? model->config.layers : 1;
+    const double input = shape.recompute == RECOMPUTE_GELU ? 0 : device->value;
+    const int64_t more = (int64_t)(4 * n * blocks * ((rounded ? 1 : device->value) - input));
+    memory->item[shape.inference ? 1 : 3].bytes += (size_t)more, memory->total += (size_t)more; // activations
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));

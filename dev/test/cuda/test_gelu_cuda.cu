@@ -9,24 +9,41 @@ static double gelu_slope(double x) { // by a central difference: independent of 
     return (gelu_tanh(x + h) - gelu_tanh(x - h)) / (2.0 * h);
 }
 
+// Half the distance of two codes, or fp32's error.
+static const double SLOPE_ERROR = sizeof(GeluSlope) == 1 ? 1.0 / 404 + 1e-6 : 1e-5;
+
+static std::vector<double> slopes_from(const GeluSlope *p, size_t n) {
+    std::vector<double> slopes;
+    for (GeluSlope s : host_from(p, n))
+        slopes.push_back(sizeof s > 1 ? s : s == GELU_CODE_NAN ? NAN : (s - GELU_CODE_ZERO) / 202.0);
+    return slopes;
+}
+
 static void test_gelu(void) {
     for (size_t n : {(size_t)1, (size_t)7, (size_t)8, (size_t)5003, (size_t)random_int(1, 100000)}) {
         std::vector<real> x = random_vector<real>(n, 0.0, 2.0), dy = random_vector<real>(n);
         const float extremes[] = {0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f};
         for (size_t i = 0; i < n && i < 7; i++) x[i] = (real)extremes[i];
         real *d_x = device_from(x), *d_dy = device_new<real>(n), *y = device_new<real>(n);
+        GeluSlope *slope = device_new<GeluSlope>(n);
+        const ColumnGradient dbias = {device_new<float>(n), NULL, false};
+        ColumnJobs jobs = jobs_new(bias_backward_bytes(1, 1, (int)n));
         run_twice(
             "gelu", [&] { device_set(d_dy, dy); },
             [&] {
-                CALL_OK(gelu_forward(y, d_x, n, 0, &e));
-                CALL_OK(gelu_backward(d_dy, d_x, n, 0, &e));
+                CALL_OK(gelu_forward(y, slope, d_x, n, 0, &e));
+                CALL_OK(bias_backward(dbias, d_dy, slope, 1, 1, (int)n, &jobs, 0, &e));
+                CALL_OK(column_finish(&jobs, 0, &e));
             },
-            {{y, n * sizeof(real)}, {d_dy, n * sizeof(real)}});
-        std::vector<double> want(n), want_dx(n);
+            {{y, n * sizeof(real)}, {slope, n * sizeof(GeluSlope)}, {d_dy, n * sizeof(real)}});
+        const std::vector<double> slopes = slopes_from(slope, n);
+        std::vector<double> want(n), want_slope(n), want_dx(n);
         for (size_t i = 0; i < n; i++) {
             want[i] = gelu_tanh(value(x[i]));
-            want_dx[i] = value(dy[i]) * (fabs(value(x[i])) > 50 ? value(x[i]) > 0 : gelu_slope(value(x[i])));
+            want_slope[i] = fabs(value(x[i])) > 50 ? value(x[i]) > 0 : gelu_slope(value(x[i]));
+            want_dx[i] = value(dy[i]) * slopes[i];
         }
+        check_within("slope", slopes, want_slope, std::vector<double>(n, SLOPE_ERROR));
         std::vector<real> got = host_from(y, n);
         std::vector<double> scaled(n);
         for (size_t i = 0; i < n; i++) { // large values would raise the rms, and the tolerance of all others with it
@@ -40,27 +57,61 @@ static void test_gelu(void) {
     }
 }
 
-static void bias_case(Shape s) {
+// Every value of 16 bits, in place. NaN and infinities have no slope, nor may what exceeds fp32 on the way.
+static void test_every_value(void) {
+    if (sizeof(real) != 2) SKIP("fp32 has too many values");
+    const size_t n = 1 << 16;
+    std::vector<uint16_t> bits(n);
+    std::iota(bits.begin(), bits.end(), 0);
+    real *y = (real *)device_from(bits);
+    const std::vector<double> x = as_doubles(host_from(y, n));
+    GeluSlope *slope = device_new<GeluSlope>(n);
+    CALL_OK(gelu_forward(y, slope, y, n, 0, &e));
+    const std::vector<double> slopes = slopes_from(slope, n), got = as_doubles(host_from(y, n));
+    for (size_t i = 0; i < n; i++) {
+        const double v = x[i], want = fabs(v) > 50 ? v > 0 : gelu_slope(v);
+        if (!isfinite(v)) CHECK(isnan(slopes[i]) && !isfinite(got[i]), "%g: slope %g, GELU %g", v, slopes[i], got[i]);
+        else if (!(isnan(slopes[i]) && fabs(v) > 1e12))
+            CHECK(fabs(slopes[i] - want) <= SLOPE_ERROR, "%g: slope %g, want %g", v, slopes[i], want);
+    }
+    case_end();
+}
+
+static void bias_case(Shape s, bool gelu) {
     const int B = s.B, T = s.T, C = s.C;
-    const std::vector<real> dy = random_vector<real>((size_t)B * T * C);
-    real *d_dy = device_from(dy);
+    const size_t n = (size_t)B * T * C;
+    const std::vector<real> dy = random_vector<real>(n), x = random_vector<real>(n, 0.0, 1.5);
+    real *d_dy = device_new<real>(n), *d_x = device_from(x);
+    GeluSlope *slope = device_new<GeluSlope>(n);
+    CALL_OK(gelu_forward(d_x, slope, d_x, n, 0, &e)); // for the slopes
     Columns dbias = columns_new(B, C);
     ColumnJobs jobs = jobs_new(bias_backward_bytes(B, T, C));
     std::vector<Output> outputs;
     columns_outputs(outputs, dbias);
     run_twice(
-        "bias", [&] { columns_reset(dbias); },
+        "bias", [&] { columns_reset(dbias), device_set(d_dy, dy); },
         [&] {
-            CALL_OK(bias_backward(dbias.device, d_dy, B, T, C, &jobs, 0, &e));
+            CALL_OK(bias_backward(dbias.device, d_dy, gelu ? slope : NULL, B, T, C, &jobs, 0, &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
-    columns_check("dbias", dbias, as_doubles(dy), T);
+    std::vector<double> rows(n);
+    const std::vector<double> slopes = slopes_from(slope, n);
+    for (size_t i = 0; i < n; i++) rows[i] = value(dy[i]) * (gelu ? slopes[i] : 1.0);
+    if (gelu) {
+        const std::vector<real> written = host_from(d_dy, n);
+        check_close("dx", written, rows, REAL_RELATIVE, REAL_ABSOLUTE);
+        for (size_t i = 0; i < n; i++) rows[i] = value(written[i]);
+    }
+    columns_check("dbias", dbias, rows, T);
     case_end();
 }
 
 static void test_bias_backward(void) {
-    for (Shape s : random_shapes()) bias_case(s);
+    for (Shape s : random_shapes()) {
+        bias_case(s, false);
+        bias_case(s, true);
+    }
 }
 
 // Stage two of several at once, of other shapes.
@@ -88,7 +139,8 @@ static void test_together(void) {
         },
         [&] {
             for (int i = 0; i < COLUMN_JOBS_MAX; i++)
-                CALL_OK(bias_backward(biases[i].device, d_dy[i], shapes[i].B, shapes[i].T, shapes[i].C, &jobs, 0, &e));
+                CALL_OK(bias_backward(biases[i].device, d_dy[i], NULL, shapes[i].B, shapes[i].T, shapes[i].C, &jobs, 0,
+                                      &e));
             CALL_OK(column_finish(&jobs, 0, &e));
         },
         outputs);
@@ -100,6 +152,7 @@ int main(int argc, char **argv) {
     int code = kernel_test_begin("test_gelu_cuda", argc, argv);
     if (code) return code;
     RUN(test_gelu);
+    RUN(test_every_value);
     RUN(test_bias_backward);
     RUN(test_together);
     return test_summary();

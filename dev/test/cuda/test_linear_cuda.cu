@@ -17,9 +17,9 @@ struct Widths {
 struct Case {
     Linear l;
     std::vector<real> x, weight, bias, extra;
+    std::vector<GeluSlope> slope;
 };
 
-static bool takes_extra(LinearEpilogue e) { return e == LINEAR_RESIDUAL || e == LINEAR_DGELU; }
 static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
 static bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU; }
 
@@ -29,22 +29,27 @@ static Case case_new(Widths s, LinearEpilogue epilogue) {
               random_vector<real>((size_t)s.rows * s.in),
               random_vector<real>((size_t)s.in * s.out, 0.0, 1.0 / sqrt(s.in)),
               random_vector<real>(s.out),
-              random_vector<real>(n)};
-    if (epilogue == LINEAR_DGELU)
-        for (int i = 0; i < 7; i++) c.extra[i] = (real)(float[]){0.0f, -0.0f, 60.0f, -60.0f, 3e4f, -3e4f, -6.0f}[i];
+              random_vector<real>(n),
+              {}};
+    for (size_t i = 0; i < n; i++) c.slope.push_back((GeluSlope)random_int(0, GELU_CODE_NAN - 1));
     c.l.epilogue = epilogue;
     c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
     c.l.x = device_from(c.x), c.l.weight = device_from(c.weight);
     c.l.bias = takes_bias(epilogue) ? device_from(c.bias) : NULL;
-    c.l.extra = takes_extra(epilogue) ? device_from(c.extra) : NULL;
-    c.l.y = device_new<real>(n), c.l.gelu = epilogue == LINEAR_GELU ? device_new<real>(n) : NULL;
+    c.l.extra = epilogue == LINEAR_RESIDUAL ? device_from(c.extra) : NULL;
+    c.l.y = device_new<real>(n);
+    c.l.slope = epilogue == LINEAR_DGELU ? device_from(c.slope) : device_new<GeluSlope>(n);
     c.l.ticket = ticket;
     return c;
 }
 
-static double derivative_of_gelu(double x) {
-    const double scale = sqrt(2.0 / M_PI), cubic = 0.044715, t = tanh(scale * (x + cubic * x * x * x));
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * scale * (1.0 + 3.0 * cubic * x * x);
+static double gelu_tanh(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+static double slope_of_code(GeluSlope code) { return (code - GELU_CODE_ZERO) / 202.0; }
+
+// GELU of x, which errs by *tolerance and is rounded before; GELU's slope is at most 1.13.
+static double gelu_of_rounded(double x, double *tolerance) {
+    *tolerance = 1.13 * *tolerance + ROUNDING * fabs(gelu_tanh(x));
+    return gelu_tanh(x);
 }
 
 // A row's sums in float64; y is one rounding away.
@@ -59,16 +64,16 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
         for (int k = 0; k < l.in; k++)
             sum += value(c.x[(size_t)row * l.in + k]) *
                    value(c.weight[across ? (size_t)j * l.in + k : (size_t)k * l.out + j]);
-        if (l.epilogue == LINEAR_DGELU) sum *= derivative_of_gelu(extra);
+        if (l.epilogue == LINEAR_DGELU) sum *= slope_of_code(c.slope[(size_t)row * l.out + j]);
         if (l.epilogue == LINEAR_RESIDUAL) sum += extra;
-        want[j] = sum, tolerance[j] = ROUNDING * fabs(sum) + fp32;
+        tolerance[j] = ROUNDING * fabs(sum) + fp32;
+        want[j] = l.epilogue == LINEAR_GELU ? gelu_of_rounded(sum, &tolerance[j]) : sum;
     }
     const auto first = y.begin() + (size_t)row * l.out;
     check_within("row", std::vector<real>(first, first + l.out), want, tolerance);
 }
 
-// All rows against cuBLASLt's product: each is one rounding away from the sum. Its dGELU is no oracle: not known how
-// exact.
+// All rows against cuBLASLt's product: each is one rounding away from the sum.
 static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
     const double fp32 = 1e-4;
@@ -78,27 +83,39 @@ static void check_library(const Case &c, const std::vector<real> &y) {
     CALL_OK(matmul_run(library, shape, {product, l.x, l.weight, l.bias}, &e));
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
     for (size_t i = 0; i < want.size(); i++) {
-        if (l.epilogue == LINEAR_DGELU) want[i] *= derivative_of_gelu(value(c.extra[i]));
+        if (l.epilogue == LINEAR_DGELU) want[i] *= slope_of_code(c.slope[i]);
         double bound = 2.0 * ROUNDING * fabs(want[i]) + fp32;
         if (l.epilogue == LINEAR_RESIDUAL) want[i] += value(c.extra[i]), bound += 2.0 * ROUNDING * fabs(want[i]);
+        if (l.epilogue == LINEAR_GELU) want[i] = gelu_of_rounded(want[i], &bound);
         tolerance.push_back(bound);
     }
     check_within("all rows", y, want, tolerance);
 }
 
-// GELU is gelu_forward's of what is stored; the product is also LINEAR_BIAS's.
+// GELU and its slopes are gelu_forward's of LINEAR_BIAS's product.
 static void check_bits(const Case &c, const std::vector<real> &y) {
-    if (!takes_bias(c.l.epilogue) || c.l.epilogue == LINEAR_RESIDUAL) return;
-    real *expected = device_new<real>(y.size()), *product = device_new<real>(y.size());
-    if (c.l.epilogue == LINEAR_GELU) {
-        CALL_OK(gelu_forward(expected, c.l.y, y.size(), 0, &e));
-        CHECK(as_doubles(host_from(expected, y.size())) == as_doubles(host_from(c.l.gelu, y.size())), "GELU's bits");
-        return;
-    }
+    if (c.l.epilogue != LINEAR_GELU) return;
+    const size_t n = y.size();
     Linear l = c.l;
-    l.epilogue = LINEAR_GELU, l.y = product, l.gelu = expected;
+    l.epilogue = LINEAR_BIAS, l.y = device_new<real>(n), l.slope = device_new<GeluSlope>(n);
     CALL_OK(linear_sm90(l, 0, &e));
-    CHECK(as_doubles(host_from(product, y.size())) == as_doubles(y), "the product's bits");
+    CALL_OK(gelu_forward(l.y, l.slope, l.y, n, 0, &e));
+    CHECK(as_doubles(host_from(l.y, n)) == as_doubles(y), "GELU's bits");
+    CHECK(host_from(l.slope, n) == host_from(c.l.slope, n), "bits of the slopes");
+}
+
+// A NaN slope makes its own value NaN, and no other.
+static void check_nan(const Case &c, const std::vector<real> &y) {
+    if (c.l.epilogue != LINEAR_DGELU) return;
+    std::vector<GeluSlope> slope = c.slope;
+    const size_t at = random_int(0, (int)y.size() - 1);
+    slope[at] = GELU_CODE_NAN;
+    Linear l = c.l;
+    l.slope = device_from(slope), l.y = device_new<real>(y.size());
+    CALL_OK(linear_sm90(l, 0, &e));
+    const std::vector<real> got = host_from(l.y, y.size());
+    for (size_t i = 0; i < y.size(); i++)
+        CHECK(i == at ? isnan(value(got[i])) : value(got[i]) == value(y[i]), "%zu, NaN at %zu", i, at);
 }
 
 // Fewer rows give the same bits, and none after them is written (the guards see it).
@@ -106,7 +123,8 @@ static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
     Linear l = c.l;
     l.rows = random_int(1, c.l.rows);
     const size_t n = (size_t)l.rows * l.out;
-    l.y = device_new<real>(n), l.gelu = device_new<real>(n);
+    l.y = device_new<real>(n);
+    if (l.epilogue == LINEAR_GELU) l.slope = device_new<GeluSlope>(n);
     CALL_OK(linear_sm90(l, 0, &e));
     CHECK(as_doubles(host_from(l.y, n)) == as_doubles(std::vector<real>(y.begin(), y.begin() + n)),
           "%d of %d rows give other bits", l.rows, c.l.rows);
@@ -117,7 +135,7 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
     const size_t n = (size_t)s.rows * s.out;
     CHECK(linear_sm90_runs(s.in, s.out), "%d to %d is not usable", s.in, s.out);
     std::vector<Output> outputs = {{c.l.y, n * sizeof(real)}};
-    if (c.l.gelu) outputs.push_back({c.l.gelu, n * sizeof(real)});
+    if (epilogue == LINEAR_GELU) outputs.push_back({c.l.slope, n * sizeof(GeluSlope)});
     const auto poison = [&] {
         for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
     };
@@ -128,6 +146,7 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
         check_row(c, y, row);
     check_library(c, y);
     check_bits(c, y);
+    check_nan(c, y);
     check_fewer_rows(c, y);
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
     case_end();

@@ -3,6 +3,7 @@
 
 #include "math/adamw.h"
 #include "math/dropout.h"
+#include "math/gelu.h"
 #include "math/rng.h"
 #include "math/loss_scale.h"
 #include "math/mixture.h"
@@ -153,6 +154,32 @@ static void test_schedules(void) {
         }
 }
 
+// Every bf16 number's derivative against float64, and every code.
+static void test_gelu_codes(void) {
+    const double scale = sqrt(2 / M_PI), cubic = 0.044715;
+    int least = GELU_CODE_NAN, most = 0;
+    for (uint32_t i = 0; i < 1 << 16; i++) {
+        const uint32_t bits = i << 16;
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        if (!(fabsf(x) < 1e6f)) continue;
+        const double t = tanh(scale * (x + cubic * x * x * x));
+        const double d = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * scale * (1 + 3 * cubic * x * x);
+        const int code = gelu_encode((float)d);
+        const double error = fabs(gelu_decode((unsigned)code) - d);
+        CHECK(error <= 1.0 / 404 + 2e-7, "gelu'(%g): code %d is off by %g", x, code, error);
+        least = code < least ? code : least, most = code > most ? code : most;
+    }
+    CHECK(least == 0 && most == 254, "codes %d to %d", least, most);
+    CHECK(gelu_decode(gelu_encode(0)) == 0 && gelu_decode(gelu_encode(1)) == 1, "0 and 1 are exact");
+    for (unsigned code = 0; code < GELU_CODE_NAN; code++) {
+        CHECK(gelu_encode(gelu_decode(code)) == code, "code %u", code);
+        CHECK(code == 0 || gelu_decode(code) > gelu_decode(code - 1), "code %u", code);
+    }
+    CHECK(gelu_encode(NAN) == GELU_CODE_NAN && gelu_encode(-NAN) == GELU_CODE_NAN, "NaN");
+    CHECK(isnan(gelu_decode(GELU_CODE_NAN)), "NaN");
+}
+
 // Returns the steps until the scale is `to`; -1: never.
 static int steps_to(LossScale *s, bool overflow, double to) {
     for (int steps = 0; steps <= 10 * LOSS_SCALE_INTERVAL; steps++) {
@@ -253,6 +280,6 @@ static void test_bijection(void) {
 
 int main(void) {
     RUN(test_philox_known_answers, test_known_draws, test_known_masks, test_adamw, test_adamw_landmarks, test_schedules,
-        test_loss_scale, test_known_order, test_known_sources, test_bijection);
+        test_gelu_codes, test_loss_scale, test_known_order, test_known_sources, test_bijection);
     return test_summary();
 }
