@@ -105,8 +105,8 @@ static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const 
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
-// fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us, linear_sm90 /
-// cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160).
+// fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us,
+// linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160).
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);

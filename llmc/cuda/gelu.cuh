@@ -42,8 +42,8 @@ __device__ static inline Gelu gelu_with_slope(float x) {
 // y = gelu(x) and slope = gelu'(x), n elements. y may be x.
 int gelu_forward(real *y, GeluSlope *slope, const real *x, size_t n, cudaStream_t stream, Error *e);
 
-// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares. Unless slope (B, T, C) is NULL,
-// multiplies dy by it before.
+// Adds a job to jobs: dbias (C) = column sums of dy (B, T, C), with per-example squares. Before, multiplies dy by slope
+// (B, T, C), unless that is NULL.
 size_t bias_backward_bytes(int B, int T, int C);
 int bias_backward(ColumnGradient dbias, real *dy, const GeluSlope *slope, int B, int T, int C, ColumnJobs *jobs,
                   cudaStream_t stream, Error *e);

@@ -26,7 +26,7 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot: SLOT_ROWS rows of all panels; or, for GELU, of two panels, which take turns, and of all panels' slopes.
+// A warp's slot: SLOT_ROWS rows of all panels. For GELU: of two panels, which take turns, and of all panels' slopes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "two panels take turns across the halves of a tile");
@@ -155,8 +155,8 @@ __device__ void matrices_store(char *slot, int j, const unsigned (&r)[4]) {
 }
 __device__ void matrices_load(char *slot, int j, unsigned (&r)[4]) { ldmatrix(r, (const real *)matrices_at(slot, j)); }
 
-// Address of a thread's two slopes among columns 8 i to 8 i + 7 of a panel of slopes (CopyTensor), in the row of matrix q
-// (rows_round). No bank conflicts.
+// Address of a thread's two slopes among columns 8 i to 8 i + 7 of a panel of slopes (CopyTensor), in the row of
+// matrix q (rows_round). No bank conflicts.
 __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     const int lane = threadIdx.x % WARP, row = lane / 4 + q % 2 * 8;
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);

@@ -145,19 +145,19 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
     return seconds / d->efficiency.link + (ranks > machine ? d->efficiency.network_hop : d->efficiency.hop);
 }
 
-// Austin et al. 2025, "How to scale your model", parts 5 and 12. Transfers overlap with arithmetic and with each other, at
-// the full rates: C FLOP/s, and W B/s along each of m axes. FSDP takes m_F axes and K_F ranks, tensor parallelism m_T and
-// K_T; m = m_F + m_T, K = K_F K_T. With I = v C / (2 W) for values of v bytes, the forward pass of an MLP (d to D to d
-// channels) on B tokens takes
+// Austin et al. 2025, "How to scale your model", parts 5 and 12. Transfers overlap with arithmetic and with each other,
+// at the full rates: C FLOP/s, and W B/s along each of m axes. FSDP takes m_F axes and K_F ranks, tensor parallelism
+// m_T and K_T; m = m_F + m_T, K = K_F K_T. With I = v C / (2 W) for values of v bytes, the forward pass of an MLP
+// (d to D to d channels) on B tokens takes
 //
 //     products   4 B d D / (K C)          seconds
 //     FSDP       2 v d D / (K_T m_F W)    gathers two matrices divided by K_T. K_T = 1: compute-bound if B / K > I / m
 //     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
 //
 // The best split makes both transfers equal: K_F = sqrt(B K m_F / (D m_T)). They take less than the products if
-// B / K > I^2 / (D m_F m_T). Behind a switch both share one link, half an axis each. Tensors are divided within a machine;
-// its network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the backward pass: twice
-// FSDP's bytes for twice the FLOPs.
+// B / K > I^2 / (D m_F m_T). Behind a switch both share one link, half an axis each. Tensors are divided within a
+// machine; its network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the backward pass:
+// twice FSDP's bytes for twice the FLOPs.
 PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {
     const int machine = d->spec.devices_a_machine, inside = machine > 1 && ranks > machine ? machine : ranks;
     const double m = fmax(1, d->spec.axes), m_T = m > 1 ? floor(m / 2) : 0.5, m_F = m - m_T;

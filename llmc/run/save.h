@@ -29,7 +29,7 @@
 //      the engine, and all ranks wait until everything is written.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
-//      notes and the error. The main thread reads only the atomics `ended` and `done`.
+//      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
 //   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
 //      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
