@@ -173,7 +173,7 @@ def read_plan(path):
     on a rank, then of the step; tokens/s of all ranks."""
     text = read_bytes(path).decode(errors="replace")
     device = re.search(r"^device +(.*): ([\d.e+]+) TFLOP/s \w+, ([\d.e+]+) GB/s,", text, re.M)
-    step = re.search(r"^step of .*, ([\d,]+) tokens.*\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)
+    step = re.search(r"^step of .*, ([\d,]+) tokens.*(?:\n  FEWER.*)?\n  kernels +([TG])FLOPs +GB +FLOPs/byte +bound by +(m?)s ", text, re.M)
     rate = re.search(r", ([\d,]+) tok/s, MFU", text)
     rows = re.findall(r"^  (\S.*?) +([\d.e+-]+) +([\d.e+-]+) +[\d.]+ +(?:memory|compute) +([\d.e+-]+) +[\d.]+%$", text, re.M)
     if not (device and step and rate and rows):

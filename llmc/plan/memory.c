@@ -24,7 +24,7 @@ bool plan_fuses_exact(const PlanDevice *device, const ModelConfig *model) {
 // CUDA engine differs in four ways. Its head keeps the logits of as many examples as fit into head_bytes, at least one,
 // in memory that the backward pass of the blocks uses for their gradients. With sharded weights it also keeps a rounded
 // copy of its share. Its exact norms may be fused. It keeps GELU's derivative, in a byte if values are rounded, instead
-// of GELU's input, or with --recompute gelu in addition for one block.
+// of GELU's input; with --recompute gelu it keeps the inputs, and the derivative of one block.
 static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *memory) {
     const PlanDevice *device = &plan->device;
     const Model *model = shape.model;

@@ -69,6 +69,8 @@ int plan_device(PlanDevice *out, const char *wanted, const EngineDevice *here, c
     if (own->network > 0) d.spec.network = own->network;
     if (own->devices_a_machine > 0) d.spec.devices_a_machine = own->devices_a_machine;
     d.spec.axes = own->axes;
+    if ((own->devices_a_machine > 1 || own->axes > 0) && d.spec.link == 0)
+        return FAIL(e, ERR_USAGE, "add --device-link", "--device-count, --device-axes: the devices' link is unknown");
     *out = d;
     return 0;
 }

@@ -192,14 +192,14 @@ static void print_bounds(FILE *f, const Plan *p) {
     PlanBounds b = plan_bounds(&p->device, p->ranks, tokens, 4.0 * c->channels);
     fprintf(f, "\ncompute-bound by bytes alone (Austin et al. 2025, How to scale your model), here %s tokens a rank\n",
             grouped(tokens / p->ranks).s);
-    fprintf(f, "  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks\n",
-            grouped(b.fsdp).s, b.tensor_ranks);
+    fprintf(f, "  data parallel and FSDP: from %s tokens a rank; tensor parallel: up to %.3g ranks%s\n",
+            grouped(b.fsdp).s, b.tensor_ranks, b.tensor_ranks < 2 ? ", so never" : "");
     if (b.both < b.fsdp)
         fprintf(f, "  FSDP and tensor parallel: from %s tokens a rank; best here over %s and %.3g ranks\n",
                 grouped(b.both).s, grouped(b.fsdp_ranks).s, p->ranks / b.fsdp_ranks);
     else fprintf(f, "  FSDP and tensor parallel: from no fewer tokens than FSDP alone\n");
-    // Of 6 N + 6 L C T FLOPs a token attention's term is the larger one from T = N / (L C). That is d (4 + 3 F) + V / L for
-    // three matrices in the MLP, of d and F d channels; GPT-2's two of d and 4 d count as F = 8/3.
+    // Of 6 N + 6 L C T FLOPs a token attention's term is the larger one from T = N / (L C). That is d (4 + 3 F) + V / L
+    // for three matrices in the MLP, of d and F d channels; GPT-2's two of d and 4 d count as F = 8/3.
     fprintf(f, "  attention has more FLOPs than the products from T %s\n",
             grouped(model_flops_per_token(p->shape.model, 0) / (6.0 * c->layers * c->channels)).s);
 }

@@ -93,7 +93,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {matmul(FAMILY_HEAD_MATMUL, backward, v, R, V, C, chunks), 0},
         // Five products where the forward has two: q k^T again, dp = do v^T, dv, dk, dq (Dao et al. 2022, appendix B).
         {{FAMILY_ATTENTION, WORK_ATTENTION_BACKWARD, backward, 5 * product, v * 5 * n, v * 3 * n, L}, 0},
-        // Reads GELU's input, or a byte of slope that forward then wrote as well; fcproj's product writes the result.
+        // Reads GELU's input; the CUDA engine reads its slope instead, which its forward pass writes.
         {stream(FAMILY_GELU, backward, 4 * n, GELU_BACKWARD_FLOPS, v, 0, L), 0},
         {stream(FAMILY_BIAS, backward, 3 * n, 1, v, 0, L), 0}, // qkv
         {stream(FAMILY_BIAS, backward, 4 * n, 1, v, 0, L), 0}, // fc; the LayerNorms include proj's and fcproj's

@@ -57,7 +57,7 @@ static void test_gelu(void) {
     }
 }
 
-// Every value of 16 bits, in place. NaN and infinities have no slope, nor may what exceeds fp32 on the way.
+// Every value of 16 bits, in place. NaN and infinities have no slope. A value whose cube exceeds fp32 may have none.
 static void test_every_value(void) {
     if (sizeof(real) != 2) SKIP("fp32 has too many values");
     const size_t n = 1 << 16;

@@ -131,7 +131,9 @@ plans_with_the_users_figures() { # for a GPU that the table lacks, or instead of
     "$train" --dry-run --device 3dfx > plan.txt 2>&1
     [ $? = 64 ] && said '3dfx.*H200' || return 1
     "$train" --dry-run --device-flops 40 > plan.txt 2>&1
-    [ $? = 64 ] && said '^error: --device-flops has no effect without --device'
+    [ $? = 64 ] && said '^error: --device-flops has no effect without --device' || return 1
+    "$train" --dry-run --device pod --device-flops 459 --device-bandwidth 2765 --device-count 8 --ranks 4 > plan.txt 2>&1
+    [ $? = 64 ] && said "^error: --device-count, --device-axes: .*add --device-link"
 }
 writes_nothing() { plan --model d2 --steps 3 --out runs/none && [ ! -e runs ]; }
 
