@@ -71,9 +71,10 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 // Returns where a vector's gradient goes: its sum, and its per-example squares if `mode` measures them.
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     const Tensor *t = model_tensor(engine->config.model, kind, layer);
-    double *rows = stats_of_rows(engine->stats, &engine->config, 1 + (int)(t - engine->config.model->tensors));
+    const int i = (int)(t - engine->config.model->tensors);
+    const bool keeps = engine->keeps_rows && t->group == GROUP_LN;
     return {grad(engine, kind, layer), gns_measures(t, mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
-            engine->keeps_rows && t->group == GROUP_LN ? rows + engine->rows : NULL};
+            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows : NULL};
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
@@ -492,8 +493,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     engine->stats_sent = engine->scaled = false;
     TRY(reduce_sum(engine->stats + STAT_LOSS, engine->loss, 1, p.N, engine->stream, e));
     if (engine->smoothed) TRY(reduce_sum(engine->stats + STAT_SMOOTHED, engine->smoothed, 1, p.N, engine->stream, e));
-    double *losses = stats_of_rows(engine->stats, &engine->config, 0) + engine->rows;
-    if (engine->keeps_rows) TRY(reduce_sum(losses, engine->loss, n, p.T, engine->stream, e));
+    double *losses = engine->stats + stats_of_rows(&engine->config, engine->config.model->tensor_count);
+    if (engine->keeps_rows) TRY(reduce_sum(losses + engine->rows, engine->loss, n, p.T, engine->stream, e));
     engine->rows += n;
     engine->example += (uint64_t)n;
     if (mode < engine->mode) engine->mode = mode;
@@ -543,9 +544,11 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
+    const double *losses = stats + stats_of_rows(&engine->config, model->tensor_count);
     for (int b = 0; b < engine->rows && result->row; b++) {
-        result->row[b] = {0, stats_of_rows(stats, &engine->config, 0)[b] / engine->config.seq_len};
-        for (int i = 1; i <= model->tensor_count; i++) result->row[b].sq += stats_of_rows(stats, &engine->config, i)[b];
+        const double *sq = stats + stats_of_rows(&engine->config, 0) + b;
+        result->row[b] = {0, losses[b] / engine->config.seq_len};
+        for (; sq < losses; sq += engine->config.step_rows) result->row[b].sq += *sq;
     }
     step_result_unscale(result, model->tensor_count, engine->rows, engine->loss_scale);
     return 0;

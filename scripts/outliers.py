@@ -10,9 +10,10 @@ import os
 import sys
 
 sys.dont_write_bytecode = True
-from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, has_log, read_lines, run_main
+from run_log import COUNT, EXIT_INPUT, NUMBER, TEXT, Fault, Parser, Run, check, has_log, read_lines, run_main
 
 OUTLIER = {"kind!": TEXT, "step!": COUNT, "shard!": TEXT, "offset!": COUNT, "norm!": NUMBER, "loss!": NUMBER, "score!": NUMBER}
+RUN = {"options!": {"seq_len!": COUNT}, "model!": {"context!": COUNT}, "parts!": dict}
 HEAD = ["text", "score", "loss", "norm", "step", "rows", "place"]
 SHARD_HEADER, SHARED = 1024, 2 * 32  # bytes
 
@@ -39,8 +40,11 @@ def decoder(run):
 def outlier_lines(run):
     """Returns {kind: lines under HEAD}, a line for each group, farthest first."""
     path, kinds, group_of = os.path.join(run.path, "outliers.jsonl"), {}, {}
-    decode = decoder(run) if has_log(path) else None
-    for _, row in read_lines(path, OUTLIER, {}) if has_log(path) else ():
+    if not has_log(path):
+        return {}
+    check(run.info_path, run.info | {"parts": run.parts[-1] if run.parts else None}, RUN)
+    decode = decoder(run)
+    for _, row in read_lines(path, OUTLIER, {}):
         tokens, kind = read_tokens(run, row), row["kind"]
         parts = {(kind, tokens[i:i + SHARED]) for i in range(0, len(tokens) - SHARED + 1, 2)}
         group = next((group_of[part] for part in parts if part in group_of), None)

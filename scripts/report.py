@@ -251,4 +251,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_main(main, "matplotlib")
+    run_main(main, "matplotlib tokenizers")

@@ -138,19 +138,21 @@ struct Engine {
 };
 
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Last (1 + tensors, step_rows): each row's sum of
-// losses, and its |g_b|^2 by LayerNorm tensor.
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Last (LayerNorm tensors + 1, step_rows): each
+// row's |g_b|^2 by LayerNorm tensor, and its sum of losses.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
     return stats + STAT_TENSORS + (int)row * (size_t)model->tensor_count;
 }
-static inline double *stats_of_rows(double *stats, const EngineConfig *c, int i) {
-    return stats_row(stats, c->model, STATS_ROWS) + (size_t)i * c->step_rows;
+// Returns the place of the rows' |g_b|^2 of LayerNorm tensor i; of their losses if i is the number of tensors.
+static inline size_t stats_of_rows(const EngineConfig *c, int i) {
+    size_t at = STAT_TENSORS + STATS_ROWS * (size_t)c->model->tensor_count;
+    while (i-- > 0) at += c->model->tensors[i].group == GROUP_LN ? c->step_rows : 0;
+    return at;
 }
 static inline size_t stats_count(const EngineConfig *c) {
-    const size_t tensors = c->model->tensor_count;
-    return STAT_TENSORS + STATS_ROWS * tensors + (1 + tensors) * c->step_rows;
+    return stats_of_rows(c, c->model->tensor_count) + c->step_rows;
 }
 
 // Queue a copy between host and device.

@@ -41,7 +41,7 @@ static void score(double *x, int64_t B, Outliers *window, double *sorted) {
 }
 
 int row_outliers_observe(Run *r, int64_t B, Error *e) {
-    const int64_t least_steps = 32; // before any row is judged: the spread of fewer is a guess
+    const int64_t first_steps = 32; // judges none of their rows: their spread is a guess
     RowOutliers *o = &r->position.outliers;
     const RowResult *row = r->position.rows;
     double *norm = o->scratch, *strange = norm + B;
@@ -51,7 +51,7 @@ int row_outliers_observe(Run *r, int64_t B, Error *e) {
     for (int64_t b = 0; b < B; b++) norm[b] = log(row[b].sq) / 2, strange[b] = row[b].nll - norm[b];
     score(norm, B, &o->norm_spread, strange + B);
     score(strange, B, &o->strange_spread, strange + B);
-    for (int64_t i = 0; i < ROW_KINDS * B && o->norm_spread.count >= least_steps; i++) {
+    for (int64_t i = 0; i < ROW_KINDS * B && o->norm_spread.count > first_steps; i++) {
         const int64_t b = i / ROW_KINDS, kind = i % ROW_KINDS;
         const double x = kind == ROW_STRANGE ? strange[b] : norm[b];
         OutlierRow *list = o->row[kind];

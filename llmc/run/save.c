@@ -161,7 +161,8 @@ static int begin_save(Run *r, Error *e) {
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
-    if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
+    if (!o->outliers) unlinkat(archive->dir, "outliers.jsonl", 0); // an earlier part's, which resumed with --outliers 0
+    else if (row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
         while (f-- > 0) close(s->fd[f]);

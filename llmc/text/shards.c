@@ -233,6 +233,7 @@ static const Shard *window_find(const Dataset *data, uint64_t window, uint64_t s
 }
 
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e) {
+    const uint64_t most = 1 << 20; // tokens to read back
     uint16_t tokens[4096];
     uint64_t shift, window = dataset_window_at(data, example, &shift);
     const Shard *shard = window_find(data, window, shift, &place->offset);
@@ -240,6 +241,10 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
     place->document = separator < 0 ? -1 : (int64_t)place->offset;
     for (size_t n = 0; place->document > 0; place->document--, n--) { // tokens[n - 1] is the document's, so far
         if (n == 0) {
+            if (place->offset - (uint64_t)place->document >= most) {
+                place->document = -1;
+                break;
+            }
             n = size_min((uint64_t)place->document + 1, sizeof tokens / sizeof *tokens);
             TRY(shard_read(shard, (uint64_t)place->document + 1 - n, n, tokens, e));
         }

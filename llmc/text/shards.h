@@ -55,10 +55,11 @@ int dataset_example_source(const Dataset *data, uint64_t example); // from any t
 typedef struct {
     int shard;
     uint64_t offset;
-    int64_t document; // the last separator at or before `offset`, else 0; -1: no separator is known
+    int64_t document; // the last separator at or before `offset`, else 0; -1: unknown
 } ExamplePlace;
 
-// Finds an example. separator: the token that begins a document; -1: none. Reads back to the separator.
+// Finds an example. separator: the token that begins a document; -1: none. Reads back to the separator,
+// at most a million tokens.
 int dataset_place(const Dataset *data, uint64_t example, int separator, ExamplePlace *place, Error *e);
 
 // Reads examples [first_example, first_example + count) of the shuffled sequence. It continues epoch after epoch.

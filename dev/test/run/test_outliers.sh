@@ -73,6 +73,16 @@ changes_nothing_else() {
         cmp <(numbers "$work/whole") <(numbers "$work/without") && cmp "$work"/{whole,without}/step_00000300/model.safetensors
 }
 
+# The last step of 33 is the first whose rows are judged.
+leaves_no_file_of_an_earlier_part() {
+    local steps=33
+    run part --outliers 20 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    [ "$(grep -c '"step": 33,' "$work/part/outliers.jsonl")" = "$(wc -l < "$work/part/outliers.jsonl")" ] || return
+    steps=34
+    run part > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
+    says "$work/log" "resuming from" && [ ! -e "$work/part/outliers.jsonl" ]
+}
+
 refuses_bad_values() {
     local bad
     for bad in -1 1001 1.5 many; do refuses 64 "--outliers" run bad --outliers $bad || return; done
@@ -96,6 +106,7 @@ try finds_what_was_planted
 try resumes_with_the_same_file
 try ranks_keep_the_same_rows
 try changes_nothing_else
+try leaves_no_file_of_an_earlier_part
 try refuses_bad_values
 try prints_and_groups
 exit $failed

@@ -169,13 +169,15 @@ begin
 returns 0 "$python" - "$work" <<'END'
 import contextlib, io, json, os, sys
 sys.path.insert(0, "scripts"); sys.dont_write_bytecode = True
-import report, run_log, to_tensorboard, to_wandb
+import outliers, report, run_log, to_tensorboard, to_wandb
 work, bad = sys.argv[1], sys.argv[1] + "/wrong"
 os.makedirs(bad)
 files = {name: [json.loads(line) for line in (open(f"{work}/b8/{name}") if name != "run.json" else [open(f"{work}/b8/{name}").read()])]
          for name in ("run.json", "metrics.jsonl", "samples.jsonl")}
-files["run.json"][0] |= {"model": {"parameters": 1}, "train_data": {"tokens": 1}, "engine": "e"}
-mains = [(report.main, ["@", "-o", f"{work}/wrong.html"]), (to_wandb.main, ["@", "--dry-run"])]
+files["run.json"][0] |= {"model": {"parameters": 1, "context": 8}, "train_data": {"tokens": 1}, "engine": "e"}
+files["run.json"][0]["options"]["seq_len"] = 8
+files["outliers.jsonl"] = [{"kind": "loud", "step": 40, "shard": "s", "offset": 0, "norm": 1, "loss": 1, "score": 4}]
+mains = [(outliers.main, ["@"]), (report.main, ["@", "-o", f"{work}/wrong.html"]), (to_wandb.main, ["@", "--dry-run"])]
 with contextlib.suppress(ImportError):
     import tensorboard.summary.writer.event_file_writer
     mains.append((to_tensorboard.main, ["@"]))
