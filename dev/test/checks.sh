@@ -69,10 +69,13 @@ one_line() { [ "$(wc -l < "$1")" = 1 ]; }   # FILE
 numbers() { sed -E 's/, "(tok_per_s|mfu)": [^,}]*//g' "$1/metrics.jsonl"; }
 
 find_python() { # [PACKAGE...]: the first of $PYTHON, build/venv's and python3 with these packages
-    local python
-    for python in ${PYTHON:+"$PYTHON"} "$root/build/venv/bin/python3" python3; do
-        "$python" -c 'import importlib.util as i, sys; sys.exit(not all(i.find_spec(m).origin for m in sys.argv[1:]))' "$@" > /dev/null 2>&1 &&
-            echo "$python" && return
+    local venv=$root/build/venv python load
+    for python in ${PYTHON:+"$PYTHON"} "$venv/bin/python3" python3; do
+        load="import_module(m).__file__" # not in a complete build/venv: finding its packages takes less time
+        [ "$python" != "$venv/bin/python3" ] || ! cmp -s "$root/dev/oracle/requirements.txt" "$venv/installed" ||
+            load="util.find_spec(m).origin"
+        "$python" -c "import importlib.util, sys; sys.exit(not all(importlib.$load for m in sys.argv[1:]))" "$@" \
+            > /dev/null 2>&1 && echo "$python" && return
     done
     return 1
 }

@@ -50,8 +50,9 @@ END
 
 resumes_with_the_same_file() {
     run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 &
-    until [ -d "$work/killed/step_00000100" ]; do sleep 0.05; done
-    kill -KILL "$(cut -d ' ' -f 2 "$work/killed/written_by")" && wait $!
+    while kill -0 $! 2> /dev/null && ! compgen -G "$work/killed/step_*" > /dev/null; do sleep 0.05; done
+    kill -KILL "$(cut -d ' ' -f 2 "$work/killed/written_by")" || { cat "$work/log"; return 1; }
+    wait $!
     run killed --outliers 20 --checkpoint-every 50 > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
     says "$work/log" "resuming from" && ! says "$work/log" "complete" && cmp "$work/whole/outliers.jsonl" "$work/killed/outliers.jsonl"
 }
