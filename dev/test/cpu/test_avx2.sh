@@ -6,7 +6,7 @@ case $build in *-san* | *-avx2) skip_suite "this build's own tests do" ;; esac
 grep -qw avx2 /proc/cpuinfo || skip_suite "this machine has no AVX2"
 grep -qw avx512f /proc/cpuinfo || skip_suite "the other tests run its kernels: this machine has no AVX-512"
 unset MAKEFLAGS MFLAGS MAKELEVEL NATIVE SAN CFLAGS
-export GNS_BUILD=build/cpu-avx2 # without MPI, which no test here needs
+export GNS_BUILD=build/cpu-avx2-test # without MPI, which no test here needs
 
 tests=(dev/test/cpu/test_*.c)
 tests=("${tests[@]%.c}")
