@@ -217,7 +217,7 @@ static int weights_soon(Engine *engine, int bucket, Error *e) {
     return watch_soon(&engine->weights_watch, model_bucket(model, bucket), e);
 }
 
-// True if block l's gradients are sent by rule 1, not at the block's end (3). False for l = L: no such block.
+// True if rule 1 sends block l's gradients. Else they are sent at the block's end (rule 3; block 0). l = L: false.
 static bool final_comes_later(const Engine *engine, int l) {
     return l > 0 && l < engine->config.model->config.layers && !engine->config.shard_grads;
 }
@@ -290,8 +290,8 @@ static int head_logits(Engine *engine, size_t first, int rows, bool in_float, Er
     return matmul_run(engine->matmul, shape, {engine->logits, engine->lnf + first * C, weight(engine, WTE, 0)}, e);
 }
 
-// Computes U_i (Vp, C), the head's gradient of wte, for each example i in [b, b + n). Adds U_i to dwte. With GNS_EXACT
-// also adds |U_i|^2 to wte's squares, and copies U_i's rows of the example's own tokens to head_at_token.
+// Adds the head's gradient of wte over examples [b, b + n) to dwte: the sum of each example's U_i (Vp, C). With
+// GNS_EXACT also adds |U_i|^2 to wte's squares, and copies U_i's rows of the example's own tokens to head_at_token.
 static int head_dweight(Engine *engine, const Pass *p, int b, int n, Error *e) {
     const int T = p->T, C = p->C, Vp = (int)engine->config.model->vocab_padded;
     const size_t first = (size_t)b * T;
@@ -484,7 +484,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
-    engine->keeps_rows = engine->rows + n <= engine->config.step_rows; // tuning_steps has more
+    engine->keeps_rows = engine->rows + n <= engine->config.step_rows; // cuda_tune exceeds it
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
     TRY(forward(engine, &p, e));
     TRY(watch_begins(&engine->watch, engine->config.model, 0, e));
@@ -513,7 +513,7 @@ static int cuda_tune(Engine *engine, Error *e) {
     TRY(memory_alloc((void **)&tokens, count * sizeof *tokens, "tokens", e));
     for (size_t i = 0; i < count; i++) tokens[i] = (uint16_t)(i * stride % c->model->config.vocab);
     matmul_tune(engine->matmul, true);
-    // With shard_weights the slots hold no block yet: fill them with embeddings. Products of zeros leave a GPU cool.
+    // With shard_weights no block's weights are in memory yet: copy embeddings there. Zeros would leave a GPU cool.
     const size_t first = model_bucket(c->model, 0).end, n = shard_weight_elements(c) - first;
     if (c->shard_weights)
         code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),

@@ -127,7 +127,7 @@ typedef struct {
     int code;               // of the first error that is no fault of an input
     Error error;
     double start, shown;   // clock_seconds at the start; seconds from it to the last progress line
-    uint64_t total_bytes;  // of all inputs; 0: unknown
+    uint64_t total_bytes;  // to read; 0: unknown
     int faults, bad_files; // faults so far; files with faults
     const Input *last_bad; // the last such file; NULL: none
     Error first_bad;       // the first fault

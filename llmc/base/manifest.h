@@ -70,7 +70,7 @@ int manifest_read(Manifest *manifest, int dir, const char *directory, Error *e);
 typedef enum {
     VERIFY_SIZES,
     VERIFY_BYTES, // all bytes, through the page cache: they are used next
-    VERIFY_DISK,  // all bytes, as the disk holds them
+    VERIFY_DISK,  // all bytes; of files of 4 MiB and more as the disk holds them, not the page cache
 } Verify;
 
 // Compares the file `name` with the manifest; NULL: all files. ERR_INPUT names the first one that is missing or

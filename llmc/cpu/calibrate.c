@@ -7,7 +7,7 @@
 #include <math.h>
 #include <omp.h>
 
-enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS: half a millisecond; COPY_BYTES: more than the caches hold
+enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS: half a millisecond; COPY_BYTES: read by a copy, and written
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
 // Runs one thread's multiply-adds; returns their floating-point operations.

@@ -20,7 +20,7 @@ typedef struct {
 // This machine's fastest kernel for values of a type. NULL: the machine has no instructions for bf16.
 const MatmulKernel *matmul_kernel(Dtype type);
 
-// Returns half of this machine's second-level cache, in bytes; a default if its size is unknown.
+// Returns half of this machine's second-level cache in bytes, at most 1 MiB; 512 KiB if its size is unknown.
 size_t matmul_a_block(void);
 
 // Returns the bytes of scratch for products whose bf16 C has at most M rows. A float C may have any number of rows.

@@ -59,12 +59,12 @@ int options_resolve(Options *o, Error *e);
 // With --epochs: sets the horizon and the values that depend on it. windows: the rows in --train.
 int options_resolve_epochs(Options *o, int64_t windows, Error *e);
 
-// Without --gns: sets its mode (the machine's default or the resumed run's) and the values that depend on it. Before
-// this call the mode is ln.
+// Sets the mode of --gns and the values that depend on it. Without --gns, the mode is ln until the caller passes the
+// machine's default or the resumed run's.
 int options_resolve_gns(Options *o, GnsMode mode, Error *e);
 
-// True if --ramp gns follows the whole model's noise scale, measured at every step. False: it follows c x the
-// LayerNorms' noise scale.
+// True for --ramp gns if it follows the whole model's noise scale, measured at every step. Else --ramp gns follows the
+// LayerNorms' noise scale, times --gns-ratio or the measured ratio.
 static inline bool ramp_follows_total(const Options *o) {
     return o->run.ramp_mode == RAMP_GNS && o->run.gns_exact_interval == 1 && o->gns_ratio == 0;
 }
