@@ -49,7 +49,8 @@ if [ "$what" = venv ]; then
     stamp=build/venv/installed
     if ! cmp -s dev/oracle/requirements.txt "$stamp"; then
         echo "setting up build/venv with $(grep -vcE '^ *(#|$)' dev/oracle/requirements.txt) pinned Python packages"
-        pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; } # Python compiles what it imports, a small part
+        # Without --no-compile pip compiles every file; Python compiles the few that it imports.
+        pip() { build/venv/bin/pip install -q --no-compile --disable-pip-version-check "$@"; }
         uv() { # half of pip's time, but ignores pip's configuration: not for those that name an index
             ! build/venv/bin/pip config list | grep -q index && pip --retries 0 --only-binary :all: uv==0.13.9 &&
                 build/venv/bin/uv pip install -q --no-cache --python build/venv/bin/python "$@"

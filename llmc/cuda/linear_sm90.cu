@@ -26,10 +26,10 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot: SLOT_ROWS rows of all panels. For GELU: of two panels, which take turns, and of all panels' slopes.
+// A warp's slot holds SLOT_ROWS rows of all panels. For GELU it holds the slopes of all panels, and two panels in turn.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
-static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "two panels take turns across the halves of a tile");
+static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
 
 struct Shared {
     char x[STAGES][X_BYTES], w[STAGES][W_BYTES], slot[GROUPS][WARPS][SLOT_BYTES];
@@ -256,7 +256,7 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
 }
 
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
-// their slopes on entry, and those of half 1 once `full` completes after half 0; sums: column sums of y, or NULL.
+// their slopes on entry; after half 0, `full` completes when those of half 1 are there. sums: y's column sums, or NULL.
 template <LinearEpilogue EPILOGUE>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, uint64_t *full, float *sums, int row, int panel, int h) {

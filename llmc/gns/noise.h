@@ -18,7 +18,7 @@ typedef struct Noise {
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
     GnsTracker *source;  // (sources) every step: g2 is mean |g_b|^2 of the LayerNorms, s the source's part of it
-    int layers, sources; // sources: those of a --train with weights, else 0
+    int layers, sources; // sources: of a --train with weights; 0 without
     double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact

@@ -157,7 +157,7 @@ double plan_all_to_all_seconds(const PlanDevice *d, int ranks, double bytes) {
 //     tensors    2 v B d / (K_F m_T W)    gathers, then scatters activations. K_F = 1: compute-bound if K_T < D m / I
 //
 // The best split makes both transfers equal: K_F = sqrt(B K m_F / (D m_T)). They take less than the products if
-// B / K > I^2 / (D m_F m_T). Behind a switch both share one link, half an axis each. Tensors are divided within a
+// B / K > I^2 / (D m_F m_T). Behind a switch both share one link: half an axis each. Tensors are divided within a
 // machine; its network carries as many bytes as with FSDP alone. Data parallelism sums gradients in the backward pass:
 // twice FSDP's bytes for twice the FLOPs.
 PlanBounds plan_bounds(const PlanDevice *d, int ranks, double tokens, double D) {

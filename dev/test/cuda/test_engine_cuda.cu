@@ -48,7 +48,7 @@ static void check_norms(const World *w, const double *got, const double *want, c
     }
 }
 
-// The rows' numbers in order: near the CPU's, and their sums are those of the step.
+// Compares each row's numbers with the CPU's, and their sums with the step's.
 static void check_rows(const World *w, const Outcome *got, const Outcome *want) {
     double sq = 0, nll = 0, all = 0;
     for (int b = 0; b < rows_of(w->c); b++) {

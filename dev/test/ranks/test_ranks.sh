@@ -253,7 +253,7 @@ not_finite_while_weights_travel() { # MPI must not read or write their memory af
     wanted=76 lr=100 run 3 infinite --steps 50 --warmup-tokens 0 --grad-clip 0 --zero 1
 }
 too_small_a_batch() { wanted=64 run 4 tiny --steps 1 --batch-tokens 48 && grep -q '^error.*a batch of 3 rows is too small for 4 ranks' tiny.log; }
-replays() { # CODE ROWS...: 4 ranks replay steps of these rows, although the options give another batch
+replays() { # CODE ROWS...: 4 ranks replay steps of ROWS rows; the options give another batch
     local code=$1 step=0 rows=0 batch
     shift
     for batch in "$@"; do
