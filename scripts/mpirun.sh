@@ -7,7 +7,9 @@
 #     instead, as soon as they catch it: they finish their step, save and exit with 75. (mpirun forwards USR1, but while
 #     it starts the ranks it loses the signal or kills them.) A signal to mpirun itself stays pending, and counts as a
 #     request to this script.
-#   - If a rank was killed, mpirun returns 128 and the signal's number: here 78. With --continuous both return 0.
+#   - If a rank was killed, mpirun returns 128 and the signal's number: here 78.
+#   - With --continuous or --enable-recovery mpirun returns 0, whatever the ranks return. A run cannot go on without a
+#     lost rank, so both are left out here.
 #   - If a rank dies while it joins the others, mpirun may wait forever for a lock of its own, in PMIx_server_finalize.
 #     Here mpirun is killed 10 s after the end of its ranks: 78.
 #   - If this script is killed with KILL, the ranks are asked to stop. If mpirun is, they notice it (llmc/ranks/comm.c),
@@ -23,6 +25,9 @@ set -u
 unblock_signals "$@"
 trap_stop_requests
 trap '[ $asked -gt 0 ] || on_stop_request' USR2 # return_mpirun_signal
+arguments=()
+for word; do [[ $word == @(-|--)@(continuous|enable-recovery) ]] || arguments+=("$word"); done
+set -- "${arguments[@]}"
 export GNS_MPIRUN=$$ # marks the ranks
 timeout=10 # seconds
 

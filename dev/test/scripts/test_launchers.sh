@@ -285,6 +285,18 @@ mpirun_that_cannot_start() { # a program, an option, no command; but not where a
     mpirun false > "$work/log" 2>&1
     [ $? = 1 ] || { cat "$work/log"; return 1; }
 }
+mpirun_returns_the_code() { # also with the arguments for which Open MPI's returns 0
+    needs_mpi || return
+    local how
+    for how in "" --continuous -enable-recovery; do
+        # shellcheck disable=SC2086,SC2016
+        mpirun $how sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || exit 76; sleep 20' > "$work/log" 2>&1
+        [ $? = 76 ] || { echo "$how"; cat "$work/log"; return 1; }
+    done
+    # shellcheck disable=SC2016
+    mpirun --continuous sh -c '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -9 $$; sleep 20' > "$work/log" 2>&1
+    [ $? = 78 ] || { cat "$work/log"; return 1; }
+}
 mpirun_outlives_its_reader() { # Ctrl-C of `... | tee log` ends the tee as well; mpirun alone ends after ten lines that nobody reads
     needs_mpi || return
     # shellcheck disable=SC2086
@@ -366,7 +378,7 @@ killed() { # launch.sh|mpirun.sh|mpirun RANKS
     fi && [ -n "$(newest_checkpoint "$work/killed")" ] || { echo "exit code $code"; tail -n 5 "$work/log"; return 1; }
 }
 for test in refusals a_rank_a_gpu recipes given_places from_elsewhere helps newest_by_name restarts starts_over_once slurm slurm_starts_over_once \
-    mpirun_words mpirun_that_cannot_start mpirun_outlives_its_reader \
+    mpirun_words mpirun_that_cannot_start mpirun_returns_the_code mpirun_outlives_its_reader \
     stops_and_resumes time_is_up restarts_when_a_rank_is_killed mpirun_hears mpirun_that_hangs; do
     try $test
 done
