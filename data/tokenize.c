@@ -61,7 +61,7 @@ static void settings_print_help(const TokenizeOptions *o) {
     OptionTable t = {.rows = rows, .count = OPTIONS};
     if (o->help_about) return row_print_help(stdout, &rows[row_find(&t, o->help_about)]);
     printf("Turns text into token shards.\n\n  data/tokenize --tokenizer bytes|DIR --out PREFIX [options] INPUT...\n\n"
-           "INPUT is a text file, JSON Lines, a directory (its .txt, .md, .jsonl, .ndjson and .jl files) or - for\n"
+           "INPUT is a text file, JSON Lines, a directory (its .txt, .md, .jsonl, .ndjson, .jl and .json files) or - for\n"
            "standard input. Every document begins with the vocabulary's end token, <|endoftext|>; bytes have no such\n"
            "token, and a newline separates documents.\n\n");
     for (int i = 0; i < OPTIONS; i++) row_print_help(stdout, &rows[i]);

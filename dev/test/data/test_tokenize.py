@@ -552,7 +552,7 @@ def test_options():
     write("--force", "text")
     run("--tokenizer=bytes", "--out=out", "--shard_tokens=4e0", "--", "--force")
     check(read_bytes("out", "train") == b"text", "inputs after --")
-    for args, said in ((("--version",), "gns.c "), (("--help", "field"), "--field NAME"), (("-h",), "--separator STRING"), (("--help",), "--help")):
+    for args, said in ((("--version",), "gns.c "), (("--help", "field"), "--field NAME"), (("-h",), "--separator STRING"), (("--help",), ".jl and .json files"), (("--help",), "--help")):
         shown = run(*args)
         check(said in shown and ("--out" in shown) == (args[0] != "--version" and "field" not in args), f"{args}: {shown}")
     done = subprocess.run(["bash", "-c", '"$0" --help > /dev/full', TOKENIZE[0]], stderr=subprocess.DEVNULL)
