@@ -19,13 +19,12 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     size_t buckets = (size_t)model_bucket_count(model);
     *p = (Parallel){.comm = comm, .model = model, .config = *config, .api = config->transport};
     if (comm->ranks == 1) return 0;
+    p->whole = config->optimizer == OPTIMIZER_MUON ? model : NULL;
     TRY(memory_alloc((void **)&p->owned, sizeof(Range) * buckets, "buckets", e));
     TRY(memory_alloc_zero((void **)&p->work, sizeof(int64_t) * buckets, "buckets", e));
     p->buckets = (int)buckets;
     for (int i = 0; i < p->buckets; i++)
-        p->owned[i] = config->optimizer == OPTIMIZER_MUON
-                          ? transport_whole_part(model, i, comm->rank, comm->ranks)
-                          : transport_part(model_bucket(model, i), comm->rank, comm->ranks);
+        p->owned[i] = transport_part_of(p->whole, model_bucket(model, i), comm->rank, comm->ranks);
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
@@ -50,22 +49,19 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-static int gather_weights(Parallel *p, int i, Error *e) {
+static int gather_weights(Parallel *p, int i, int64_t *work, Error *e) {
     Range bucket = model_bucket(p->model, i), part = p->owned[i];
     size_t bytes = engine_weight_bytes(p->engine);
     void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
     if (p->shard_weights) // MPI gathers in place on all ranks or none: give an empty part another address
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
-    return p->api->all_gather(p->transport, own, values, bytes, bucket, e);
+    return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
 // Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
-    for (; p->sent < end; p->sent++) {
-        TRY(gather_weights(p, p->sent, e));
-        p->work[p->sent] = p->api->started(p->transport);
-    }
+    for (; p->sent < end; p->sent++) TRY(gather_weights(p, p->sent, &p->work[p->sent], e));
     return 0;
 }
 
@@ -74,9 +70,7 @@ static int send_block(Parallel *p, int i, Error *e) {
     int s = i % SHARD_WEIGHT_SLOTS;
     if (p->slot[s].bucket == i) return 0;
     p->slot[s].bucket = i;
-    TRY(gather_weights(p, i, e));
-    p->slot[s].work = p->api->started(p->transport);
-    return 0;
+    return gather_weights(p, i, &p->slot[s].work, e);
 }
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
@@ -126,8 +120,7 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->comm->idle_pass = parallel_idle_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
     if (p->config.zero != ZERO_0) engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
-    const Model *whole = p->config.optimizer == OPTIMIZER_MUON ? p->model : NULL;
-    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), whole, engine_stream(engine),
+    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), p->whole, engine_stream(engine),
                           e);
 }
 
@@ -163,9 +156,8 @@ static int bucket_final(void *context, Range range, Error *e) {
     int i = --p->unreduced;
     assert(i == model_bucket_at(p->model, range.begin));
     if (p->rank_norms) TRY(engine_rank_norms(p->engine, range, e));
-    TRY(p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, e));
-    p->work[i] = p->api->started(p->transport);
-    return 0;
+    return p->api->reduce_scatter(p->transport, engine_buffer(p->engine, BUFFER_GRAD, range.begin), range, &p->work[i],
+                                  e);
 }
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
@@ -224,8 +216,7 @@ static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
         Range bucket = model_bucket(p->model, i);
         float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
         const float *own = values + (p->owned[i].begin - bucket.begin);
-        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, e));
-        p->work[i] = p->api->started(p->transport);
+        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, &p->work[i], e));
     }
     for (int i = 0; i < p->buckets; i++) {
         TRY(p->api->wait_for(p->transport, p->work[i], e));

@@ -64,9 +64,10 @@ typedef struct {
     const Model *model;
     ParallelConfig config;
     bool shard_grads, shard_weights;
-    int buckets;    // 0: one rank
-    Range *owned;   // (buckets) this rank's parts, in ascending order
-    Engine *engine; // from parallel_start on
+    int buckets;        // 0: one rank
+    Range *owned;       // (buckets) this rank's parts, in ascending order
+    const Model *whole; // Muon's matrices are not cut (transport_part_of); NULL: they are
+    Engine *engine;     // from parallel_start on
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step

@@ -25,6 +25,11 @@ Range transport_whole_part(const Model *model, int bucket, int r, int ranks) {
     return (Range){piece_begin(model, layer, first, pieces), piece_begin(model, layer, end, pieces)};
 }
 
+Range transport_part_of(const Model *whole, Range bucket, int r, int ranks) {
+    if (!whole) return transport_part(bucket, r, ranks);
+    return transport_whole_part(whole, model_bucket_at(whole, bucket.begin), r, ranks);
+}
+
 int transport_fullest_rank(const Model *model, int ranks) {
     int fullest = 0, last = MATRICES * model->config.layers; // ranks from here on own no piece of a block
     size_t most = 0;

@@ -4,7 +4,7 @@
 //
 // A bucket (parallel.h) is cut into one part for each rank, in the order of the ranks.
 //   1. Calls start a transfer and return. A transfer begins after all work that the engine queued before the call.
-//   2. wait_for makes the engine's later work wait for the first `transfers` transfers.
+//   2. wait_for makes the engine's later work wait for transfers 1, 2, ... `work`. 0: none.
 //   3. All ranks start the same transfers in the same order.
 //   4. Sums are taken in a fixed order: same bits, run after run.
 #pragma once
@@ -41,6 +41,9 @@ static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
 // two ranks, each owns the larger part (8 C^2 elements, not 4 C^2) of every other block. Bucket 0 is cut as above.
 Range transport_whole_part(const Model *model, int bucket, int r, int ranks); // parts.c
 
+// transport_whole_part of the model `whole`; if it is NULL, transport_part.
+Range transport_part_of(const Model *whole, Range bucket, int r, int ranks);
+
 // The rank that owns the most elements by transport_whole_part.
 int transport_fullest_rank(const Model *model, int ranks);
 
@@ -55,18 +58,17 @@ typedef struct {
                   Error *e);
     void (*destroy)(Transport *t);
 
-    // values: the bucket's gradients. This rank's part of them becomes its sum over ranks.
-    int (*reduce_scatter)(Transport *t, float *values, Range bucket, Error *e);
+    // values: the bucket's gradients. This rank's part becomes its sum over ranks. *work = the transfer's number.
+    int (*reduce_scatter)(Transport *t, float *values, Range bucket, int64_t *work, Error *e);
 
     // own: this rank's part, at its place in `values` or elsewhere. values: becomes the whole bucket.
-    int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e);
+    int (*all_gather)(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, int64_t *work,
+                      Error *e);
 
     // values[i] = sum over ranks, the same bits on all. In device memory if the engine has a device.
     int (*sum)(Transport *t, double *values, int count, Error *e);
 
-    // started: number of transfers so far. wait_for (2): for the first `transfers` of them.
-    int64_t (*started)(const Transport *t);
-    int (*wait_for)(Transport *t, int64_t transfers, Error *e);
+    int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
     // Returns when every transfer is done on this rank; all ranks must have started the same.
     int (*finish)(Transport *t, Error *e);

@@ -59,28 +59,28 @@ static void mpi_destroy(Transport *t) {
 }
 
 // Appends a transfer with the bucket's parts.
-static int pending_add(Transport *t, Range bucket, Pending **out, Error *e) {
-    int ranks = t->comm->ranks, number = t->whole ? model_bucket_at(t->whole, bucket.begin) : 0;
+static int pending_add(Transport *t, Range bucket, Pending **out, int64_t *work, Error *e) {
+    int ranks = t->comm->ranks;
     watchdog_begin(t->comm->watchdog, TRANSPORT_WORK);
     TRY(memory_alloc_zero((void **)out, sizeof(Pending) + 2 * (size_t)ranks * sizeof(int), "transport", e));
     Pending *p = *out;
     p->request = MPI_REQUEST_NULL;
     p->places = p->counts + ranks;
     for (int r = 0; r < ranks; r++) {
-        Range part = t->whole ? transport_whole_part(t->whole, number, r, ranks) : transport_part(bucket, r, ranks);
+        Range part = transport_part_of(t->whole, bucket, r, ranks);
         p->counts[r] = (int)range_length(part);
         p->places[r] = (int)(part.begin - bucket.begin);
     }
     *t->end = p;
     t->end = &p->next;
-    t->started++;
+    *work = ++t->started;
     return 0;
 }
 
-static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     size_t all = range_length(bucket);
     Pending *p;
-    TRY(pending_add(t, bucket, &p, e));
+    TRY(pending_add(t, bucket, &p, work, e));
     p->own = values + p->places[t->comm->rank];
     p->count = (size_t)p->counts[t->comm->rank];
     if (t->wire == WIRE_FP32) {
@@ -95,10 +95,11 @@ static int mpi_reduce_scatter(Transport *t, float *values, Range bucket, Error *
     return 0;
 }
 
-static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket, Error *e) {
+static int mpi_all_gather(Transport *t, const void *own, void *values, size_t element_bytes, Range bucket,
+                          int64_t *work, Error *e) {
     MPI_Datatype type = element_bytes == sizeof(uint16_t) ? MPI_UINT16_T : MPI_FLOAT; // copies: only the size counts
     Pending *p;
-    TRY(pending_add(t, bucket, &p, e));
+    TRY(pending_add(t, bucket, &p, work, e));
     int rank = t->comm->rank, count = p->counts[rank];
     bool in_place = own == (const char *)values + (size_t)p->places[rank] * element_bytes;
     const void *from = in_place ? MPI_IN_PLACE : own;
@@ -108,11 +109,9 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
 
 static int mpi_sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
 
-static int64_t mpi_started(const Transport *t) { return t->started; }
-
-static int mpi_wait_for(Transport *t, int64_t transfers, Error *e) {
+static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    for (; t->ended < transfers && t->first; t->ended++) {
+    for (; t->ended < work && t->first; t->ended++) {
         Pending *p = t->first;
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
         for (size_t i = 0; p->own && i < p->count; i++)
@@ -134,7 +133,6 @@ const TransportApi mpi_transport = {
     .reduce_scatter = mpi_reduce_scatter,
     .all_gather = mpi_all_gather,
     .sum = mpi_sum,
-    .started = mpi_started,
     .wait_for = mpi_wait_for,
     .finish = mpi_finish,
 };

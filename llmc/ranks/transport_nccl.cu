@@ -184,16 +184,15 @@ static int after_engine(Transport *t, Error *e) {
     return 0;
 }
 
-static int work_started(Transport *t, Error *e) {
+static int work_started(Transport *t, int64_t *work, Error *e) {
     watchdog_handing(t->comm->watchdog, false);
-    return CUDA_CALL(cudaEventRecord(t->ended[t->started++ % MARKS], t->stream), e);
+    *work = ++t->started;
+    return CUDA_CALL(cudaEventRecord(t->ended[(*work - 1) % MARKS], t->stream), e);
 }
 
-static int64_t nccl_started(const Transport *t) { return t->started; }
-
-static int nccl_wait_for(Transport *t, int64_t transfers, Error *e) {
+static int nccl_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    if (transfers > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(transfers - 1) % MARKS], 0), e);
+    if (work > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(work - 1) % MARKS], 0), e);
     return 0;
 }
 
@@ -202,34 +201,29 @@ static int nccl_finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-static bool is_unequal(const Transport *t, Range bucket) {
-    return t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
+// Returns the elements that one collective transfers for every rank; 0: parts are unequal.
+static size_t each_elements(const Transport *t, Range bucket) {
+    const bool unequal = t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
+    return unequal ? 0 : range_length(transport_part(bucket, 0, t->comm->ranks));
 }
 
-static Range nccl_part_of(const Transport *t, Range bucket, int r) {
-    if (!is_unequal(t, bucket)) return transport_part(bucket, r, t->comm->ranks);
-    return transport_whole_part(t->whole, model_bucket_at(t->whole, bucket.begin), r, t->comm->ranks);
-}
-
-// Returns the elements of each of the equal parts of a bucket. The last rank also owns the remainder.
-static size_t part_elements(const Transport *t, Range bucket) {
-    return range_length(transport_part(bucket, 0, t->comm->ranks));
+// Returns what each_elements leaves of rank r's part: the last rank's remainder; all of it if parts are unequal.
+static Range rest_of(const Transport *t, Range bucket, int r) {
+    Range part = transport_part_of(t->whole, bucket, r, t->comm->ranks);
+    part.begin += each_elements(t, bucket);
+    return part;
 }
 
 static int reduce_scatter_type(Transport *t, void *values, size_t bytes, ncclDataType_t type, Range bucket, Error *e) {
-    const int ranks = t->comm->ranks, last = ranks - 1;
-    const size_t each = part_elements(t, bucket), left = range_length(bucket) - each * (size_t)ranks;
+    const size_t each = each_elements(t, bucket);
     char *own = (char *)values + each * (size_t)t->comm->rank * bytes;
-    char *rest = (char *)values + each * (size_t)ranks * bytes;
-    const bool unequal = is_unequal(t, bucket);
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (!unequal && each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, t->nccl, t->stream), t, e);
-    if (!unequal && left) NCCL_TRY(ncclReduce(rest, rest, left, type, ncclSum, last, t->nccl, t->stream), t, e);
-    for (int r = 0; unequal && r < ranks; r++) {
-        const Range part = nccl_part_of(t, bucket, r);
-        char *at = (char *)values + (part.begin - bucket.begin) * bytes;
-        if (range_length(part))
-            NCCL_TRY(ncclReduce(at, at, range_length(part), type, ncclSum, r, t->nccl, t->stream), t, e);
+    if (each) NCCL_TRY(ncclReduceScatter(values, own, each, type, ncclSum, t->nccl, t->stream), t, e);
+    for (int r = 0; r < t->comm->ranks; r++) {
+        const Range rest = rest_of(t, bucket, r);
+        char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
+        if (range_length(rest))
+            NCCL_TRY(ncclReduce(at, at, range_length(rest), type, ncclSum, r, t->nccl, t->stream), t, e);
     }
     return NCCL_CALL(ncclGroupEnd(), t, e);
 }
@@ -243,7 +237,7 @@ template <typename To, typename From> __global__ static void convert_kernel(To *
 enum { CONVERT_BLOCKS = 1024, CONVERT_THREADS = 256 };
 
 static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error *e) {
-    Range mine = nccl_part_of(t, bucket, t->comm->rank);
+    Range mine = transport_part_of(t->whole, bucket, t->comm->rank, t->comm->ranks);
     size_t all = range_length(bucket), begin = mine.begin - bucket.begin;
     assert(all <= t->largest);
     const Launch l = {CONVERT_BLOCKS, CONVERT_THREADS, t->stream};
@@ -253,39 +247,36 @@ static int reduce_scatter_bf16(Transport *t, float *values, Range bucket, Error 
     return launch(l, e, convert_kernel<float, __nv_bfloat16>, values + begin, t->rounded + begin, own);
 }
 
-static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, Error *e) {
+static int nccl_reduce_scatter(Transport *t, float *values, Range bucket, int64_t *work, Error *e) {
     TRY(after_engine(t, e));
     if (t->wire == WIRE_BF16) TRY(reduce_scatter_bf16(t, values, bucket, e));
     else TRY(reduce_scatter_type(t, values, sizeof(float), ncclFloat32, bucket, e));
-    return work_started(t, e);
+    return work_started(t, work, e);
 }
 
-static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, Error *e) {
-    const int ranks = t->comm->ranks, last = ranks - 1;
-    const size_t each = part_elements(t, bucket), left = range_length(bucket) - each * (size_t)ranks;
-    const char *own_rest = (const char *)own + each * bytes; // read on the last rank only
-    char *rest = (char *)values + each * (size_t)ranks * bytes;
-    const bool unequal = is_unequal(t, bucket);
+static int nccl_all_gather(Transport *t, const void *own, void *values, size_t bytes, Range bucket, int64_t *work,
+                           Error *e) {
+    const size_t each = each_elements(t, bucket);
     TRY(after_engine(t, e));
     NCCL_TRY(ncclGroupStart(), t, e);
-    if (!unequal && each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, t->nccl, t->stream), t, e);
-    if (!unequal && left)
-        NCCL_TRY(ncclBroadcast(own_rest, rest, left * bytes, ncclInt8, last, t->nccl, t->stream), t, e);
-    for (int r = 0; unequal && r < ranks; r++) {
-        const Range part = nccl_part_of(t, bucket, r);
-        char *at = (char *)values + (part.begin - bucket.begin) * bytes;
-        if (range_length(part))
-            NCCL_TRY(ncclBroadcast(own, at, range_length(part) * bytes, ncclInt8, r, t->nccl, t->stream), t, e);
+    if (each) NCCL_TRY(ncclAllGather(own, values, each * bytes, ncclInt8, t->nccl, t->stream), t, e);
+    for (int r = 0; r < t->comm->ranks; r++) {
+        const Range rest = rest_of(t, bucket, r);
+        char *at = (char *)values + (rest.begin - bucket.begin) * bytes;
+        const char *from = (const char *)own + each * bytes; // read on rank r only
+        if (range_length(rest))
+            NCCL_TRY(ncclBroadcast(from, at, range_length(rest) * bytes, ncclInt8, r, t->nccl, t->stream), t, e);
     }
     NCCL_TRY(ncclGroupEnd(), t, e);
-    return work_started(t, e);
+    return work_started(t, work, e);
 }
 
 static int nccl_sum(Transport *t, double *values, int count, Error *e) {
+    int64_t work;
     TRY(after_engine(t, e));
     NCCL_TRY(ncclAllReduce(values, values, (size_t)count, ncclFloat64, ncclSum, t->nccl, t->stream), t, e);
-    TRY(work_started(t, e));
-    return nccl_wait_for(t, t->started, e);
+    TRY(work_started(t, &work, e));
+    return nccl_wait_for(t, work, e);
 }
 
 const TransportApi nccl_transport = {
@@ -295,7 +286,6 @@ const TransportApi nccl_transport = {
     .reduce_scatter = nccl_reduce_scatter,
     .all_gather = nccl_all_gather,
     .sum = nccl_sum,
-    .started = nccl_started,
     .wait_for = nccl_wait_for,
     .finish = nccl_finish,
 };
