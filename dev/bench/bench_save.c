@@ -147,6 +147,7 @@ static int bench_step(Bench *b, double *seconds, Error *e) {
     TRY(parallel_begin_step(parallel, false, e));
     TRY(parallel_micro_step(parallel, b->tokens, b->micro_batch, GNS_OFF, true, e));
     TRY(parallel_norms(parallel, e));
+    await_copy(&b->run);
     TRY(parallel_update(parallel, &update, e));
     TRY(engine_result(b->run.setup.engine, &b->run.position.result, e));
     *seconds = clock_seconds() - start;

@@ -5,8 +5,8 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. While weights may be in transfer, every store awaits the transfers: the program may end after the last store. Such
-//    a store, and any store of gradients, records state_ready anew, after all queued work.
+// 3. Transfers only read owned ranges. A store of others awaits them. Such a store, and any store of gradients,
+//    records state_ready anew, after all queued work.
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"
@@ -85,7 +85,9 @@ static int store_pieces(Engine *engine, StateKind kind, Range range, float *valu
 int cuda_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
     assert(range.begin <= range.end && range.end <= engine->config.model->flat_count);
     CUDA_TRY(cudaSetDevice(engine->device.ordinal), e); // for the calling thread
-    const bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
+    bool in_transfer = engine->weights_watch.await && !engine->config.shard_weights;
+    for (int i = 0; i < engine->config.owned_count; i++)
+        if (range_length(range_overlap(range, engine->config.owned[i])) == range_length(range)) in_transfer = false;
     if (in_transfer) TRY(watch_await(&engine->weights_watch, range, e));
     if (kind == STATE_GRAD || in_transfer) CUDA_TRY(cudaEventRecord(engine->state_ready, engine->stream), e); // (3)
     CUDA_TRY(cudaStreamWaitEvent(engine->store_stream, engine->state_ready), e);

@@ -101,7 +101,7 @@ typedef struct {
 // With several ranks new weights may still be in transfer when the next forward pass begins. The engine calls `await`
 // before it reads any weight of a range; its stream then waits for their arrival. It may call `soon` earlier: a
 // transfer that begins then overlaps well. The ranges are the model's buckets, from the first to the last; `soon` may
-// cover all at once. `store` and `hash` call `await` for their range, too.
+// cover all at once. `hash` calls `await` for its range, too, and so may `store` for ranges that are not owned.
 //
 // With shard_weights every pass gathers the blocks' weights, the backward pass in reverse (`own_weights`). Then `soon`
 // names the next block's bucket only. The engine calls it once the last read of that bucket's slot is queued. `store`
@@ -186,8 +186,8 @@ struct EngineApi {
 
     int (*load)(Engine *engine, StateKind kind, Range range, const float *values, Error *e);
 
-    // Stores the values of the last update; does not wait for work queued since. May run in another thread during
-    // micro-steps, eval and logits, but not during update or load, nor while weights are in transfer (watch_weights).
+    // Stores the values of the last update; does not wait for work queued since. May run in another thread until the
+    // next update or load; of owned ranges also while weights are in transfer, which only reads them (watch_weights).
     // The engine does not use `values` after store or load has returned, even with an error.
     int (*store)(Engine *engine, StateKind kind, Range range, float *values, Error *e);
 

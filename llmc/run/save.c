@@ -33,8 +33,9 @@ struct Saver {
     uint64_t size; // of a checkpoint, bytes, without state.json
     Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
-    atomic_bool ended; // set by the thread's last access to this struct
-    atomic_long done;  // pieces
+    atomic_bool copying; // the thread reads the engine for the copy
+    atomic_bool ended;   // set by the thread's last access to this struct
+    atomic_long done;    // pieces
     // of the running save:
     Phase phase;
     bool waits;              // the run waits for it
@@ -184,9 +185,15 @@ static int read_state(void *saver, StateKind kind, Range range, float *values, E
     return 0;
 }
 
+// Copies, then writes.
 static void *write_share(void *saver) {
     Saver *s = saver;
+    float *to = s->copy;
     int code = s->error.code;
+    for (int k = 0; k < ARRAYS && s->copy && !code; k++, to = s->copy + k * s->stride)
+        for (int i = 0; i < s->owned_count && !code; to += range_length(s->owned[i++]))
+            code = engine_store(s->run->setup.engine, kinds[k], s->owned[i], to, &s->error);
+    atomic_store(&s->copying, false);
     if (!code) code = layout_write(&s->layout, s->piece, s->pieces, s->fd, read_state, s, &s->pulse, &s->error);
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (s->fd[f] >= 0 && file_close(s->fd[f], layout_names[f], code ? &(Error){0} : &s->error))
@@ -203,7 +210,7 @@ static void start_thread(Saver *s, void *(*job)(void *)) {
     if (worker_start(&s->worker, job, s, "a save", &(Error){0})) job(s);
 }
 
-// On all ranks: opens the files, copies, and starts to write. An error is stored in s->error: it fails the save.
+// On all ranks: opens the files, and starts to copy and to write. An error is stored in s->error: it fails the save.
 static void start_writing(Saver *s) {
     const Setup *setup = &s->run->setup;
     Error *e = &s->error;
@@ -216,12 +223,17 @@ static void start_writing(Saver *s) {
             manifest_open(&partial, layout_names[f], false, 0, &s->fd[f], e);
         if (partial.dir >= 0) close(partial.dir);
     }
-    float *to = s->copy;
-    for (int k = 0; k < ARRAYS && s->copy && !e->code; k++, to = s->copy + k * s->stride)
-        for (int i = 0; i < s->owned_count && !e->code; to += range_length(s->owned[i++]))
-            engine_store(setup->engine, kinds[k], s->owned[i], to, e);
+    atomic_store(&s->copying, s->copy != NULL);
     s->phase = WRITING;
     start_thread(s, write_share);
+}
+
+void await_copy(Run *r) {
+    const struct timespec interval = {0, 100000}; // 0.1 ms
+    Saver *s = r->saving.saver;
+    const double start = clock_seconds();
+    while (atomic_load(&s->copying)) nanosleep(&interval, NULL);
+    s->paused += clock_seconds() - start;
 }
 
 SaverCounts saver_counts(const Saver *s) {

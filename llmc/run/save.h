@@ -24,11 +24,13 @@
 // What the main threads and the saves' threads promise each other:
 //   1. At most one save is running. All main threads start it together, and leave `writing` together: the sums of
 //      saver_counts over the ranks tell them that no rank writes any more.
-//   2. A checkpoint is the state after one step. Each main thread copies what its rank owns before it trains on. Where
-//      a rank has no memory for the copy, its thread reads the engine, and all ranks wait until everything is written.
+//   2. A checkpoint is the state after one step. Each rank's thread first copies what the rank owns; the main thread
+//      awaits the copy before the next update (await_copy). Where a rank has no memory for the copy, its thread reads
+//      the engine, and all ranks wait until everything is written. The ranks were compared before, which awaits all
+//      weights: a thread's store waits for no transfer.
 //   3. Rank 0 creates the files. Each rank opens them once and writes only through these descriptors, only its pieces.
 //   4. While writing or finishing, the thread owns the copy, the pieces, the text of state.json, the manifest, the
-//      notes and the error. The main thread reads only the atomics `ended` and `done`.
+//      notes and the error. The main thread reads only the atomics `copying`, `ended` and `done`.
 //   5. Only main threads talk to other ranks. If one rank fails, all give the save up.
 //   6. A checkpoint gets its name when its files and the metrics are on the disk, except lines that could not be
 //      written (metrics.h). Then it is read back; one that differs is removed. Older checkpoints are removed after
@@ -54,6 +56,8 @@ void saver_destroy(Saver *saver); // waits for the thread; NULL is fine
 int save_in_background(Run *r, Error *e);
 int save_and_wait(Run *r, Error *e);
 void save_at_error(Run *r, Error *e); // e: the error that ended training; gets the checkpoint as a hint
+
+void await_copy(Run *r); // call before every update
 
 // writing: 1 if this rank writes, else 0. done: grows whenever this rank's save makes progress. Zeros for NULL.
 typedef struct {

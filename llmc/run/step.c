@@ -186,6 +186,7 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
         *skipped = overflows(r, B) || is_outlier(r, B);
     }
     if (*skipped) return 0;
+    await_copy(r);
     return parallel_update(&r->setup.parallel, update, e);
 }
 
@@ -294,7 +295,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
     for (int i = 0; i < COST_STEPS; i++) {
         const double start = clock_seconds();
         TRY(run_rows(r, B, mode, "timing steps", e));
-        TRY(parallel_update(&r->setup.parallel, &update, e));
+        TRY(parallel_update(&r->setup.parallel, &update, e)); // no save has begun
         TRY(step_result(r, B, &sums, e));
         const bool overflowed = overflows(r, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);

@@ -209,6 +209,26 @@ static void test_loss_scale(void) {
     overflow.above = INFINITY;
 }
 
+static int slow_store(Engine *engine, StateKind kind, Range range, float *values, Error *e) {
+    usleep(30000);
+    return cpu_engine.store(engine, kind, range, values, e);
+}
+
+// The next update waits for the copy of the state.
+static void test_slow_copy(void) {
+    for (int slow = 0; slow < 2; slow++) {
+        if (slow) trainer.engine.store = slow_store;
+        CHECK_RUN(
+            trainer_run("train_gpt2 --train train.bin --vocab-size %d --model d1 --layers 1 --heads 1 --channels 16 "
+                        "--seq-len %d --threads 1 --micro-batch %d --steps 4 --checkpoint-every 1 --keep 0 --out %s",
+                        V, T, MICRO_BATCH, slow ? "slow" : "quick"),
+            0);
+    }
+    trainer.engine = cpu_engine;
+    for (int step = 1; step <= 4; step++)
+        check_same_files(path_of("quick/step_%08d", step), path_of("slow/step_%08d", step), "a slow copy");
+}
+
 // A run with every step measured exactly, by one engine: the text of its log. memory_free it.
 static char *run_exact(const char *out, EngineApi engine) {
     size_t bytes;
@@ -403,7 +423,7 @@ int main(int argc, char **argv) {
         return trainer_rank(argc, argv);
     }
     trainer_setup();
-    RUN(test_every_step, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors);
+    RUN(test_every_step, test_slow_copy, test_loss_scale, test_overflow_measures_nothing, test_loss_scale_errors);
     RUN(test_overflow_of_one_rank, test_nonfinite_gradient, test_ramp_target, test_ramp_of_the_whole_model);
     RUN(test_ramp_measures, test_stop_while_measuring);
     return trainer_end();
