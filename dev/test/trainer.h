@@ -270,19 +270,6 @@ static inline int count_checkpoints(const char *run) {
     return count;
 }
 
-// archive_newest: the step; -1 if none is found.
-static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
-    Newest newest;
-    FILE *notes = fopen("/dev/null", "w");
-    Archive archive = archive_at(run);
-    int code = archive_newest(&archive, notes, NULL, &newest, e);
-    CHECK_OK(code, e);
-    archive_close(&archive);
-    fclose(notes);
-    strcpy(directory, newest.directory);
-    return newest.found && !code ? newest.step : -1;
-}
-
 // Reads all bytes of a checkpoint and compares them with its manifest.
 static inline int verify(const char *checkpoint, Error *e) {
     Manifest manifest;
@@ -290,6 +277,24 @@ static inline int verify(const char *checkpoint, Error *e) {
     if (!code) code = manifest_verify(&manifest, NULL, VERIFY_DISK, e);
     manifest_free(&manifest);
     return code;
+}
+
+static inline int verify_one(void *context, const char *checkpoint, Error *e) {
+    (void)context;
+    return verify(checkpoint, e);
+}
+
+// archive_newest: the step; -1 if none is found.
+static inline int64_t newest_whole_step(const char *run, char directory[ARCHIVE_PATH], Error *e) {
+    Newest newest;
+    FILE *notes = fopen("/dev/null", "w");
+    Archive archive = archive_at(run);
+    int code = archive_newest(&archive, notes, verify_one, NULL, &newest, e);
+    CHECK_OK(code, e);
+    archive_close(&archive);
+    fclose(notes);
+    strcpy(directory, newest.directory);
+    return newest.found && !code ? newest.step : -1;
 }
 
 // Checks that the files of two checkpoints are equal, except those that describe the run and not its position.

@@ -36,6 +36,12 @@ typedef struct {
     char *data; // the content; NULL: not kept
 } ManifestFile;
 
+// The pieces that one of several processes verifies: those in 4 MiB number `first`, first + every, ... of each file.
+// every 0: all.
+typedef struct {
+    int first, every;
+} Share;
+
 typedef struct {
     char path[PATH_MAX]; // its directory's name, for messages
     int dir;             // its directory's descriptor; IN_PATH (manifest_read): the directory is `path`; -1: none
@@ -44,6 +50,7 @@ typedef struct {
     int count;
     bool foreign;       // undamaged, but of a format that this build does not know (manifest_read)
     const Pulse *pulse; // beats per file written or verified, and per piece read; may be NULL
+    Share share;        // what manifest_verify reads
 } Manifest;
 
 void manifest_free(Manifest *manifest); // frees the list of files; keeps the other fields. {0} is fine

@@ -67,9 +67,10 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Skips damaged checkpoints. newest->found is false if there is no checkpoint. ERR_INPUT if all are damaged, or if a
-// newer one cannot be read or has another build's format.
-int archive_newest(const Archive *archive, FILE *notes, const Pulse *pulse, Newest *newest, Error *e);
+// Skips damaged checkpoints: `verify` returns ERR_INPUT for them. newest->found is false if there is no checkpoint.
+// ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
+int archive_newest(const Archive *archive, FILE *notes, int (*verify)(void *context, const char *directory, Error *e),
+                   void *context, Newest *newest, Error *e);
 
 // Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those
 // steps again.

@@ -258,12 +258,14 @@ int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e) {
     return file_missing(IN_PATH, weights) ? 0 : file_digest(weights, digest, e);
 }
 
-int checkpoint_verify_model(const char *path, bool moments, Error *e) {
+int checkpoint_verify_model(const char *path, bool moments, Share share, const Pulse *pulse, Error *e) {
     char file[PATH_MAX];
     Manifest manifest;
     TRY(path_join(file, sizeof file, path, MANIFEST_NAME, e));
     if (file_missing(IN_PATH, file)) return 0;
     int code = manifest_read(&manifest, IN_PATH, path, e), read = !code;
+    manifest.share = share;
+    manifest.pulse = pulse;
     for (int i = 0; i < manifest.count && !code; i++)
         if (moments || strcmp(path_name(manifest.file[i].name), OPTIMIZER_NAME) != 0)
             code = manifest_verify(&manifest, manifest.file[i].name, VERIFY_BYTES, e);
@@ -288,17 +290,21 @@ int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, E
     return code;
 }
 
-int checkpoint_load_model(const char *path, const Model *model, StateWriter load, void *context, Error *e) {
+int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
+                          void *context, Error *e) {
+    const Range all = {0, model->flat_count};
     ModelFiles files;
     float *buffer = NULL;
+    if (!count) wanted = &all, count = 1;
     if (llmc_bin_is(path)) return llmc_bin_load(path, model, load, context, e);
     int code = files_open(&files, path, e);
     if (!code) code = check_tensors(&files, path, model, e);
     if (!code) code = memory_alloc((void **)&buffer, CHUNK * sizeof(float), "a file buffer", e);
-    for (int i = 0; !code && i < model->tensor_count; i++) {
-        const Tensor *t = &model->tensors[i];
-        code =
-            load_range(find_tensor(&files, t->name), STATE_PARAM, t->offset, tensor_range(t), buffer, load, context, e);
+    for (int i = 0; i < model->tensor_count * count && !code; i++) {
+        const Tensor *t = &model->tensors[i / count];
+        const Range part = range_overlap(tensor_range(t), wanted[i % count]);
+        if (!range_length(part)) continue;
+        code = load_range(find_tensor(&files, t->name), STATE_PARAM, t->offset, part, buffer, load, context, e);
     }
     memory_free(buffer);
     files_close(&files);

@@ -28,15 +28,17 @@ int checkpoint_read_config(const char *path, ModelConfig *config, Error *e);
 // Returns `eot`, the tokenizer's end of text. If that is -1 (none): GPT-2's, for a vocabulary of GPT-2's size.
 int checkpoint_end_of_text(int vocab, int eot);
 
-// Compares a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names the file
-// that differs. A path without a manifest passes.
-int checkpoint_verify_model(const char *path, bool moments, Error *e);
+// Compares a share of a checkpoint's files with its manifest; the optimizer's file only with `moments`. ERR_INPUT names
+// the file that differs. A path without a manifest passes.
+int checkpoint_verify_model(const char *path, bool moments, Share share, const Pulse *pulse, Error *e);
 
 // Identifies a model without reading all of it. {0} if its weights are in several files.
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
-// Reads the weights (F32, F16 or BF16) and hands every tensor of the model to `load`. Checks all shapes first.
-int checkpoint_load_model(const char *path, const Model *model, StateWriter load, void *context, Error *e);
+// Reads the weights (F32, F16 or BF16) of `count` wanted ranges, which ascend, and hands them to `load`; count 0: all.
+// Checks all shapes first. May hand over more: of llm.c's .bin always all.
+int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
+                          void *context, Error *e);
 
 // Writes one line to `notes` if the files hold tensors that the model does not have.
 int checkpoint_note_unknown(const char *path, const Model *model, FILE *notes, Error *e);

@@ -256,6 +256,9 @@ void *cpu_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     switch (buffer) {
     case BUFFER_GRAD: return engine->grad + shard_grad_place(&engine->config, element);
     case BUFFER_WEIGHT: return weight_at(engine, element);
+    case BUFFER_MASTER: return engine->param + element;
+    case BUFFER_MOMENT1: return engine->moment1 + element;
+    case BUFFER_MOMENT2: return engine->moment2 + element;
     case BUFFER_NORMS: return engine->grad_sq + element;
     case BUFFER_TRUST: return engine->trust_sq + element;
     }

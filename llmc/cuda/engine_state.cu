@@ -230,6 +230,9 @@ int cuda_update(Engine *engine, Range range, const UpdateConfig *u, Error *e) {
 void *cuda_buffer(Engine *engine, EngineBuffer buffer, size_t element) {
     if (buffer == BUFFER_GRAD) return engine->grad + shard_grad_place(&engine->config, element);
     if (buffer == BUFFER_WEIGHT) return engine->weight + shard_weight_place(&engine->config, element);
+    if (buffer == BUFFER_MASTER) return engine->param + element;
+    if (buffer == BUFFER_MOMENT1) return engine->moment1 + element;
+    if (buffer == BUFFER_MOMENT2) return engine->moment2 + element;
     if (buffer == BUFFER_TRUST) return engine->trust + element;
     engine->stats_sent = engine->scaled = false; // BUFFER_NORMS: the caller changes it
     return stats_row(engine->stats, engine->config.model, STATS_GRAD_SQ) + element;

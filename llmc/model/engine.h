@@ -84,8 +84,11 @@ typedef enum {
     BUFFER_GRAD,   // float, the flat layout; with shard_grads see `collect`
     BUFFER_WEIGHT, // the weights that forward and backward read, the flat layout: fp32 or the rounded copy; with
                    // shard_weights see shard_weight_place
-    BUFFER_NORMS,  // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
-    BUFFER_TRUST   // double, two per tensor: `trust` writes it, `update` reads it
+    BUFFER_MASTER, // float, the flat layout; where all of it is kept
+    BUFFER_MOMENT1,
+    BUFFER_MOMENT2,
+    BUFFER_NORMS, // double, one per tensor, S^2 times the norms: `norms` writes it, `update` and `result` read it
+    BUFFER_TRUST  // double, two per tensor: `trust` writes it, `update` reads it
 } EngineBuffer;
 
 // With several ranks the engine reports the progress of a micro-step's gradients, bucket by bucket, from the model's

@@ -250,7 +250,7 @@ void comm_beat(void *context) {
 
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step) { watchdog_phase(comm->watchdog, phase, step); }
 
-void comm_progress(Comm *comm) { watchdog_progress(comm->watchdog); }
+void comm_progress(void *comm) { watchdog_progress(((Comm *)comm)->watchdog); }
 
 void comm_settle(Comm *comm) {
     comm->settled = true;

@@ -21,8 +21,9 @@ typedef struct {
     Error beat_failed;           // why it failed: the next broadcast returns it. Code 0: it did not
     bool settled;                // all ranks know the error that they return, and `speaker` prints it
     int speaker;
-    Watchdog *watchdog;                        // NULL: one process
-    int (*idle_pass)(void *context, Error *e); // answers COMM_PASS in comm_wait_first; set by parallel_start
+    Watchdog *watchdog; // NULL: one process
+    // answers COMM_PASS in comm_wait_first: verifies a checkpoint in set-up, gathers weights from parallel_start on
+    int (*idle_pass)(void *context, Error *e);
     void *idle_context;
     int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
 } Comm;
@@ -47,7 +48,7 @@ int comm_finish(Comm *comm, const Error *e);
 
 // comm_phase starts a phase and its deadline. comm_progress and every collective restart the deadline.
 void comm_phase(Comm *comm, WatchdogPhase phase, int64_t step);
-void comm_progress(Comm *comm);
+void comm_progress(void *comm);
 
 // Copies rank 0's data to all ranks.
 int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
@@ -60,7 +61,7 @@ int comm_sum(Comm *comm, double *values, int count, Error *e);
 
 // Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work it calls
 // comm_beat, to restart their deadline (at most twice a second); at the end it calls comm_wait_first. The next
-// comm_broadcast returns a failure of comm_beat. The others gather weights with rank 0 when it calls parallel_ask_pass.
+// comm_broadcast returns a failure of comm_beat. The others call idle_pass when rank 0 sends COMM_PASS.
 int comm_wait_first(Comm *comm, Error *e);
 void comm_beat(void *comm);
 enum { COMM_DONE, COMM_WAIT, COMM_PASS }; // rank 0's words to the others

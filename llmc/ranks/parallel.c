@@ -28,7 +28,8 @@ int parallel_create(Parallel *p, Comm *comm, const Model *model, const ParallelC
     bool one_micro_step = parallel_micro_steps(p, config->batch_max) <= 1;
     p->shard_grads = config->zero >= ZERO_2 && (one_micro_step || config->reduce == REDUCE_MICRO_STEP);
     p->shard_weights = config->zero == ZERO_3;
-    p->sent = p->arrived = p->kept = p->shard_weights ? 1 : p->buckets;
+    p->kept = p->shard_weights ? 1 : p->buckets;
+    p->sent = p->arrived = config->zero == ZERO_0 ? p->kept : 0; // other ranks have loaded only what they own
     return 0;
 }
 
@@ -49,19 +50,29 @@ void parallel_shard(const Parallel *p, EngineConfig *config) {
 
 // ---- Weights --------------------------------------------------------------------------------------------------------
 
-static int gather_weights(Parallel *p, int i, int64_t *work, Error *e) {
+// Starts to gather bucket i of an array.
+static int gather(Parallel *p, EngineBuffer array, int i, int64_t *work, Error *e) {
     Range bucket = model_bucket(p->model, i), part = p->owned[i];
-    size_t bytes = engine_weight_bytes(p->engine);
-    void *values = engine_buffer(p->engine, BUFFER_WEIGHT, bucket.begin);
+    size_t bytes = array == BUFFER_WEIGHT ? engine_weight_bytes(p->engine) : sizeof(float);
+    void *values = engine_buffer(p->engine, array, bucket.begin);
     const void *own = (const char *)values + (part.begin - bucket.begin) * bytes;
     if (p->shard_weights) // MPI gathers in place on all ranks or none: give an empty part another address
         own = range_length(part) ? engine_own_weights(p->engine, part) : (const char *)own + 1;
     return p->api->all_gather(p->transport, own, values, bytes, bucket, work, e);
 }
 
+// ZeRO-0: gathers whole arrays. Each rank has loaded what it owns.
+static int gather_state(Parallel *p, Error *e) {
+    static const EngineBuffer arrays[] = {BUFFER_WEIGHT, BUFFER_MASTER, BUFFER_MOMENT1, BUFFER_MOMENT2};
+    const int count = sizeof arrays / sizeof *arrays;
+    int64_t work = 0;
+    for (int i = 0; i < p->buckets * count; i++) TRY(gather(p, arrays[i % count], i / count, &work, e));
+    return p->api->wait_for(p->transport, work, e);
+}
+
 // Starts the gatherings of buckets [0, end) that have not started. Their weights stay in memory between passes.
 static int send_until(Parallel *p, int end, Error *e) {
-    for (; p->sent < end; p->sent++) TRY(gather_weights(p, p->sent, &p->work[p->sent], e));
+    for (; p->sent < end; p->sent++) TRY(gather(p, BUFFER_WEIGHT, p->sent, &p->work[p->sent], e));
     return 0;
 }
 
@@ -70,7 +81,7 @@ static int send_block(Parallel *p, int i, Error *e) {
     int s = i % SHARD_WEIGHT_SLOTS;
     if (p->slot[s].bucket == i) return 0;
     p->slot[s].bucket = i;
-    return gather_weights(p, i, &p->slot[s].work, e);
+    return gather(p, BUFFER_WEIGHT, i, &p->slot[s].work, e);
 }
 
 int parallel_send_weights(Parallel *p, Error *e) { return send_until(p, p->kept, e); }
@@ -119,9 +130,11 @@ int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e) {
     p->engine = engine;
     p->comm->idle_pass = parallel_idle_pass, p->comm->idle_context = p;
     if (!p->buckets) return 0;
-    if (p->config.zero != ZERO_0) engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
-    return p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), p->whole, engine_stream(engine),
-                          e);
+    TRY(p->api->create(&p->transport, p->comm, wire, model_bucket_largest(p->model), p->whole, engine_stream(engine),
+                       e));
+    if (p->config.zero == ZERO_0) return gather_state(p, e);
+    engine_watch_weights(engine, &(WeightsWatch){send_weights, await_weights, p});
+    return 0;
 }
 
 // ---- Gradients ------------------------------------------------------------------------------------------------------
@@ -212,12 +225,7 @@ int parallel_norms(Parallel *p, Error *e) {
 
 // Updates each bucket while the gradients of later buckets are in transfer.
 static int update_all(Parallel *p, const UpdateConfig *update, Error *e) {
-    for (int i = 0; i < p->buckets; i++) { // gathers the summed gradients
-        Range bucket = model_bucket(p->model, i);
-        float *values = engine_buffer(p->engine, BUFFER_GRAD, bucket.begin);
-        const float *own = values + (p->owned[i].begin - bucket.begin);
-        TRY(p->api->all_gather(p->transport, own, values, sizeof *values, bucket, &p->work[i], e));
-    }
+    for (int i = 0; i < p->buckets; i++) TRY(gather(p, BUFFER_GRAD, i, &p->work[i], e)); // the sums
     for (int i = 0; i < p->buckets; i++) {
         TRY(p->api->wait_for(p->transport, p->work[i], e));
         TRY(engine_update(p->engine, model_bucket(p->model, i), update, e));

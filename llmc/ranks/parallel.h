@@ -92,6 +92,7 @@ void parallel_destroy(Parallel *p);
 // Writes to *config what this rank's engine keeps.
 void parallel_shard(const Parallel *p, EngineConfig *config);
 
+// Call when each rank has loaded what it owns. All ranks gather the rest: now, or (ZeRO-1 to 3) as after an update.
 int parallel_start(Parallel *p, Engine *engine, WireType wire, Error *e);
 
 // Returns the number of micro-steps of every rank for a step of `rows` rows; rank 0 has the most rows. A rank without

@@ -21,7 +21,7 @@ static int inspect_model(const char *directory, FILE *out, Error *e) {
     size_t bad = 0;
     TRY(checkpoint_read_config(directory, &c, e));
     TRY(model_create(&model, &c, e));
-    int code = checkpoint_load_model(directory, &model, count_not_finite, &bad, e);
+    int code = checkpoint_load_model(directory, &model, NULL, 0, count_not_finite, &bad, e);
     if (!code && (directory_holds(directory, OPTIMIZER_NAME) || directory_holds(directory, TRAINING OPTIMIZER_NAME)))
         code = checkpoint_load_optimizer(directory, &model, NULL, 0, count_not_finite, &bad, e);
     if (!code)

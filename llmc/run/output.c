@@ -2,6 +2,7 @@
 #include "run/run.h"
 
 #include "base/files.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
 
@@ -198,29 +199,26 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
 }
 
-// Every rank that writes its own state must see the run directory: the one whose run.json has this run's id.
+// (all) Every rank that writes its own state must see the run directory. A copy of it has another run.json: rank 0 has
+// just written its own.
 static int share_directory(Run *r, Error *e) {
     Archive *archive = &r->saving.archive;
-    char id[HASH_TEXT], *text;
+    char *text;
     size_t bytes;
     if (parallel_stores_alone(&r->setup.parallel)) return 0;
-    strcpy(id, archive->id);
-    TRY(comm_broadcast(r->setup.comm, id, sizeof id, e));
-    if (is_rank0(&r->setup)) return 0;
-    bool seen = archive_open(archive, r->setup.options.out, e) == 0 &&
+    bool seen = (is_rank0(&r->setup) || archive_open(archive, r->setup.options.out, e) == 0) &&
                 file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
-    bool same = seen && strstr(text, id);
+    uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
     if (seen) memory_free(text);
-    if (same) return 0;
-    return FAIL(e, ERR_USAGE, "give a directory that all machines share, or --zero 0, where rank 0 writes alone",
-                "--out %s: is not rank 0's directory here", r->setup.options.out);
+    return comm_same(r->setup.comm, hash, ERR_USAGE, "another directory (--out)",
+                     "give a directory that all machines share, or --zero 0, where rank 0 writes alone", e);
 }
 
 int setup_output(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     r->saving.first_step = r->position.at.step + 1;
     TRY(comm_agree(r->setup.comm, is_rank0(&r->setup) ? setup_directory(r, e) : 0, e));
-    TRY(comm_agree(r->setup.comm, share_directory(r, e), e));
+    TRY(share_directory(r, e));
     TRY(saver_create(&r->saving.saver, r, e));
     if (!is_rank0(&r->setup)) return 0;
     progress_run(&r->output.progress, r->setup.engine, r->setup.shape.seq_len, r->position.at.step,

@@ -2,8 +2,8 @@
 //
 // What makes a run resumable:
 //  1. A run directory has one writer. Its lock (metrics.h) is taken before anything in it is read, and held to the end.
-//  2. A run resumes from its newest undamaged checkpoint. Rank 0 finds it and reads every byte; all ranks must see the
-//     same manifest.
+//  2. A run resumes from its newest undamaged checkpoint. Rank 0 finds it. All ranks must see the same manifest; each
+//     verifies a share, together every byte.
 //  3. A checkpoint holds all that decides the next step: weights and moments, and in state.json the counts, the ramp,
 //     the noise scale, the outlier windows and the tuning. The order of the data follows from the counts and the seed.
 //  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
@@ -21,26 +21,72 @@
 #include <stdlib.h>
 #include <time.h>
 
+// Fails on all ranks unless all see the checkpoint that rank 0 sees (2). Its manifest holds the hashes of its other
+// files.
+static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {
+    char path[ARCHIVE_PATH], other[ARCHIVE_PATH + 20];
+    FileDigest manifest = {0}; // stays so without a manifest
+    snprintf(other, sizeof other, "another checkpoint (%s)", directory);
+    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
+    int code = file_digest(path, &manifest, e);
+    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
+    return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_USAGE, other,
+                     SAME_FILES_HINT, e);
+}
+
+// (all) Verifies rank 0's candidate: each rank reads a share. All ranks divide the files where --out must be one
+// directory on all machines; otherwise the ranks of each machine divide its files. Damage fails on rank 0 only, with the
+// error of the lowest rank that found some. Settled errors, and MPI's, fail on all ranks.
+static int verify_share(void *run, Error *e) {
+    Run *r = run;
+    const Setup *s = &r->setup;
+    Comm *comm = s->comm;
+    const Pulse pulse = {comm_progress, comm};
+    Error mine = {0}, *all;
+    TRY(comm_broadcast(comm, &r->saving.candidate, sizeof r->saving.candidate, e));
+    const bool shared = r->saving.candidate.own && s->options.zero != ZERO_0;
+    const Share share = shared ? (Share){comm->rank, comm->ranks} : (Share){comm->local_rank, comm->local_ranks};
+    if (check_same_checkpoint(s, r->saving.candidate.directory, e)) return e->unreadable = true, e->code;
+    TRY(memory_alloc((void **)&all, (size_t)comm->ranks * sizeof *all, "the ranks' errors", e));
+    checkpoint_verify_model(r->saving.candidate.directory, true, share, &pulse, &mine);
+    int code = comm_gather(comm, &mine, all, sizeof mine, e);
+    for (int k = 0; k < comm->ranks && is_rank0(s) && !code; k++)
+        if (all[k].code) *e = all[k], code = e->code;
+    memory_free(all);
+    return code;
+}
+
+// archive_newest's `verify`, on rank 0. The other ranks wait in share_newest, and verify with it.
+static int ask_all_to_verify(void *run, const char *directory, Error *e) {
+    Run *r = run;
+    int word = COMM_PASS;
+    strcpy(r->saving.candidate.directory, directory);
+    TRY(comm_broadcast(r->setup.comm, &word, sizeof word, e));
+    return verify_share(r, e);
+}
+
 // Prints notes at the end: until then the terminal's line belongs to the progress.
 static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e) {
-    const Pulse pulse = {comm_beat, r->setup.comm};
     Text notes;
     TRY(text_begin(&notes, e));
     progress_begin(&r->output.progress, "reading the checkpoint", 0);
-    int code = archive_newest(archive, notes.f, &pulse, newest, e);
+    r->saving.candidate.own = archive == &r->saving.archive;
+    int code = archive_newest(archive, notes.f, ask_all_to_verify, r, newest, e);
     progress_end(&r->output.progress);
     if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
     text_free(&notes);
     return code;
 }
 
-// (all) Sends *newest from rank 0 to all ranks. code: the result of rank 0's search.
-static int share_newest(const Setup *setup, int code, Newest *newest, Error *e) {
+// (all) Sends *newest from rank 0 to the others, which until then verify with it. code: the result of rank 0's search.
+static int share_newest(Run *r, int code, Newest *newest, Error *e) {
+    Comm *comm = r->setup.comm;
     Error waiting = {0};
-    int failed = comm_wait_first(setup->comm, &waiting);
+    comm->idle_pass = verify_share, comm->idle_context = r;
+    int failed = comm->settled ? 0 : comm_wait_first(comm, &waiting);
     if (failed && !code) *e = waiting, code = failed;
-    TRY(comm_agree(setup->comm, code, e));
-    return comm_broadcast(setup->comm, newest, sizeof *newest, e);
+    TRY(comm_agree(comm, code, e));
+    return comm_broadcast(comm, newest, sizeof *newest, e);
 }
 
 // Opens and locks an existing run (1). A previous process may still be ending (kill -9): waits up to 5 s. A dead
@@ -151,7 +197,7 @@ int setup_source(Run *r, Error *e) {
     Newest newest = {0};
     snprintf(r->setup.model_name, sizeof r->setup.model_name, "%s", path_name(o->model));
     if (model_preset(&ignored, o->model)) return 0;
-    TRY(share_newest(&r->setup, is_rank0(&r->setup) ? find_source(r, &newest, e) : 0, &newest, e));
+    TRY(share_newest(r, is_rank0(&r->setup) ? find_source(r, &newest, e) : 0, &newest, e));
     TRY(comm_broadcast(r->setup.comm, o->model, sizeof o->model, e));
     const char *source = newest.found ? newest.directory : checkpoint_is_model(o->model) ? o->model : "";
     snprintf(r->setup.source, sizeof r->setup.source, "%s", source);
@@ -160,26 +206,14 @@ int setup_source(Run *r, Error *e) {
 
 // ---- Resume ---------------------------------------------------------------------------------------------------------
 
-// Fails unless all ranks see the checkpoint that rank 0 has read (2). Its manifest holds the hashes of its other files.
-static int check_same_checkpoint(const Setup *setup, const char *directory, Error *e) {
-    char path[ARCHIVE_PATH];
-    FileDigest manifest = {0}; // stays so without a manifest
-    TRY(path_join(path, sizeof path, directory, MANIFEST_NAME, e));
-    int code = file_digest(path, &manifest, e);
-    TRY(comm_agree(setup->comm, code && e->unreadable ? code : 0, e));
-    return comm_same(setup->comm, hash_bytes(HASH_START, manifest.hash, sizeof manifest.hash), ERR_INPUT,
-                     "another checkpoint (--out)", SAME_FILES_HINT, e);
-}
-
 int setup_resume(Run *r, Error *e) {
     Newest newest = {0};
     RunPoint *at = &r->position.at;
     Text changes;
-    TRY(share_newest(&r->setup, find_own(r, &newest, e), &newest, e));
+    TRY(share_newest(r, find_own(r, &newest, e), &newest, e));
     r->saving.saved_step = newest.found ? newest.step : -1;
     if (!newest.found) return 0;
     strcpy(r->saving.saved, newest.directory);
-    TRY(check_same_checkpoint(&r->setup, r->saving.saved, e));
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
     if (!code && is_rank0(&r->setup))

@@ -90,6 +90,10 @@ typedef struct {
         bool searched; // the search for a checkpoint to resume from was made
         Newest newest;
     } own; // on rank 0
+    struct {
+        char directory[ARCHIVE_PATH];
+        bool own; // this run's
+    } candidate;  // the checkpoint that all ranks verify (resume.c)
 } Saving;
 
 enum { LOG_WAITS_MAX = 1 << 20 }; // bytes of log lines in memory, some 1,700 steps: more stop the run

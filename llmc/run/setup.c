@@ -272,14 +272,17 @@ static int load_state(Run *r, Error *e) {
     Setup *s = &r->setup;
     const bool resumes = r->saving.saved[0], moments = resumes || s->options.with_optimizer;
     const char *from = resumes ? r->saving.saved : s->source;
+    const Share share = {s->comm->local_rank, s->comm->local_ranks}; // each machine may have files of its own
+    const Pulse pulse = {comm_progress, s->comm};
+    const Range *owned = s->parallel.owned; // parallel_start gathers the rest
+    const int count = s->shape.inference ? 0 : s->parallel.buckets;
     progress_begin(&r->output.progress, *from ? "loading the model" : "drawing the weights",
-                   (moments ? 3 : 1) * (int64_t)s->model.parameters);
-    const bool verifies = *from && !resumes && s->comm->local_rank == 0; // once on each machine
-    if (verifies) TRY(checkpoint_verify_model(from, moments, e));
+                   (moments ? 3 : 1) * (int64_t)(s->model.parameters / (size_t)(*from && count ? s->comm->ranks : 1)));
+    if (*from && !resumes) TRY(checkpoint_verify_model(from, moments, share, &pulse, e));
     if (moments && !resumes) TRY(check_moments(s, &r->position.at, e));
     if (!*from) return init_parameters(r, e);
-    TRY(checkpoint_load_model(from, &s->model, load, r, e));
-    if (moments) TRY(checkpoint_load_optimizer(from, &s->model, s->shape.owned, s->shape.owned_count, load, r, e));
+    TRY(checkpoint_load_model(from, &s->model, owned, count, load, r, e));
+    if (moments) TRY(checkpoint_load_optimizer(from, &s->model, owned, count, load, r, e));
     if (resumes || !is_rank0(s)) return 0;
     progress_break(&r->output.progress);
     return checkpoint_note_unknown(from, &s->model, stderr, e);

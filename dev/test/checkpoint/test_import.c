@@ -43,7 +43,7 @@ static void check_received(const char *path) {
     CHECK(checkpoint_is_model(path), "%s is no model", path);
     CHECK_OK(checkpoint_read_config(path, &config, &e), &e);
     CHECK(memcmp(&config, &model.config, sizeof config) == 0, "%s: another shape", path);
-    CHECK_OK(checkpoint_load_model(path, &model, receive, NULL, &e), &e);
+    CHECK_OK(checkpoint_load_model(path, &model, NULL, 0, receive, NULL, &e), &e);
     for (int k = 0; k < model.tensor_count; k++) {
         const Tensor *t = &model.tensors[k];
         size_t wrong = 0;
@@ -210,7 +210,7 @@ static void test_other_models(void) {
         int code = checkpoint_read_config("other", &config, &e);
         if (!code) {
             CHECK_OK(model_create(&another, &config, &e), &e);
-            code = checkpoint_load_model("other", &another, ignore, NULL, &e);
+            code = checkpoint_load_model("other", &another, NULL, 0, ignore, NULL, &e);
             model_destroy(&another);
         }
         CHECK(code == ERR_INPUT, "%s: exit code %d", fields[i], code);
@@ -279,11 +279,11 @@ static void test_several_files(void) {
         CHECK_OK(writer_finish(writer, &e), &e);
         if (!other) check_received("many");
     }
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT,
+    CHECK_ERROR(checkpoint_load_model("many", &model, NULL, 0, receive, NULL, &e), &e, ERR_INPUT,
                 "many/head.safetensors: tensor lm_head.weight from byte ");
     unlink("many/head.safetensors");
     unlink("many/part-1.safetensors");
-    CHECK_ERROR(checkpoint_load_model("many", &model, receive, NULL, &e), &e, ERR_INPUT, "many: no tensor");
+    CHECK_ERROR(checkpoint_load_model("many", &model, NULL, 0, receive, NULL, &e), &e, ERR_INPUT, "many: no tensor");
     save_all("many"); // a model.safetensors counts alone
     check_received("many");
 }

@@ -7,6 +7,7 @@
 //   FAULT_FSYNC   seconds that an fsync takes, without the disk
 //   FAULT_FLUSH   seconds that a line of output takes in addition
 //   FAULT_READ    seconds that each read of a checkpoint's JSON files takes in addition
+//   FAULT_READS   prefix of a file for each rank: a line for each read of a checkpoint, bytes and path
 //   FAULT_SAVING  at the first fsync of a checkpoint: "ask" (SIGUSR1) or "hang"
 //   FAULT_STARVE  seconds that the threads of Open MPI sleep after each poll, as on a busy machine
 //   FAULT_HOST    the machine's name
@@ -22,7 +23,9 @@
 #include <unistd.h>
 
 // Read once, before there are threads: a getenv beside the setenv of MPI_Init reads memory that may be gone.
-static struct { const char *rank, *victim, *action, *after, *fsync, *flush, *read, *saving, *starve, *host; } fault;
+static struct {
+    const char *rank, *victim, *action, *after, *fsync, *flush, *read, *reads, *saving, *starve, *host;
+} fault;
 
 static void sleep_for(double seconds) {
     struct timespec wait = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
@@ -69,10 +72,16 @@ int fsync(int fd) {
 
 ssize_t pread(int fd, void *to, size_t bytes, off_t at) {
     ssize_t (*next)(int, void *, size_t, off_t) = (ssize_t(*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
-    char link[64], path[4096] = "";
+    char link[64], path[4096] = "", name[256];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    if (fault.read && readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/step_") && strstr(path, ".json"))
-        sleep_for(atof(fault.read));
+    if ((!fault.read && !fault.reads) || readlink(link, path, sizeof path - 1) < 0 || !strstr(path, "/step_"))
+        return next(fd, to, bytes, at);
+    if (fault.read && strstr(path, ".json")) sleep_for(atof(fault.read));
+    if (fault.reads) {
+        snprintf(name, sizeof name, "%s.%s", fault.reads, fault.rank);
+        FILE *file = fopen(name, "a");
+        fprintf(file, "%zu %s\n", bytes, path), fclose(file);
+    }
     return next(fd, to, bytes, at);
 }
 
@@ -112,8 +121,9 @@ int MPI_Init_thread(int *argc, char ***argv, int wanted, int *got) {
 
 __attribute__((constructor)) static void begin(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "FAULT_RANK", "FAULT_ACTION", "FAULT_AFTER",  "FAULT_FSYNC",
-                                        "FAULT_FLUSH",          "FAULT_READ", "FAULT_SAVING", "FAULT_STARVE", "FAULT_HOST"};
-    for (int i = 0; i < 10; i++) {
+                                        "FAULT_FLUSH",          "FAULT_READ", "FAULT_READS",  "FAULT_SAVING", "FAULT_STARVE",
+                                        "FAULT_HOST"};
+    for (int i = 0; i < 11; i++) {
         const char *value = getenv(names[i]);
         (&fault.rank)[i] = value ? strdup(value) : NULL; // the fields in this order
     }

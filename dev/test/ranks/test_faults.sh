@@ -38,7 +38,7 @@ chmod +x machine.sh
 machine=() # empty: one machine
 
 options() { # prints the options of every run
-    echo --train t.bin --model d1 --channels 32 --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
+    echo --train t.bin --model d1 --channels ${channels:-32} --heads 1 --vocab-size 256 --seq-len 16 --micro-batch 4 \
         --batch-tokens 192 --threads 1 --val-every 0 --deadline $deadline ${mode-}
 }
 forever="--steps 100000000"
@@ -171,6 +171,30 @@ hangs_while_resuming() {
     run 2 0 . --steps 3 --out slow && deadline=0.5 run 2 78 '^error \(rank [01]\): set-up.*; rank 0 \(process [0-9]+\) keeps the others waiting' \
         FAULT_READ=1000 --steps 6 --out slow && soon 2
 }
+large="--layers 4" # with channels=256 a checkpoint has eleven pieces of 4 MiB
+reads_a_share() { # OPTIONS...: each of 4 ranks verifies a fourth of the checkpoint and loads a fourth
+    local mode=$large channels=256 all rank n sum=0
+    run 4 0 . --steps 1 --out read "$@" && all=$(cat read/step_*/*.safetensors read/step_*/*/*.safetensors | wc -c) &&
+        run 4 0 '^resuming from read/step_00000001' FAULT_READS=reads --steps 2 --out read "$@" || return 1
+    for rank in 0 1 2 3; do
+        n=$(awk '/step_00000001/ { n += $1 } END { print n }' reads.$rank) sum=$((sum + n))
+        [ $((n * 10)) -lt $((all * 6)) ] || { echo "rank $rank reads $n of $all bytes" && return 1; }
+    done
+    [ $sum -gt $((2 * all)) ] || { echo "all read $sum, of $all bytes" && return 1; }
+}
+damage() { printf x | dd of="$1" bs=1 seek="$2" conv=notrunc status=none; } # FILE BYTE
+skips_what_any_rank_finds_damaged() { # then all ranks resume from the checkpoint before
+    local mode=$large channels=256 rank file=model.safetensors
+    run 4 0 . --steps 2 --checkpoint-every 1 --keep 0 --out good || return 1
+    for rank in 3 1; do # its share includes piece number `rank`
+        rm -rf bad && cp -r good bad && damage bad/step_00000002/$file $((rank * 4194304 + 9)) &&
+            run 4 0 '^resuming from bad/step_00000001' --steps 2 --out bad && cmp {good,bad}/step_00000002/$file &&
+            grep -q "^warning: bad/step_00000002/$file: damaged: .* from byte $((rank * 4194304)) is .* Skipped" log || return 1
+        file=training/optimizer.safetensors
+    done
+    for file in bad/step_0*/$file; do damage "$file" 4210000; done
+    run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
+}
 alone() { # as under srun --mpi=pmix with one rank: PMIx is there, and no other rank to wait for
     local machine=(env -u OMPI_COMM_WORLD_SIZE)
     deadline=0.4 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=1.3 --steps 3 --out alone # a checkpoint may last 1.2 s, set-up 2.4
@@ -297,6 +321,10 @@ zero3 samples_slowly
 - hangs_while_saving --steps 100000000 --checkpoint-every 40 --zero 0
 - resumes_slowly
 - hangs_while_resuming
+- reads_a_share --zero 0
+- reads_a_share --zero 1
+- reads_a_share --zero 3
+- skips_what_any_rank_finds_damaged
 - alone
 - asked_while_joining 3 1
 - ends_before_open_mpi

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # What ranks check before training: equal files on all machines, each rank's share of the cores, launchers without Open
-# MPI. A directory stands for a machine's files.
+# MPI. A directory stands for a machine's files, and names it.
 set -u
 . "$(dirname "$0")/../checks.sh" machines
 has_mpi || skip_suite "no Open MPI here, or a build without it"
 mpi_here
+cc -shared -fPIC -o "$work/fault.so" dev/test/preload/fault.c -lpthread -ldl || exit 1
+export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
 cd "$work" || exit 70
 
 seq 3000 > text.txt
@@ -27,8 +29,10 @@ change() { # FILE: replaces a byte near its end with another token
     printf %s "$byte" | dd of="$1" bs=1 seek=$at conv=notrunc status=none
 }
 both() { # CODE COMMAND...: one rank on each machine
-    "${mpi[@]}" -np 1 -wdir m0 "${@:2}" : -np 1 -wdir m1 "${@:2}" < /dev/null > log 2>&1
-    local code=$?
+    local code m each=() here=(env OMPI_COMM_WORLD_LOCAL_SIZE=1 LD_PRELOAD="$work/fault.so")
+    for m in "${machines[@]}"; do each+=(-np 1 -wdir "$m" "${here[@]}" FAULT_HOST="$m" "${@:2}" :); done
+    "${mpi[@]}" "${each[@]::${#each[@]}-1}" < /dev/null > log 2>&1
+    code=$?
     [ $code = "$1" ] || { echo "exit code $code, not $1"; cat log; return 1; }
 }
 on_both() { # CODE OPTIONS...: trains
@@ -39,10 +43,12 @@ refused() { # TEXT: checks that the error is one line, and that nothing was writ
     [ "$(grep -c '^error' log)" = 1 ] && grep -q "^error.*$1" log && [ ! -e m0/run ] || { cat log; return 1; }
 }
 same_files() { make_machines && on_both 0 --out run; }
-other_directory() { # each rank writes what it owns: all must see --out
-    make_machines && zero=1 on_both 64 --out run && grep -q "^error (rank 1): --out run: is not rank 0's directory here" log && [ ! -e m1/run ] || { cat log; return 1; }
-    mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) && zero=1 on_both 0 --out "$work/run"
-    rm -r "$work/run"
+other_directory() { # each rank writes what it owns: all must see --out, and no copy of it
+    local error="^error (rank 1 on m1): this rank has another directory (--out) than rank 0"
+    make_machines && zero=1 on_both 64 --out run && grep -q "$error" log && [ ! -e m1/run ] || { cat log; return 1; }
+    mkdir m1/run && echo '{}' > m1/run/run.json && zero=3 on_both 64 --out run && ls m1/run | cmp - <(echo run.json) || return 1
+    zero=1 on_both 0 --out "$work/run" && rm -r m?/run && cp -r run m0 && mv run m1 || return 1
+    tokens=1024 zero=1 on_both 64 --out run && grep -q "$error" log
 }
 other() { # TEXT CHANGE OPTIONS...: changes machine 1's files by the command CHANGE
     make_machines && (cd m1 && eval "$2") && on_both 65 --out run "${@:3}" && refused "$1"
@@ -54,7 +60,7 @@ this rank has other training data (--train) than rank 0|change code_train_000000
 this rank has other training data|mv code_train_000000.bin code_train_000001.bin
 this rank has other validation data (--val) than rank 0|change code_val_000000.bin
 this rank has other questions (--hellaswag) than rank 0|sed -i 's/"5"/"6"/' questions.jsonl
-(rank 1).*code_val|rm code_val_000000.bin
+(rank 1 on m1).*code_val|rm code_val_000000.bin
 END
 }
 other_replay() {
@@ -78,18 +84,19 @@ other_model() { # another weight, or another shape
     evaluates 65 && refused "this rank has another model (--model, --tokenizer) than rank 0"
 }
 other_checkpoint() { # all machines must have the checkpoint to resume from
+    local error="^error (rank 1 on m1): this rank has another checkpoint (run/step_00000004) than rank 0" zero
     make_machines && on_both 0 --out run && rm -rf gone && mv m0/run gone || return 1
     cp -r gone m1/run && on_both 0 --out run && ! grep '^resuming' log || return 1 # rank 0 decides
     echo >> m1/run/step_00000004/MANIFEST.json
-    tokens=1024 on_both 65 --out run && grep -q "^error (rank 1): this rank has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
-    rm -rf m1/run
-    tokens=1024 on_both 65 --out run && grep -q "^error (rank 1): this rank has another checkpoint (--out) than rank 0" log || { cat log; return 1; }
+    for zero in 0 1; do # first another one, then none
+        tokens=1024 on_both 64 --out run && grep -q "$error" log || { cat log; return 1; }
+        rm -rf m1/run
+    done
     cp -r m0/run m1/run
-    tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
+    zero=0 tokens=1024 on_both 0 --out run && grep -q "^resuming from run/step_00000004" log
 }
 # ---- Cores -----------------------------------------------------------------------------------------------------------
 
-export ASAN_OPTIONS=$ASAN_OPTIONS:verify_asan_link_order=0 # what is preloaded comes first
 cc -shared -fPIC -o cores.so "$root/dev/test/preload/cores.c" -ldl || exit 1
 runs_with() { # RANKS CORES CORES_OF THREADS BOUND: CORES of the launcher, CORES_OF each rank; wants THREADS a rank, and a
     # note if BOUND is not empty

@@ -82,7 +82,7 @@ static int read_config(const char *path, Error *e) {
 }
 
 static int read_weights(const char *directory, Error *e) {
-    return checkpoint_load_model(directory, &model, ignore_values, NULL, e);
+    return checkpoint_load_model(directory, &model, NULL, 0, ignore_values, NULL, e);
 }
 
 static int read_optimizer(const char *directory, Error *e) {

@@ -132,7 +132,7 @@ static void check_every_step(const char *out, const char *options, int overflows
     size_t flat = w.model.flat_count;
     float *saved = calloc(flat, sizeof *saved);
     CHECK_OK(engine_store(w.engine, STATE_PARAM, (Range){0, flat}, w.weights, &e), &e);
-    CHECK_OK(checkpoint_load_model(path_of("%s/step_%08d", out, step), &w.model, copy_in, saved, &e), &e);
+    CHECK_OK(checkpoint_load_model(path_of("%s/step_%08d", out, step), &w.model, NULL, 0, copy_in, saved, &e), &e);
     CHECK(memcmp(saved, w.weights, flat * sizeof *saved) == 0, "other weights at the end");
     free(saved);
     memory_free(log);
