@@ -22,8 +22,8 @@ import sys
 import tempfile
 import time
 
-IGNORED = {"tok_per_s", "mfu", "build", "seconds", "metrics_bytes", "program", "engine", "id", "started", "host",
-           "program_xxh3_128", "directory", "command"}  # fields of JSON files
+IGNORED = {"tok_per_s", "slowest_rank", "wait_share", "mfu", "build", "seconds", "metrics_bytes", "program", "engine",
+           "id", "started", "host", "program_xxh3_128", "directory", "command"}  # fields of JSON files
 
 # Options, NAME=VALUE, on top of SMALL; !NAME removes one. A name in capitals is a line of this table.
 # ranks=N; back_to=N: runs again from the checkpoint of this step, with again:NAME=VALUE; crossed=1: the build before

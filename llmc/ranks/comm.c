@@ -214,15 +214,19 @@ int comm_check_launch(const Comm *comm, Error *e) {
     return 0;
 }
 
-int comm_sum(Comm *comm, double *values, int count, Error *e) {
+int comm_sum_and_least(Comm *comm, double *values, int count, CommLeast *least, Error *e) {
+    if (least) *least = (CommLeast){0, values[0]};
     if (comm->ranks == 1) return 0;
     double *all; // (ranks, count)
     size_t n = (size_t)count;
     TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
     int code = comm_gather(comm, values, all, n * sizeof(double), e);
     if (!code) memcpy(values, all, n * sizeof(double));
-    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) // in the order of the ranks
+    if (least && !code) *least = (CommLeast){0, all[0]};
+    for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) { // in the order of the ranks
+        if (least && all[r * n] < least->value) *least = (CommLeast){(int)r, all[r * n]};
         for (size_t i = 0; i < n; i++) values[i] += all[r * n + i];
+    }
     memory_free(all);
     return code;
 }

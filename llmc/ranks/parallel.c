@@ -174,6 +174,8 @@ static int bucket_final(void *context, Range range, Error *e) {
 }
 
 int parallel_begin_step(Parallel *p, bool rank_norms, Error *e) {
+    if (p->transport) p->api->waited(p->transport); // outside a step
+    p->waited = 0;
     p->rank_norms = rank_norms;
     p->first = true;
     p->has_gradients = false;
@@ -263,13 +265,16 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// Sends one message: losses, stop, |s_r|^2, the examples' squared norms by tensor, and `more`.
+// Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, and `more`.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
-    enum { LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
+    enum { WAITED, LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
+    CommLeast least;
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
     double *values;
     TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
+    if (p->transport) p->waited += p->api->waited(p->transport);
+    values[WAITED] = p->waited;
     values[LOSS] = result->loss_sum;
     values[NLL] = result->nll_sum;
     values[STOP] = sums->stop;
@@ -279,7 +284,9 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
         values[EXAMPLE_SQ + i] = result->example_sq[i];
     }
     for (int i = 0; i < sums->more_count; i++) values[more + i] = sums->more[i];
-    int code = comm_sum(p->comm, values, count, e);
+    int code = comm_sum_and_least(p->comm, values, count, &least, e);
+    sums->slowest = least.rank;
+    sums->lost = values[WAITED] / p->comm->ranks - least.value;
     for (int i = 0; i < sums->more_count; i++) sums->more[i] = values[more + i];
     result->loss_sum = values[LOSS];
     result->nll_sum = values[NLL];

@@ -71,6 +71,7 @@ typedef struct {
     const TransportApi *api;
     Transport *transport; // NULL: one rank
     bool rank_norms;      // argument of parallel_begin_step
+    double waited;        // seconds that the engine waited for transfers in this step, so far
     bool first;           // uncollected sums are of the step's first micro-step
     bool has_gradients;   // this rank has computed gradients of rows in this step
     int unreduced;        // buckets [0, unreduced): reduction not started in this micro-step
@@ -125,6 +126,8 @@ typedef struct {
     StepResult *result; // from engine_result; summed over ranks, except grad_sq: it is already the batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
+    int slowest;        // the rank that waited the least for transfers: the others waited for it
+    double lost;        // seconds that a rank waited longer than it, in the mean
     bool stop;          // in: asked of this rank; out: of any
     double *more;       // (more_count): numbers of the caller's; summed over ranks
     int more_count;

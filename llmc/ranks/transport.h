@@ -70,6 +70,10 @@ typedef struct {
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
+    // Returns the seconds that the engine has waited in wait_for and sum since the last call, as far as the device has
+    // come. The rank that the others wait for has waited the least.
+    double (*waited)(Transport *t);
+
     // Returns when every transfer is done on this rank; all ranks must have started the same.
     int (*finish)(Transport *t, Error *e);
 } TransportApi;

@@ -26,6 +26,7 @@ struct Transport {
     WireType wire;
     Pending *first, **end;  // in flight, in the order of their starts; end: where the next one is linked
     int64_t started, ended; // numbers of transfers
+    double waited;          // seconds, since mpi_waited
 };
 
 // Adds in fp32 and rounds at every hop.
@@ -107,13 +108,26 @@ static int mpi_all_gather(Transport *t, const void *own, void *values, size_t el
     return 0;
 }
 
-static int mpi_sum(Transport *t, double *values, int count, Error *e) { return comm_sum(t->comm, values, count, e); }
+static int mpi_sum(Transport *t, double *values, int count, Error *e) {
+    const double begin = clock_seconds();
+    int code = comm_sum(t->comm, values, count, e);
+    t->waited += clock_seconds() - begin;
+    return code;
+}
+
+static double mpi_waited(Transport *t) {
+    const double seconds = t->waited;
+    t->waited = 0;
+    return seconds;
+}
 
 static int mpi_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
     for (; t->ended < work && t->first; t->ended++) {
         Pending *p = t->first;
+        const double begin = clock_seconds();
         MPI_TRY(MPI_Wait(&p->request, MPI_STATUS_IGNORE), e);
+        t->waited += clock_seconds() - begin;
         for (size_t i = 0; p->own && i < p->count; i++)
             p->own[i] = t->wire == WIRE_BF16 ? bf16_to_f32(((uint16_t *)p->received)[i]) : ((float *)p->received)[i];
         t->first = p->next;
@@ -134,5 +148,6 @@ const TransportApi mpi_transport = {
     .all_gather = mpi_all_gather,
     .sum = mpi_sum,
     .wait_for = mpi_wait_for,
+    .waited = mpi_waited,
     .finish = mpi_finish,
 };

@@ -23,6 +23,8 @@
 // too long, never too short.
 enum { MARKS = 512 };
 
+enum { WAITS = 2048 }; // waits of the engine's stream that are timed at most: the last ones
+
 struct Transport {
     Comm *comm;
     WireType wire;
@@ -31,9 +33,13 @@ struct Transport {
     cudaEvent_t engine_done;     // recorded on `engine` before the last transfer
     cudaEvent_t ended[MARKS];    // ended[(n - 1) mod MARKS]: recorded after transfer n = 1, 2, ...
     int64_t started;             // number of transfers so far
-    __nv_bfloat16 *rounded;      // a bucket's gradients in bf16
-    size_t largest;              // elements of the largest bucket
-    const Model *whole; // set: ranks own unequal parts (transport_whole_part); NULL: equal ones (transport_part)
+    struct {
+        cudaEvent_t begin, end; // recorded on `engine` around a wait
+    } wait[WAITS];
+    int64_t waits, told;    // number of waits so far; of those that nccl_waited has told
+    __nv_bfloat16 *rounded; // a bucket's gradients in bf16
+    size_t largest;         // elements of the largest bucket
+    const Model *whole;     // set: ranks own unequal parts (transport_whole_part); NULL: equal ones (transport_part)
 };
 
 static int nccl_status(ncclResult_t result, ncclComm_t comm, const char *call, const char *file, int line, Error *e) {
@@ -159,6 +165,10 @@ static int nccl_create(Transport **out, Comm *comm, WireType wire, size_t larges
     CUDA_TRY(cudaStreamCreateWithPriority(&t->stream, cudaStreamNonBlocking, most), e);
     CUDA_TRY(cudaEventCreateWithFlags(&t->engine_done, cudaEventDisableTiming), e);
     for (cudaEvent_t &ended : t->ended) CUDA_TRY(cudaEventCreateWithFlags(&ended, cudaEventDisableTiming), e);
+    for (auto &wait : t->wait) {
+        CUDA_TRY(cudaEventCreate(&wait.begin), e);
+        CUDA_TRY(cudaEventCreate(&wait.end), e);
+    }
     return start_nccl(t, e);
 }
 
@@ -169,6 +179,10 @@ static void nccl_destroy(Transport *t) {
     if (t->rounded) cudaFree(t->rounded);
     for (cudaEvent_t ended : t->ended)
         if (ended) cudaEventDestroy(ended);
+    for (auto &wait : t->wait) {
+        if (wait.begin) cudaEventDestroy(wait.begin);
+        if (wait.end) cudaEventDestroy(wait.end);
+    }
     if (t->engine_done) cudaEventDestroy(t->engine_done);
     if (t->stream) cudaStreamDestroy(t->stream);
     memory_free(t);
@@ -192,8 +206,24 @@ static int work_started(Transport *t, int64_t *work, Error *e) {
 
 static int nccl_wait_for(Transport *t, int64_t work, Error *e) {
     watchdog_wait(t->comm->watchdog, TRANSPORT_WORK);
-    if (work > 0) CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(work - 1) % MARKS], 0), e);
-    return 0;
+    if (work == 0) return 0;
+    auto &wait = t->wait[t->waits++ % WAITS];
+    CUDA_TRY(cudaEventRecord(wait.begin, t->engine), e);
+    CUDA_TRY(cudaStreamWaitEvent(t->engine, t->ended[(work - 1) % MARKS], 0), e);
+    return CUDA_CALL(cudaEventRecord(wait.end, t->engine), e);
+}
+
+// Ignores waits that the device has not ended.
+static double nccl_waited(Transport *t) {
+    double seconds = 0;
+    for (int64_t i = t->waits - t->told < WAITS ? t->told : t->waits - WAITS; i < t->waits; i++) {
+        float ms;
+        const auto &wait = t->wait[i % WAITS];
+        if (cudaEventElapsedTime(&ms, wait.begin, wait.end) == cudaSuccess) seconds += 1e-3 * (double)ms;
+        else (void)cudaGetLastError(); // else the next launch reports this failure
+    }
+    t->told = t->waits;
+    return seconds;
 }
 
 static int nccl_finish(Transport *t, Error *e) {
@@ -287,5 +317,6 @@ const TransportApi nccl_transport = {
     .all_gather = nccl_all_gather,
     .sum = nccl_sum,
     .wait_for = nccl_wait_for,
+    .waited = nccl_waited,
     .finish = nccl_finish,
 };

@@ -248,6 +248,10 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "lr", s->lr);
     put_number(f, "grad_norm", isfinite(s->grad_norm) ? s->grad_norm : NAN);
     put_number(f, "tok_per_s", s->tok_per_s);
+    if (s->slowest_rank >= 0) {
+        put_number(f, "slowest_rank", s->slowest_rank);
+        put_number(f, "wait_share", s->wait_share);
+    }
     put_number(f, "mfu", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
     fprintf(f, ", \"clipped\": %s", s->clipped ? "true" : "false");

@@ -7,6 +7,8 @@
 //
 // Fields of a step's line:
 //     loss         the loss that is optimised. With label smoothing loss_nll follows, the loss without it
+//     slowest_rank several ranks: the one that waited least for transfers, so the others waited for it
+//     wait_share   how much longer than that one a rank waited, in the mean: the fraction of the step that it costs
 //     clipped      the step's gradient was scaled down to --grad-clip
 //     loss_scale   fp16: the loss scale of this step
 //     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
@@ -32,14 +34,16 @@ typedef struct {
     double loss;                    // nats a token, mean over the batch, before the update
     double nll;                     // loss without label smoothing
     double lr;
-    double grad_norm; // norm of the mean gradient, before clipping
-    double tok_per_s; // until the step's numbers are known: a GPU's update is timed with the next step
-    double mfu;       // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
-    GnsMode mode;     // what this step measured
-    bool smoothed;    // with label smoothing: loss and nll differ
-    bool skipped;     // an outlier, or an overflow: no update was made
-    bool clipped;     // the gradient's norm was above --grad-clip
-    bool has_target;  // --ramp gns: `target` is set
+    double grad_norm;  // norm of the mean gradient, before clipping
+    double tok_per_s;  // until the step's numbers are known: a GPU's update is timed with the next step
+    int slowest_rank;  // the others waited for it; -1: one rank
+    double wait_share; // fraction of the step that a rank waited longer than the slowest, in the mean
+    double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
+    GnsMode mode;      // what this step measured
+    bool smoothed;     // with label smoothing: loss and nll differ
+    bool skipped;      // an outlier, or an overflow: no update was made
+    bool clipped;      // the gradient's norm was above --grad-clip
+    bool has_target;   // --ramp gns: `target` is set
     RampTarget target;
     char why[RAMP_WHY_BYTES]; // ramp_why
     double loss_scale;        // loss scale of this step; 0: none

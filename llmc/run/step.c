@@ -247,7 +247,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     at->batch = B;
     at->examples += B;
     at->tokens += tokens;
-    const double tok_per_s = (double)tokens / (clock_seconds() - start), peak = setup->peak_flops * setup->comm->ranks;
+    const double seconds = clock_seconds() - start, tok_per_s = (double)tokens / seconds;
+    const double peak = setup->peak_flops * setup->comm->ranks;
     const double norm = grad_norm(r, B);
     if (setup->options.outliers && is_rank0(setup) && isfinite(norm)) TRY(row_outliers_observe(r, B, e));
     *metrics = (StepMetrics){
@@ -261,6 +262,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .lr = update.muon_lr,
         .grad_norm = norm,
         .tok_per_s = tok_per_s,
+        .slowest_rank = setup->comm->ranks > 1 ? sums.slowest : -1,
+        .wait_share = sums.lost / seconds,
         .mfu = peak > 0 ? tok_per_s * model_flops_per_token(&setup->model, setup->shape.seq_len) / peak : NAN,
         .mode = mode,
         .skipped = skipped,

@@ -43,7 +43,7 @@ stop_after() { # RUN STEPS SIGNAL OPTIONS...
 
 # All but what a run's directory and clock decide.
 state() { grep -vE '"(out|metrics_bytes|seconds)"' "$work/$1/$2/training/state.json"; } # RUN CHECKPOINT
-without_clock() { sed -E 's/"(tok_per_s|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
+without_clock() { sed -E 's/"(tok_per_s|slowest_rank|wait_share|mfu|memory[a-z_]*)": [^,}]*,? ?//g' "$work/$1/metrics.jsonl"; }
 
 # PARTS is WHOLE: weights, moments and state of the last checkpoint, and metrics.
 verdict_same() { # NAME WHOLE PARTS

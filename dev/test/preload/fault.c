@@ -1,7 +1,8 @@
 // fault: a library to preload (LD_PRELOAD) into the ranks of a run. For test_faults.sh.
 //
 // One rank, FAULT_RANK:
-//   FAULT_ACTION  kill, stop, exit:CODE, hang (in its next computation), or ask: SIGUSR1 just before it joins MPI
+//   FAULT_ACTION  kill, stop, exit:CODE, hang (in its next computation), slow (in every one), or ask: SIGUSR1 just
+//                 before it joins MPI
 //   FAULT_AFTER   seconds from its start (0: before main); +SECONDS: from the moment it has joined MPI
 // Every rank:
 //   FAULT_FSYNC   seconds that an fsync takes, without the disk
@@ -32,12 +33,13 @@ static void sleep_for(double seconds) {
     nanosleep(&wait, NULL);
 }
 
-static volatile int hangs;
+static volatile int hangs, slow;
 
 static void *strike(void *action) {
     sleep_for(atof(fault.after));
     if (strcmp(action, "kill") == 0) kill(getpid(), SIGKILL);
     else if (strcmp(action, "hang") == 0) hangs = 1;
+    else if (strcmp(action, "slow") == 0) slow = 1;
     else if (strcmp(action, "stop") == 0) kill(getpid(), SIGSTOP);
     else _exit(atoi(strchr(action, ':') + 1));
     return NULL;
@@ -49,6 +51,7 @@ void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned 
     void (*next)(void (*)(void *), void *, unsigned, unsigned) =
         (void (*)(void (*)(void *), void *, unsigned, unsigned))dlsym(RTLD_NEXT, "GOMP_parallel");
     while (hangs) sleep_for(1);
+    if (slow) sleep_for(0.003);
     next(body, data, threads, flags);
 }
 

@@ -195,6 +195,13 @@ skips_what_any_rank_finds_damaged() { # then all ranks resume from the checkpoin
     for file in bad/step_0*/$file; do damage "$file" 4210000; done
     run 4 65 '^error \(rank 0\): bad: all of its 2 checkpoints are damaged' --steps 3 --out bad && one_error
 }
+names_the_slowest() { # OPTIONS...: the bits stay; two of three ranks wait for it during most of a step
+    run 3 0 . --steps 12 --out fast "$@" && run 3 0 . FAULT_RANK=1 FAULT_ACTION=slow FAULT_AFTER=0 --steps 12 --out slow "$@" &&
+        cmp {fast,slow}/step_00000012/model.safetensors || return 1
+    awk -F '[:,]' '{ for (i = 1; i < NF; i++) if ($i ~ /slowest_rank/) { n += $(i + 1) == 1; share += $(i + 3) } }
+        END { if (n < 10 || share / NR < 0.3) { print n " of " NR " steps, a share of " share / NR; exit 1 } }' slow/metrics.jsonl &&
+        run 1 0 . --steps 1 --out single && ! grep slowest single/metrics.jsonl
+}
 alone() { # as under srun --mpi=pmix with one rank: PMIx is there, and no other rank to wait for
     local machine=(env -u OMPI_COMM_WORLD_SIZE)
     deadline=0.4 run 1 0 '^model in alone/step_00000003' FAULT_FSYNC=1.3 --steps 3 --out alone # a checkpoint may last 1.2 s, set-up 2.4
@@ -325,6 +332,8 @@ zero3 samples_slowly
 - reads_a_share --zero 1
 - reads_a_share --zero 3
 - skips_what_any_rank_finds_damaged
+- names_the_slowest
+zero3 names_the_slowest
 - alone
 - asked_while_joining 3 1
 - ends_before_open_mpi
