@@ -181,7 +181,7 @@ LOSS_TIME = (
     ("#666666", "AdamW, the best constant batch found: 16 rows", "a160",
      {"a16": "80M tokens, 3 seeds", "a160": "160M tokens"}),
     ("#d55e00", "Muon, --ramp gns and what goes with it", "m70",
-     {"r27": "", "m28": "27M and 28M tokens, 3 seeds each", "m70": "70M tokens"}))
+     {"b99_b8_m90": "25.6M tokens, 3 seeds", "b99_b8_m90_70": "70M tokens"}))
 
 
 def draw_loss_time(plots):

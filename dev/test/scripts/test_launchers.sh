@@ -71,6 +71,7 @@ recipes() {
 1558M|^run +32,000 steps of 1024 rows|
 350M|^run +60,000 steps of 512 rows|
 124M_gns|^FLOPs .* for 4,400,000,000 tokens|
+350M_gns|^FLOPs .* for 6,999,999,488 tokens|
 350M|^run +9 steps of 64 rows|-x 9 --batch-tokens=65536
 124M|^run +2 steps of 512 rows|--train_tokens 1e6
 124M_gns|^note: no effect.*--batch-min|--ramp fixed -k constant --device H200
