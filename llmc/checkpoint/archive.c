@@ -273,18 +273,19 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
     return code;
 }
 
-int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *notes, Error *e) {
+int archive_thin(const Archive *archive, int64_t keep, int64_t before, int64_t protect, FILE *notes, Error *e) {
     Steps steps;
     int code = 0;
     if (keep == 0) return 0;
     TRY(steps_list(archive, &steps, e));
+    bool enough = false;
     for (int i = 0, complete = 0; i < steps.count && !code; i++) {
         Manifest manifest;
         Error ignored;
-        if (complete >= keep && steps.step[i] != protect) code = archive_remove(archive, steps.step[i], notes, e);
-        if (complete >= keep || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored))
-            continue;
-        complete += !*manifest.run || strcmp(manifest.run, archive->id) == 0; // another run's do not count
+        if (enough && (!protect || steps.step[i] != protect)) code = archive_remove(archive, steps.step[i], notes, e);
+        if (enough || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
+        if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's do not count
+        enough = ++complete >= keep && steps.step[i] <= before;
     }
     memory_free(steps.step);
     return code;
@@ -300,7 +301,7 @@ int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int6
     TRY(steps_list(archive, &steps, e));
     in_all = left;
     for (int i = 0; i < steps.count; i++) {
-        bool may_go = keep > 0 && steps.step[i] < newest && steps.step[i] != protect;
+        bool may_go = keep > 0 && steps.step[i] < newest && (!protect || steps.step[i] != protect);
         uint64_t one = may_go ? own_bytes(archive, steps.step[i]) : 0;
         if (!one) steps.step[i] = -1; // kept
         in_all += one;
@@ -323,14 +324,16 @@ done:
 
 // ---- Finding --------------------------------------------------------------------------------------------------------
 
-int archive_newest(const Archive *archive, FILE *notes, int (*verify)(void *context, const char *directory, Error *e),
-                   void *context, Newest *newest, Error *e) {
+int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
+                   int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
+                   Error *e) {
     Steps steps;
     *newest = (Newest){0};
     TRY(steps_list(archive, &steps, e));
     int code = 0, skipped = 0;
     for (int i = 0; i < steps.count && !newest->found; i++) {
         Manifest manifest;
+        if (steps.step[i] > latest) continue;
         newest->step = steps.step[i];
         step_path(archive, newest->step, FINAL, newest->directory);
         code = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
@@ -354,7 +357,7 @@ done:
     return code;
 }
 
-int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e) {
+int archive_set_aside_after(const Archive *archive, int64_t step, const char *suffix, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;
     int code = 0;
@@ -364,7 +367,7 @@ int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, E
         archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's
         step_path(archive, steps.step[i], FINAL, path);
-        code = rename_aside(archive, steps.step[i], path, "damaged", aside, e);
+        code = rename_aside(archive, steps.step[i], path, suffix, aside, e);
         if (!code) fprintf(notes, "%s is now %s\n", path, aside);
     }
     memory_free(steps.step);

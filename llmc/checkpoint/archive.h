@@ -55,9 +55,9 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
-// Removes this run's checkpoints older than its newest `keep` complete ones, whose files have the right sizes. keep 0:
-// removes none.
-int archive_thin(const Archive *archive, int64_t keep, int64_t protect, FILE *notes, Error *e);
+// Removes this run's checkpoints older than its newest `keep` complete ones, whose files have the right sizes, and older
+// than its newest complete one of step `before` or earlier. keep 0: removes none.
+int archive_thin(const Archive *archive, int64_t keep, int64_t before, int64_t protect, FILE *notes, Error *e);
 
 // A run's newest checkpoint that reads back as it was written.
 typedef struct {
@@ -67,14 +67,15 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Skips damaged checkpoints: `verify` returns ERR_INPUT for them. newest->found is false if there is no checkpoint.
-// ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
-int archive_newest(const Archive *archive, FILE *notes, int (*verify)(void *context, const char *directory, Error *e),
-                   void *context, Newest *newest, Error *e);
+// Skips damaged checkpoints (`verify` returns ERR_INPUT) and those after step `latest`. newest->found is false if
+// there is no checkpoint. ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
+int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
+                   int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
+                   Error *e);
 
-// Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those
+// Renames the checkpoints of later steps, but not another run's, to "step_00000120.SUFFIX": the run will write those
 // steps again.
-int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
+int archive_set_aside_after(const Archive *archive, int64_t step, const char *suffix, FILE *notes, Error *e);
 
 // Counts the checkpoints, damaged or not.
 int archive_count(const Archive *archive, int *count, Error *e);

@@ -1,5 +1,5 @@
 // outliers: measures how far a step's loss or gradient norm lies from recent values, to skip outliers (--skip-loss-z,
-// --skip-grad-z). A last step cut short by the horizon is not judged.
+// --skip-grad-z) and to roll spikes back (--on-spike). A last step cut short by the horizon is not judged.
 #pragma once
 
 #include "base/common.h"
@@ -14,9 +14,9 @@ typedef struct {
 } Outliers;
 
 // Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then adds x to
-// the window, outlier or not, so a lasting shift is accepted after 128 steps. Computes mean and deviation from the
+// the window unless that is above `most`. At INFINITY a lasting shift is accepted after 128 steps. Computes mean and deviation from the
 // whole window each time, so a resumed run has the same bits.
-static inline double outliers_z(Outliers *o, double x) {
+static inline double outliers_z(Outliers *o, double x, double most) {
     double z = NAN;
     if (o->count >= OUTLIERS_WINDOW) {
         double sum = 0, squares = 0;
@@ -26,6 +26,6 @@ static inline double outliers_z(Outliers *o, double x) {
         double deviation = sqrt(squares / OUTLIERS_WINDOW);
         z = deviation > 0 ? (x - mean) / deviation : x > mean ? INFINITY : 0;
     }
-    o->value[o->count++ % OUTLIERS_WINDOW] = x;
+    if (!(z > most)) o->value[o->count++ % OUTLIERS_WINDOW] = x;
     return z;
 }

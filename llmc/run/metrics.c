@@ -186,6 +186,27 @@ int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     return code;
 }
 
+int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e) {
+    char path[PATH_MAX + 16], *lines;
+    off_t keep;
+    int fd;
+    TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
+    if (m->bytes <= keep) return 0;
+    const size_t cut = (size_t)(m->bytes - keep);
+    snprintf(path, sizeof path, "%.*s.rolled_back.jsonl", (int)(strlen(m->steps.path) - strlen(".jsonl")),
+             m->steps.path);
+    TRY(memory_alloc((void **)&lines, cut, "lines of metrics.jsonl", e));
+    int code = file_read_range(m->fd, m->steps.path, (uint64_t)keep, lines, cut, e);
+    if (!code) code = file_open_output(m->dir, path, O_RDWR | O_CREAT, &fd, e);
+    if (!code) {
+        code = file_write_range(fd, path, (uint64_t)lseek(fd, 0, SEEK_END), lines, cut, e);
+        if (!code) code = descriptor_sync(fd, path, e);
+        close(fd);
+    }
+    memory_free(lines);
+    return code;
+}
+
 // ---- Lines ----------------------------------------------------------------------------------------------------------
 
 // JSON has no infinity, and some readers refuse a whole file for one: writes 1e308 instead.

@@ -18,7 +18,8 @@
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume truncates both files to its checkpoint, so that every step is there once.
+// A resume truncates both files to its checkpoint, so that every step is there once. A rollback (run/rollback.h) does the
+// same, and keeps the lines that it cuts in metrics.rolled_back.jsonl.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
 // A save makes room for them; more than LOG_WAITS_MAX bytes of them stop the run.
@@ -73,6 +74,9 @@ int run_lock_sign(int dir, const char *directory, Error *e);
 
 // Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call before any line is written.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
+
+// Call before metrics_begin, in a rollback: appends the lines that it will cut to metrics.rolled_back.jsonl.
+int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait
 

@@ -188,7 +188,9 @@ static int setup_directory(Run *r, Error *e) {
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
-    TRY(archive_set_aside_after(archive, r->position.at.step, stderr, e));
+    const bool back = rollback_under_way(&r->rollback);
+    if (back) TRY(metrics_set_aside(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e));
+    TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
     return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
 }
 
@@ -196,7 +198,8 @@ bool saves_in_background(const Setup *setup, const Position *position) {
     const Options *o = &setup->options;
     if (o->run.horizon_tokens == 0) return false; // --dry-run without a run's length
     int64_t steps = (o->run.horizon_tokens - 1) / (ramp_smallest(&position->ramp) * o->seq_len);
-    return (o->checkpoint_every > 0 && steps >= o->checkpoint_every) || (best_every(o) > 0 && steps >= best_every(o));
+    return o->on_spike || (o->checkpoint_every > 0 && steps >= o->checkpoint_every) ||
+           (best_every(o) > 0 && steps >= best_every(o));
 }
 
 // (all) Every rank that writes its own state must see the run directory. A copy of it has another run.json: rank 0 has

@@ -53,6 +53,23 @@ static int run_training(Run *r, Error *e) {
     return train_run(r, e);
 }
 
+// Trains. After a spike begins again, as a new process would, from a checkpoint before it (rollback.h).
+static int train(Run *r, Error *e) {
+    Comm *comm = r->setup.comm;
+    Options *o = &r->setup.options;
+    const Options resolved = *o; // training decides some: --gns, --train-hours
+    for (;;) {
+        const int64_t before = r->rollback.spikes.rollbacks;
+        const int code = run_training(r, e);
+        if (r->rollback.spikes.rollbacks == before || !(comm->settled || comm->ranks == 1)) return code;
+        progress_break(&r->output.progress);
+        TRY(run_end_training(r, e));
+        comm->settled = false;
+        comm_phase(comm, PHASE_SETUP, 0);
+        *o = resolved;
+    }
+}
+
 // All ranks must have the same options and the same program.
 static int check_same_options(const Setup *setup, Error *e) {
     Text text;
@@ -101,7 +118,7 @@ static int run_program(Run *r, Error *e) {
     }
     TRY(comm_agree(r->setup.comm, code, e));
     if (!(o->help || o->version || *o->check)) TRY(setup_model(r, e));
-    if (options_train(o)) return run_training(r, e);
+    if (options_train(o)) return train(r, e);
     if (evaluates(o)) return evaluate_model(r, e);
     if (!is_rank0(&r->setup)) return 0;
     if (o->help) options_print_help(stdout, o, r->setup.argv[0]);
@@ -150,7 +167,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->setup.comm = &comm;
         r->setup.argc = argc;
         r->setup.argv = argv;
-        r->position.begun = clock_seconds();
+        r->position.begun = r->setup.started = clock_seconds();
         r->position.at.val_loss = NAN;
         r->position.at.best.loss = INFINITY;
         code = run_program(r, &e);

@@ -9,7 +9,7 @@
 //  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
 //     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
-//     checkpoints.
+//     checkpoints. A rollback is a resume in the same process (rollback.h).
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was.
 #include "run/run.h"
 
@@ -71,7 +71,8 @@ static int find_newest(Run *r, const Archive *archive, Newest *newest, Error *e)
     TRY(text_begin(&notes, e));
     progress_begin(&r->output.progress, "reading the checkpoint", 0);
     r->saving.candidate.own = archive == &r->saving.archive;
-    int code = archive_newest(archive, notes.f, ask_all_to_verify, r, newest, e);
+    const int64_t latest = rollback_under_way(&r->rollback) ? r->rollback.latest : INT64_MAX;
+    int code = archive_newest(archive, latest, notes.f, ask_all_to_verify, r, newest, e);
     progress_end(&r->output.progress);
     if (text_end(&notes, &(Error){0}) == 0) fputs(notes.text, stderr);
     text_free(&notes);
@@ -121,7 +122,8 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
         TRY(archive_open(archive, r->setup.options.out, e));
         if (file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
-        if (!r->setup.options.fresh) TRY(find_newest(r, archive, &r->saving.own.newest, e));
+        if (!r->setup.options.fresh || rollback_under_way(&r->rollback))
+            TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
     *newest = r->saving.own.newest;
@@ -212,10 +214,11 @@ int setup_resume(Run *r, Error *e) {
     Text changes;
     TRY(share_newest(r, find_own(r, &newest, e), &newest, e));
     r->saving.saved_step = newest.found ? newest.step : -1;
-    if (!newest.found) return 0;
+    if (!newest.found) return rollback_without_checkpoint(r, e);
     strcpy(r->saving.saved, newest.directory);
     int code = run_state_read(r, r->saving.saved, &changes, e);
     if (!code) code = ramp_settle(&r->position.ramp, at->step, at->tokens, e);
+    if (!code) code = rollback_skip(r, e);
     if (!code && is_rank0(&r->setup))
         printf("resuming from %s: %lld steps, %lld tokens done\n%s", r->saving.saved, (long long)at->step,
                (long long)at->tokens, changes.text);

@@ -15,6 +15,7 @@
 #include "options/options.h"
 #include "ranks/parallel.h"
 #include "run/progress.h"
+#include "run/rollback.h"
 #include "run/row_outliers.h"
 #include "run/state.h"
 #include "run/save.h"
@@ -41,6 +42,7 @@ typedef struct {
     double peak_flops;    // FLOP/s of one rank's device; 0: unknown
     Tokenizer *tokenizer; // NULL: none known for this vocabulary
     char *prompt_file;    // text of --prompt @FILE; NULL: --prompt is the prompt
+    double started;       // when the program began, in seconds of the clock
 } Setup;
 
 typedef struct {
@@ -110,6 +112,7 @@ typedef struct Run {
     Position position;
     Saving saving;
     Output output;
+    Rollback rollback;
 } Run;
 
 // True if --patience ends the run (same on all ranks).
@@ -128,7 +131,8 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order: each function uses the results of the earlier ones. A run that
-// does not train skips some. run_destroy undoes set-up wherever it stopped. (all): all ranks must call it.
+// does not train skips some. run_destroy undoes set-up wherever it stopped; run_end_training what run_training made, so
+// that it can begin again. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
@@ -159,7 +163,8 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
-int run_destroy(Run *r, Error *e);  // ends threads, then frees. Fails if the log's last lines are lost
+int run_end_training(Run *r, Error *e);
+int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
 void print_setup(const Run *r); // prints what the run is (summary.c)
 enum { RUN_JSON_MAX_BYTES = 1 << 26 };

@@ -40,6 +40,7 @@ struct Saver {
     Phase phase;
     bool waits;              // the run waits for it
     int64_t step, protected; // protected: the best checkpoint's step at the save's start; 0: none
+    int64_t before;          // keep a checkpoint of this step or earlier, for a rollback
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
@@ -148,6 +149,7 @@ static int begin_save(Run *r, Error *e) {
     r->saving.best_before = at->best;
     if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
     s->protected = o->keep_best ? at->best.step : 0;
+    s->before = o->on_spike ? rollback_target(o, at->step + 1) : INT64_MAX;
     at->metrics_bytes = metrics_bytes(r->output.metrics);
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
@@ -260,7 +262,7 @@ static void *finish(void *saver) {
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
     s->seconds = clock_seconds() - s->started;
-    if (!e->code && archive_thin(archive, s->run->setup.options.keep, s->protected, s->notes.f, &kept))
+    if (!e->code && archive_thin(archive, s->run->setup.options.keep, s->before, s->protected, s->notes.f, &kept))
         fprintf(s->notes.f, "warning: %s: older checkpoints are kept\n", kept.what);
     atomic_store(&s->ended, true);
     return NULL;

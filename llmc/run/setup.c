@@ -156,7 +156,7 @@ int setup_sampling(Setup *setup, Error *e) {
                     : o->prompt[0] ? "--prompt"
                                    : "--sample-every",
                     setup->model.config.vocab);
-    if (o->prompt[0] != '@' || !is_rank0(setup)) return 0;
+    if (o->prompt[0] != '@' || !is_rank0(setup) || setup->prompt_file) return 0;
     if (!o->prompt[1]) return FAIL(e, ERR_USAGE, "say --prompt @FILE", "--prompt @ names no file");
     const size_t most = 1 << 20; // bytes: more than any model sees
     size_t bytes;
@@ -474,8 +474,8 @@ int setup_buffers(Run *r, Error *e) {
     return memory_alloc((void **)&r->position.rows, rows * sizeof *r->position.rows, "rows", e);
 }
 
-int run_destroy(Run *r, Error *e) {
-    progress_destroy(&r->output.progress);
+int run_end_training(Run *r, Error *e) {
+    progress_run(&r->output.progress, NULL, 0, 0, 0, 0); // its thread reads the engine
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
     int code = metrics_close(r->output.metrics, e);
@@ -494,6 +494,17 @@ int run_destroy(Run *r, Error *e) {
     hellaswag_close(r->data.hellaswag);
     dataset_close(r->data.val);
     dataset_close(r->data.train);
+    r->setup.engine = NULL;
+    r->output.metrics = NULL;
+    r->data = (RunData){0};
+    r->saving = (Saving){0};
+    r->position = (Position){.begun = clock_seconds(), .at.val_loss = NAN, .at.best.loss = INFINITY};
+    return code;
+}
+
+int run_destroy(Run *r, Error *e) {
+    progress_destroy(&r->output.progress);
+    const int code = run_end_training(r, e);
     tokenizer_destroy(r->setup.tokenizer);
     memory_free(r->setup.prompt_file);
     model_destroy(&r->setup.model);

@@ -197,6 +197,20 @@ static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
     }
 }
 
+static void io_spikes(StateIO *io, Spikes *s, bool watches) {
+    if (io->writing ? watches : get(io, "spikes.z") != NULL) {
+        io_window(io, "spikes.z", &s->z);
+        io_window(io, "spikes.first", &s->first);
+    }
+    if (!io->writing) s->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
+    if (s->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
+    for (int i = 0; i < s->rollbacks && !io->code; i++) {
+        count(io, AT("spikes.skipped[%d].first", i), &s->skipped[i].first);
+        count(io, AT("spikes.skipped[%d].rows", i), &s->skipped[i].rows);
+        if (s->skipped[i].rows > 1 << 30) malformed(io, AT("spikes.skipped[%d].rows", i), "a number of rows");
+    }
+}
+
 static void io_point(StateIO *io, RunPoint *at) {
     LossScale *s = &at->loss_scale;
     count(io, "step", &at->step);
@@ -402,6 +416,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     count(&io, "format", &format);
     io_position(&io, &position);
     io_outliers(&io, &position.outliers, r->data.train);
+    io_spikes(&io, &position.at.spikes, r->setup.options.on_spike);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -439,6 +454,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->position);
     io_outliers(&io, &r->position.outliers, r->data.train);
+    io_spikes(&io, &r->position.at.spikes, false);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);

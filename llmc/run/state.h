@@ -11,6 +11,9 @@
 
 #define STATE_NAME "state.json"
 
+// As many as the largest run of PaLM needed (Chowdhery et al. 2022, arXiv 2204.02311, section 5.1).
+enum { ROLLBACKS_MAX = 20 };
+
 // Identifies a set of token shards, in any directory: base names, sizes and hashes (file_digest).
 typedef struct {
     struct {
@@ -30,6 +33,16 @@ typedef struct {
     int64_t stale; // validations since, under --patience
 } BestPoint;
 
+// What --on-spike keeps (rollback.h).
+typedef struct {
+    Outliers z;        // of the last steps: standard deviations of the loss or of the gradient's norm, the larger
+    Outliers first;    // of the same steps: the number of the first example
+    int64_t rollbacks; // made so far
+    struct {           // of each rollback: examples that it excluded from the order of the data
+        int64_t first, rows;
+    } skipped[ROLLBACKS_MAX];
+} Spikes;
+
 // Where a run stands, except for the ramp and the noise scale.
 typedef struct {
     int64_t step, tokens, examples; // done
@@ -41,6 +54,7 @@ typedef struct {
     double val_loss;                // the latest; NaN before the first
     BestPoint best;
     Outliers loss_window, grad_window;
+    Spikes spikes;
     LossScale loss_scale;
     char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
 } RunPoint;

@@ -60,13 +60,14 @@ static double grad_norm(const Run *r, int64_t B) {
     return sqrt(sq) / (double)B;
 }
 
-static int fail_nonfinite(const Run *r, int64_t B, Error *e) {
+static int fail_nonfinite(Run *r, int64_t B, Error *e) {
     const RunPoint *at = &r->position.at;
     comm_settle(r->setup.comm); // all ranks have the same numbers
-    return FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
-                "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
-                (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
-                r->position.result.loss_sum / (double)B, grad_norm(r, B));
+    FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1",
+         "step %lld, examples %lld to %lld: loss %g, gradient norm %g, not finite; the update was not made",
+         (long long)at->step + 1, (long long)at->examples, (long long)(at->examples + B - 1),
+         r->position.result.loss_sum / (double)B, grad_norm(r, B));
+    return rollback_plan(r, at->step + 1, at->examples + B, e);
 }
 
 static UpdateConfig update_config(const Run *r, int64_t B) {
@@ -161,8 +162,10 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
 static bool is_outlier(Run *r, int64_t B) {
     const Options *o = &r->setup.options;
     RunPoint *at = &r->position.at;
+    const double most = o->on_spike ? o->spike_z : INFINITY;
     double loss = r->position.result.loss_sum / (double)B, norm = grad_norm(r, B);
-    double loss_z = outliers_z(&at->loss_window, loss), norm_z = outliers_z(&at->grad_window, norm);
+    double loss_z = outliers_z(&at->loss_window, loss, most), norm_z = outliers_z(&at->grad_window, norm, most);
+    rollback_judge(r, fmax(loss_z, norm_z));
     bool loss_out = o->skip_loss_z > 0 && loss_z > o->skip_loss_z,
          norm_out = o->skip_grad_z > 0 && norm_z > o->skip_grad_z;
     if (!loss_out && !norm_out) return false;
@@ -173,21 +176,27 @@ static bool is_outlier(Run *r, int64_t B) {
     return true;
 }
 
-// Updates the weights. Waits for the step's numbers, and so for the device, only with --skip-loss-z or --skip-grad-z.
-static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, Error *e) {
+// Updates the weights, then sums the step's numbers. Waits for them, and so for the device, before the update only with
+// --skip-loss-z or --skip-grad-z.
+static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, bool *skipped, StepSums *sums,
+                                 Error *e) {
     const Options *o = &r->setup.options;
     const RunPoint *at = &r->position.at;
     // The horizon, or a replayed file, cut this step short: its mean gradient is noisier than a whole step's.
     const bool cut = B < at->batch && at->tokens + (B + 1) * r->setup.shape.seq_len > o->run.horizon_tokens;
-    StepSums sums;
+    const bool skips = o->skip_loss_z > 0 || o->skip_grad_z > 0;
     *skipped = false;
-    if ((o->skip_loss_z > 0 || o->skip_grad_z > 0) && !cut) {
-        TRY(step_result(r, B, &sums, e));
+    if (skips && !cut) {
+        TRY(step_result(r, B, sums, e));
         *skipped = overflows(r, B) || is_outlier(r, B);
     }
-    if (*skipped) return 0;
-    await_copy(r);
-    return parallel_update(&r->setup.parallel, update, e);
+    if (!*skipped) {
+        await_copy(r);
+        TRY(parallel_update(&r->setup.parallel, update, e));
+    }
+    TRY(step_result(r, B, sums, e));
+    if (o->on_spike && !skips && !cut && !overflows(r, B)) is_outlier(r, B);
+    return 0;
 }
 
 // Sets the loss scale of the next step, and *skipped on overflow. ERR_NONFINITE on overflow at the smallest scale.
@@ -236,8 +245,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     const bool measured_ranks = measures_ranks(position, mode);
     const double start = clock_seconds();
     TRY(run_rows(r, B, mode, NULL, e));
-    TRY(update_unless_outlier(r, B, &update, &skipped, e));
-    TRY(step_result(r, B, &sums, e));
+    rollback_watch(r);
+    TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
     const double loss_scale = at->loss_scale.scale;
     TRY(adapt_loss_scale(r, B, &skipped, e));
     progress_end(&r->output.progress);
@@ -276,7 +285,8 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     };
     position->clipped += metrics->clipped;
     ramp_why(&position->ramp, target.aim, metrics->why);
-    return is_rank0(setup) ? metrics_step(r->output.metrics, metrics, &position->noise, e) : 0;
+    if (is_rank0(setup)) TRY(metrics_step(r->output.metrics, metrics, &position->noise, e));
+    return rollback_check(r, metrics, e);
 }
 
 // ---- What a step costs (--ramp gns) ---------------------------------------------------------------------------------

@@ -176,10 +176,9 @@ static int finish_run(Run *r, Error *e) {
 int train_run(Run *r, Error *e) {
     const Options *o = &r->setup.options;
     const char *end = getenv("GNS_END"); // a launcher's --max-hours, in seconds since 1970, from its own start
-    const double started = r->position.begun + r->position.at.seconds;
     r->saving.limit = !o->max_hours ? INFINITY
                       : end         ? clock_seconds() + strtod(end, NULL) - (double)time(NULL)
-                                    : started + 3600 * o->max_hours;
+                                    : r->setup.started + 3600 * o->max_hours;
     if (o->train_hours && !r->position.at.horizon) r->output.progress.ends = r->position.begun + 3600 * o->train_hours;
     double *scale = &r->position.at.loss_scale.scale; // 0: the run begins, or had another type than fp16
     if (!r->setup.engine_api->needs_loss_scale) *scale = 0;
@@ -188,8 +187,11 @@ int train_run(Run *r, Error *e) {
     TRY(measure_step_rows(r, e));
     // After measure_step_rows: while it touches the copy's memory, steps are slower.
     if (saves_in_background(&r->setup, &r->position)) TRY(saver_prepare(r->saving.saver, e));
+    const bool first = o->on_spike && r->position.at.step == 0;
+    if (first) TRY(parallel_send_weights(&r->setup.parallel, e));
     TRY(compare_ranks(r, e));
     if (is_rank0(&r->setup)) print_setup(r);
+    if (first) TRY(save_in_background(r, e));
     int code = train_loop(r, e);
     bool all_know = r->setup.comm->settled || r->setup.comm->ranks == 1;
     bool of_files = code == ERR_INPUT || code == ERR_WRITE;

@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <limits.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -34,7 +35,9 @@ struct Dataset {
     Shard *shards;
     int seq_len, vocab_size;
     uint64_t seed;
-    bool shifts; // shift windows by epoch
+    bool shifts;        // shift windows by epoch
+    uint64_t *excluded; // sorted windows that no example is
+    size_t excluded_count;
     DatasetInfo info;
 };
 
@@ -173,6 +176,7 @@ void dataset_close(Dataset *data) {
     for (int i = 0; i < data->info.shards; i++)
         if (data->shards[i].fd >= 0) close(data->shards[i].fd);
     sources_free(&data->sources);
+    memory_free(data->excluded);
     memory_free(data);
 }
 
@@ -213,13 +217,35 @@ int dataset_example_source(const Dataset *data, uint64_t example) {
     return data->info.sources > 1 ? mixture_source(data->share_end, data->seed, example) : 0;
 }
 
+static int compare_windows(const void *a, const void *b) {
+    return (*(const uint64_t *)a > *(const uint64_t *)b) - (*(const uint64_t *)a < *(const uint64_t *)b);
+}
+
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
+    const int most = 64; // epochs to look for a window that is not excluded: only where hardly any is left
     int s = dataset_example_source(data, example);
     const DatasetSource *source = &data->sources.source[s];
-    uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows;
-    uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
-    *shift = data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0;
-    return source->first_window + permutation_at(N, key, n % N);
+    uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows, window;
+    for (int i = 0;; i++, n += N) {
+        uint64_t key = permutation_key(data->seed + (uint64_t)s, n / N);
+        *shift = data->shifts ? permutation_shift((uint64_t)data->seq_len, key) : 0;
+        window = source->first_window + permutation_at(N, key, n % N);
+        if (!data->excluded_count || i == most) return window;
+        if (!bsearch(&window, data->excluded, data->excluded_count, sizeof window, compare_windows)) return window;
+    }
+}
+
+int dataset_exclude(Dataset *data, uint64_t first, size_t count, Error *e) {
+    const size_t before = data->excluded_count;
+    uint64_t *windows, shift;
+    TRY(memory_alloc((void **)&windows, (before + count) * sizeof *windows, "excluded rows", e));
+    if (before) memcpy(windows, data->excluded, before * sizeof *windows);
+    for (size_t i = 0; i < count; i++) windows[before + i] = dataset_window_at(data, first + i, &shift);
+    qsort(windows, before + count, sizeof *windows, compare_windows);
+    memory_free(data->excluded);
+    data->excluded = windows;
+    data->excluded_count = before + count;
+    return 0;
 }
 
 // Returns a window's shard. *at: its first token there.

@@ -15,6 +15,9 @@
 // (math/mixture.h). So one counter is a run's place in its data, and any batch size, micro-batch, number of ranks or
 // restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
 // tokens later; the last window of a shard moves only as far as it fits.
+//
+// dataset_exclude takes windows out of the order, in every epoch: an example that is one of them is the window of its place
+// k in the next epoch instead. All other examples stay.
 #pragma once
 
 #include "text/sources.h"
@@ -39,6 +42,9 @@ int dataset_open(Dataset **out, const char *files, int seq_len, int vocab_size, 
 void dataset_close(Dataset *data); // NULL is fine
 
 void dataset_shift_windows(Dataset *data); // call it before the first dataset_rows
+
+// Excludes the windows of examples [first, first + count), as the order is before the call, from all later reads.
+int dataset_exclude(Dataset *data, uint64_t first, size_t count, Error *e);
 
 DatasetInfo dataset_describe(const Dataset *data);
 DatasetSource dataset_source(const Dataset *data, int source); // without weights all files are one source

@@ -60,7 +60,7 @@ static int read_state(const char *directory, Error *e) {
     int code = run_state_summary(&summary, directory, e);
     if (!code) code = run_state_read(&run, directory, &changes, e);
     if (!code) {
-        outliers_z(&run.position.at.loss_window, 1);
+        outliers_z(&run.position.at.loss_window, 1, INFINITY);
         gns_estimate(&run.position.noise.ln);
         for (int k = 0; k < ROW_KINDS; k++)
             for (int i = 0; i < run.position.outliers.count[k]; i++)
@@ -524,6 +524,7 @@ static void test_files_are_made(void) {
     const ModelConfig config = {LAYERS, 1, 8, 64, 8};
     CHECK(trainer_run("train_gpt2 --train train.bin --vocab-size 64 --model d1 --layers 2 --heads 1 --channels 8 "
                       "--seq-len 8 --threads 1 --batch-tokens 16 --gns exact --steps 140 --skip-loss-z 9 --outliers 2 "
+                      "--on-spike rollback "
                       "--out run") == 0,
           "%s", log_tail());
     copy_tree("run/step_00000140", "step");

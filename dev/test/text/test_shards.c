@@ -236,6 +236,30 @@ static void test_mixture(void) {
     dataset_close(mixed);
 }
 
+// An excluded window is no example any more, in any epoch and from any source; every other example stays.
+static void test_excluded_windows(void) {
+    enum { EXAMPLES = 700, FIRST = 90, COUNT = 60 };
+    const int lengths[2] = {701, 801}, T = 7, V = 300;
+    uint64_t before[EXAMPLES], after[EXAMPLES];
+    bool gone[300] = {0};
+    Dataset *data;
+    free(make_shards("excluded", lengths, 2, V));
+    CHECK_OK(dataset_open(&data, "excluded_000.bin:0.4 excluded_001.bin:0.6", T, V, 1, &e), &e);
+    dataset_shift_windows(data);
+    for (int round = 0; round < 2; round++) { // the second time excludes what took the first ones' places
+        for (uint64_t k = 0; k < EXAMPLES; k++) before[k] = dataset_window_at(data, k, &shift);
+        for (int k = FIRST; k < FIRST + COUNT; k++) gone[before[k]] = true;
+        CHECK_OK(dataset_exclude(data, FIRST, COUNT, &e), &e);
+        for (uint64_t k = 0; k < EXAMPLES; k++) {
+            after[k] = dataset_window_at(data, k, &shift);
+            const bool same_source = (after[k] < 100) == (before[k] < 100);
+            CHECK(!gone[after[k]] && (gone[before[k]] || after[k] == before[k]) && same_source,
+                  "example %d: %d, then %d", (int)k, (int)before[k], (int)after[k]);
+        }
+    }
+    dataset_close(data);
+}
+
 // With more shards than may stay open, none stays open. They are not written in the order of their names.
 static void test_many_shards(void) {
     enum { SHARDS = 300, T = 3 };
@@ -352,7 +376,7 @@ static void test_large_shard(void) {
 
 int main(void) {
     scratch_begin();
-    RUN(test_sequential, test_shifted_windows, test_any_split, test_words, test_mixture, test_many_shards,
-        test_bad_shards, test_large_shard);
+    RUN(test_sequential, test_shifted_windows, test_any_split, test_words, test_mixture, test_excluded_windows,
+        test_many_shards, test_bad_shards, test_large_shard);
     return scratch_end();
 }

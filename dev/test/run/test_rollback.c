@@ -1,0 +1,252 @@
+// --on-spike rollback: a run heals, to the same bits each time, also if it is killed on the way; when it gives up.
+#include "model/engine.h"
+#include "run/state.h"
+#include "../trainer.h"
+
+#include <signal.h>
+
+enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182, STEPS = 260 };
+
+#define HERE                                                                                                           \
+    "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 --seed 5 "       \
+    "--lr 1e-2 --lr-schedule constant --val val.bin --val-every 20 --val-tokens 512 "
+#define RUNS     HERE "--micro-batch 16 --steps 260 "
+#define ROLLBACK "--on-spike rollback --spike-z 8 --keep 0 --checkpoint-every 10 "
+
+// "planted.bin": "clean.bin", with random tokens in the rows of steps FIRST to LAST.
+static void make_shards(void) {
+    const size_t count = WINDOWS * T + 1;
+    Error e = {0};
+    Dataset *data;
+    uint16_t *tokens = malloc(count * sizeof *tokens);
+    uint64_t ignored;
+    trainer_make_shard("clean.bin", 9, count);
+    CHECK_OK(dataset_open(&data, "clean.bin", T, V, SEED, &e), &e);
+    for (int i = 0; i < WINDOWS; i++) dataset_rows_sequential(data, (uint64_t)i, 1, tokens + i * T, &e);
+    for (uint64_t k = (FIRST - 1) * B; k < LAST * B; k++)
+        for (uint64_t i = 0, at = dataset_window_at(data, k, &ignored) * T; i < T; i++)
+            tokens[at + i] = (uint16_t)(rng_u32(3, k, i) % V);
+    CHECK_OK(shard_write("planted.bin", tokens, count, &e), &e);
+    dataset_close(data);
+    free(tokens);
+}
+
+// ---- An engine that kills, or whose loss is not a number -----------------------------------------------------------
+
+static struct {
+    int step, create;           // calls so far
+    int kill_step, kill_create; // call that kills the process; 0: none
+    int nan_from, nan_to;       // steps
+    const char *removes;        // a checkpoint, once it is saved: the loss is not a number after that
+    bool records;               // appends the rows of every step to the file "rows"
+} disturbed;
+
+static int disturbed_create(Engine **engine, const EngineConfig *config, Error *e) {
+    if (++disturbed.create == disturbed.kill_create) raise(SIGKILL);
+    return cpu_engine.create(engine, config, e);
+}
+
+static int disturbed_begin(Engine *engine, Error *e) {
+    if (++disturbed.step == disturbed.kill_step) raise(SIGKILL);
+    return cpu_engine.begin_step(engine, e);
+}
+
+static int disturbed_micro_step(Engine *engine, const uint16_t *rows, int n, GnsMode mode, Error *e) {
+    FILE *f = disturbed.records ? fopen("rows", "ab") : NULL;
+    if (f) fwrite(rows, (T + 1) * sizeof *rows, (size_t)n, f), fclose(f);
+    return cpu_engine.micro_step(engine, rows, n, mode, e);
+}
+
+static int disturbed_result(Engine *engine, StepResult *result, Error *e) {
+    TRY(cpu_engine.result(engine, result, e));
+    if (disturbed.step < disturbed.nan_from || disturbed.step >= disturbed.nan_to) return 0;
+    if (disturbed.removes && !log_mentions("saved   ")) return 0;
+    if (disturbed.removes) remove_tree(disturbed.removes);
+    result->loss_sum = NAN;
+    return 0;
+}
+
+// ---- What a run leaves ----------------------------------------------------------------------------------------------
+
+// Checks that metrics.jsonl has a line for each step, and returns the loss of the last validation.
+static double check_lines(const char *run, int steps) {
+    size_t bytes;
+    double val = NAN;
+    int last = 0;
+    char *text = read_text(path_of("%s/metrics.jsonl", run), &bytes);
+    for (char *line = text ? strtok(text, "\n") : NULL; line; line = strtok(NULL, "\n")) {
+        if (strstr(line, "\"val_loss\"")) val = number_in(line, "val_loss");
+        else CHECK(number_in(line, "step") == ++last, "%s: %.40s after step %d", run, line, last - 1);
+    }
+    memory_free(text);
+    CHECK(last == steps, "%s: %d steps", run, last);
+    return val;
+}
+
+// The examples that a run's newest checkpoint excludes.
+static int skipped_of(const char *run, int64_t first[ROLLBACKS_MAX], int64_t rows[ROLLBACKS_MAX]) {
+    size_t bytes;
+    int n = 0;
+    char *text = read_text(path_of("%s/step_%08ld/training/state.json", run, newest_step(run)), &bytes);
+    const char *at = text ? strstr(text, "\"skipped\"") : NULL;
+    for (; at && (at = strstr(at, "\"first\"")) && n < ROLLBACKS_MAX; n++, at++)
+        first[n] = (int64_t)number_in(at, "first"), rows[n] = (int64_t)number_in(at, "rows");
+    memory_free(text);
+    return n;
+}
+
+// No excluded row is computed after its rollback, in the next epoch either. Looks for random ones: others may be equal.
+static void check_rows(int64_t first, int64_t rows) {
+    size_t bytes, row = (T + 1) * sizeof(uint16_t), again = 0;
+    Error e = {0};
+    Dataset *data;
+    uint16_t *gone = malloc((size_t)rows * row);
+    CHECK_OK(dataset_open(&data, "planted.bin", T, V, SEED, &e), &e);
+    CHECK_OK(dataset_rows(data, (uint64_t)first, (int)rows, gone, &e), &e);
+    char *seen = read_text("rows", &bytes);
+    const size_t until = (size_t)(first + rows) * row; // the rollback is made after these
+    CHECK(seen && bytes > until && memcmp(seen + (size_t)first * row, gone, (size_t)rows * row) == 0, "other rows");
+    for (size_t at = until; seen && at < bytes; at += row)
+        for (int64_t i = (FIRST - 1) * B - first; i < rows; i++)
+            again += memcmp(seen + at, (char *)gone + (size_t)i * row, row) == 0;
+    CHECK(again == 0, "%zu rows are seen again", again);
+    memory_free(seen);
+    free(gone);
+    dataset_close(data);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// 5 of 10: the spike begins at step 171 and lasts at 175, which undoes steps 166 to 175. Then garbage is left for a second.
+static void test_heals(void) {
+    int64_t first[ROLLBACKS_MAX], rows[ROLLBACKS_MAX];
+    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out clean"), 0);
+    disturbed.records = true;
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out healed --outliers 20"), 0,
+              "saved   healed/step_00000000 ", "step 175: 5 of the last 10 steps are spikes (loss ",
+              "; strange planted.bin:", ": back to healed/step_00000160, without examples 2640 to 2799\n",
+              "step 180: 5 of the last 10 steps are spikes (loss ",
+              ": back to healed/step_00000170, without examples 2720 to 2879\n",
+              "healed/step_00000170 is now healed/step_00000170.rolled_back\n", "!is damaged");
+    disturbed.records = false;
+    const double clean = check_lines("clean", STEPS), healed = check_lines("healed", STEPS);
+    CHECK(fabs(healed - clean) < 0.02, "%.4f, without the fault %.4f", healed, clean);
+    CHECK(skipped_of("healed", first, rows) == 2 && first[0] == 165 * B && rows[0] == 10 * B && first[1] == 170 * B,
+          "%ld, %ld", (long)first[0], (long)first[1]);
+    check_rows(first[0], rows[0]);
+    CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 175,"), "the lines of the first");
+    CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 180,"), "the lines of the second");
+    CHECK(!file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 160,"), "a line of before");
+    CHECK_OK(verify("healed/step_00000170.rolled_back", &(Error){0}), &(Error){0});
+}
+
+static void test_same_bits(void) {
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out again --outliers 20"), 0);
+    check_same_end("healed", "again", "a repeat");
+    CHECK(same_file("healed/outliers.jsonl", "again/outliers.jsonl"), "outliers.jsonl");
+}
+
+// Killed in the second set-up, before anything is cut; at the first step after it; and at the third set-up.
+static void test_killed(void) {
+    const int creates[] = {2, 0, 0, 3}, steps[] = {0, 176, 190, 0};
+    for (int i = 0; i < 4; i++) {
+        disturbed.kill_create = creates[i], disturbed.kill_step = steps[i];
+        CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out killed%d --outliers 20", i), 1000 + SIGKILL);
+        disturbed.kill_create = disturbed.kill_step = 0;
+        CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out killed%d --outliers 20", i), 0,
+                  "resuming from ");
+        check_same_end("healed", path_of("killed%d", i), path_of("killed, %d", i));
+    }
+}
+
+// Without a spike the option changes no bit.
+static void test_off_and_idle(void) {
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out idle"), 0, "!back to");
+    check_same_end("clean", "idle", "no spike");
+    CHECK(!file_mentions("clean/step_00000260/training/state.json", "\"spikes\""), "off");
+    CHECK(!file_exists("idle/metrics.rolled_back.jsonl"), "lines aside");
+}
+
+// A loss that is not a number, once: before there is a window, and later. With --keep 1 the checkpoint before is kept.
+static void test_not_finite(void) {
+    const char *where[] = {": back to nan9/step_00000000, without examples 0 to 143\n",
+                           ": back to nan39/step_00000024, without examples 464 to 623\n"};
+    for (int i = 0, step = 9; i < 2; i++, step += 30) {
+        disturbed.nan_from = step, disturbed.nan_to = step + 1;
+        CHECK_RUN(trainer_run(HERE
+                              "--on-spike rollback --keep 1 --train clean.bin --out nan%d --micro-batch 16 --steps 50 "
+                              "--checkpoint-every 6",
+                              step),
+                  0, path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
+        check_lines(path_of("nan%d", step), 50);
+    }
+    CHECK(count_checkpoints("nan39") == 4 && file_exists("nan39/step_00000036"),
+          "kept: 50, and back to 36, before step 41");
+    disturbed.nan_from = disturbed.nan_to = 0;
+}
+
+// A ramp, Muon, skipped outliers and a loss scale: the same twice.
+static void test_everything_else(void) {
+    trainer.engine.needs_loss_scale = true;
+    trainer.engine.scale_loss = cpu_engine.scale_loss;
+    for (int i = 0; i < 2; i++)
+        CHECK_RUN(
+            trainer_run(HERE ROLLBACK
+                        "--train planted.bin --out all%d --ramp gns --ramp-step-rows 1e9 --batch-min 4 --batch-max 16 "
+                        "--micro-batch 8 --batch-tokens 64 --train-tokens 33280 --optimizer muon "
+                        "--skip-grad-z 5 --spike-steps 4 --gns exact",
+                        i),
+            0, "4 of the last 8 steps are spikes", ": back to ");
+    check_same_end("all0", "all1", "a repeat");
+    trainer.engine.needs_loss_scale = false;
+}
+
+static void test_gives_up(void) {
+    disturbed.nan_from = 1, disturbed.nan_to = 1000;
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out hopeless"), ERR_NONFINITE,
+              "error: after 20 rollbacks: step 1, examples 0 to 15: loss nan");
+    CHECK(system("[ $(grep -c ': back to hopeless/step_00000000, without examples 0 to 15$' log) = 20 ]") == 0, "20");
+    disturbed.nan_from = 30, disturbed.nan_to = INT_MAX, disturbed.removes = "bare/step_00000000";
+    CHECK_RUN(
+        trainer_run(HERE "--on-spike rollback --train clean.bin --out bare --steps 1000000 --checkpoint-every 1000000"),
+        ERR_NONFINITE, "loss nan", " or earlier is left to go back to: use a larger --keep", "!: back to");
+    CHECK(file_mentions("bare/metrics.jsonl", "{\"step\": 29,"), "the lines stay");
+    disturbed.nan_from = 3, disturbed.nan_to = 4, disturbed.removes = NULL;
+    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out off"), ERR_NONFINITE, "error: step 3, ", "!rollback");
+    disturbed.nan_from = disturbed.nan_to = 0;
+    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out no --on-spike rollback --checkpoint-every 0"), ERR_USAGE,
+              "--on-spike has no effect without --checkpoint-every above 0");
+    CHECK_RUN(trainer_run(RUNS "--train clean.bin --out no --spike-z 5"), ERR_USAGE,
+              "--spike-z has no effect without --on-spike rollback");
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out no --spike-steps 65"), ERR_USAGE);
+    CHECK(!directory_exists("no"), "a refused run");
+}
+
+// The ranks decide as one process does; the sums of their gradients have another order.
+static void test_ranks(void) {
+    int64_t first[2][ROLLBACKS_MAX], rows[2][ROLLBACKS_MAX];
+    if (getenv("GNS_RUNNER") || system("command -v mpirun > /dev/null") != 0) SKIP("no Open MPI for this program");
+    trainer.ranks = 2;
+    for (int i = 0; i < 2; i++)
+        CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out ranks%d --zero %d --outliers 20", i, 3 * i), 0,
+                  ": back to ");
+    check_same_end("ranks0", "ranks1", "--zero 3");
+    trainer.ranks = 1;
+    const int n = skipped_of("healed", first[0], rows[0]), m = skipped_of("ranks0", first[1], rows[1]);
+    CHECK(n == m && memcmp(first[0], first[1], (size_t)n * sizeof **first) == 0, "%d and %d rollbacks", n, m);
+}
+
+int main(int argc, char **argv) {
+    trainer.engine = cpu_engine;
+    if (argc > 2 && strcmp(argv[1], "rank") == 0) return trainer_rank(argc, argv);
+    trainer.engine.create = disturbed_create;
+    trainer.engine.begin_step = disturbed_begin;
+    trainer.engine.micro_step = disturbed_micro_step;
+    trainer.engine.result = disturbed_result;
+    trainer_setup();
+    make_shards();
+    RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_everything_else,
+        test_gives_up);
+    RUN(test_ranks);
+    return trainer_end();
+}

@@ -1,0 +1,93 @@
+// Numbers in comments refer to the list in rollback.h.
+#include "run/rollback.h"
+
+#include "run/run.h"
+
+static double *last(Outliers *o) { return &o->value[(o->count - 1) % OUTLIERS_WINDOW]; }
+
+void rollback_watch(Run *r) {
+    Spikes *s = &r->position.at.spikes;
+    if (!r->setup.options.on_spike) return;
+    s->z.count++, s->first.count++;
+    *last(&s->z) = NAN;
+    *last(&s->first) = (double)r->position.at.examples;
+}
+
+void rollback_judge(Run *r, double z) {
+    if (r->setup.options.on_spike) *last(&r->position.at.spikes.z) = z;
+}
+
+// Steps of the window: fewer where the watch began later.
+static int64_t window_steps(const Run *r) {
+    const int64_t steps = 2 * r->setup.options.spike_steps, watched = r->position.at.spikes.z.count;
+    return watched < steps ? watched : steps;
+}
+
+int rollback_check(Run *r, const StepMetrics *m, Error *e) {
+    const Options *o = &r->setup.options;
+    Outliers *z = &r->position.at.spikes.z;
+    const int64_t steps = window_steps(r);
+    int64_t spikes = 0;
+    if (!o->on_spike) return 0;
+    for (int64_t i = z->count - steps; i < z->count; i++) spikes += z->value[i % OUTLIERS_WINDOW] > o->spike_z;
+    if (spikes < o->spike_steps) return 0;
+    comm_settle(r->setup.comm); // (1)
+    FAIL(e, ERR_NONFINITE, "try a lower --lr, a longer --warmup-tokens or --grad-clip 1; or a higher --spike-z",
+         "step %lld: %lld of the last %lld steps are spikes (loss %.4g, gradient norm %.4g, z %.3g)",
+         (long long)m->step, (long long)spikes, (long long)steps, m->loss, m->grad_norm, *last(z));
+    return rollback_plan(r, m->step, m->examples, e);
+}
+
+// Adds the window's loudest and strangest rows (--outliers) to a text: on rank 0, which has them.
+static void add_rows(const Run *r, int64_t after, char *text, size_t bytes) {
+    static const char *const before[ROW_KINDS] = {[ROW_LOUD] = "; loud ", [ROW_STRANGE] = "; strange "};
+    const int most = 3; // of each kind
+    const RowOutliers *o = &r->position.outliers;
+    for (int k = 0; k < ROW_KINDS; k++)
+        for (int i = 0, n = 0; i < o->count[k] && n < most && before[k]; i++) {
+            const OutlierRow *x = &o->row[k][i];
+            const size_t used = strlen(text);
+            if (x->step <= (double)after) continue;
+            const char *file = r->data.shards.shard[(int)x->shard].name;
+            snprintf(text + used, bytes - used, "%s%s:%.0f", n++ ? ", " : before[k], file, x->offset);
+        }
+}
+
+int rollback_plan(Run *r, int64_t step, int64_t end, Error *e) {
+    Spikes *s = &r->position.at.spikes;
+    const int64_t steps = window_steps(r);
+    if (!r->setup.options.on_spike || steps == 0) return e->code; // 0: --ramp gns times steps
+    if (s->rollbacks == ROLLBACKS_MAX) return error_prefix(e, "after %d rollbacks", ROLLBACKS_MAX);
+    const int64_t first = (int64_t)s->first.value[(s->first.count - steps) % OUTLIERS_WINDOW];
+    s->skipped[s->rollbacks].first = first;
+    s->skipped[s->rollbacks++].rows = end - first;
+    add_rows(r, step - steps, e->what, sizeof e->what);
+    r->rollback = (Rollback){.spikes = *s, .latest = step - steps, .why = *e};
+    return e->code;
+}
+
+// ---- In a resume ----------------------------------------------------------------------------------------------------
+
+int rollback_without_checkpoint(const Run *r, Error *e) {
+    if (!rollback_under_way(&r->rollback)) return 0;
+    comm_settle(r->setup.comm);
+    *e = r->rollback.why;
+    return error_hint(e, "no checkpoint of step %lld or earlier is left to go back to: use a larger --keep",
+                      (long long)r->rollback.latest);
+}
+
+int rollback_skip(Run *r, Error *e) {
+    Spikes *s = &r->position.at.spikes;
+    const Rollback *back = &r->rollback;
+    if (rollback_under_way(back)) {
+        s->rollbacks = back->spikes.rollbacks;
+        memcpy(s->skipped, back->spikes.skipped, sizeof s->skipped);
+        const int64_t first = s->skipped[s->rollbacks - 1].first, rows = s->skipped[s->rollbacks - 1].rows;
+        if (is_rank0(&r->setup))
+            fprintf(stderr, "%s: back to %s, without examples %lld to %lld\n", back->why.what, r->saving.saved,
+                    (long long)first, (long long)(first + rows - 1));
+    }
+    for (int i = 0; i < s->rollbacks; i++)
+        TRY(dataset_exclude(r->data.train, (uint64_t)s->skipped[i].first, (size_t)s->skipped[i].rows, e));
+    return 0;
+}

@@ -1,0 +1,45 @@
+// rollback: --on-spike rollback. A run that spikes goes back to a checkpoint before the spike, and goes on without its rows.
+//
+// A step is a spike if its loss or the norm of its gradient is more than --spike-z standard deviations above the mean of
+// the last 128 steps that were none (math/outliers.h). A spike lasts if K of the last 2 K steps are spikes, K =
+// --spike-steps; so does a loss or gradient that is not finite. These 2 K steps are the window.
+//
+//   1. All ranks decide the same: they have the same sums.
+//   2. Training ends as on an error, and run_training begins again in this process (program.c). It resumes as a new process
+//      would, but from the newest checkpoint before the window, and with one more range of excluded examples.
+//   3. The first checkpoint after it holds these ranges. A run that is killed earlier comes to the same spike again, and
+//      makes the same rollback.
+//   4. setup_output cuts metrics.jsonl and renames later checkpoints, as on every resume. It keeps the cut lines in
+//      metrics.rolled_back.jsonl; the checkpoints become step_N.rolled_back. A step may be there twice after a kill (3).
+//   5. There is a checkpoint: one of step 0 begins the run, and --keep spares the newest one before a window that may
+//      still spike (archive_thin).
+#pragma once
+
+#include "run/metrics.h"
+#include "run/state.h"
+
+// The last rollback of this process. spikes.rollbacks 0: none.
+typedef struct {
+    Spikes spikes;
+    int64_t latest; // step: the run goes on from a checkpoint of it, or an earlier one
+    Error why;
+} Rollback;
+
+// The last step before the window that ends with `step`.
+static inline int64_t rollback_target(const Options *o, int64_t step) {
+    return step > 2 * o->spike_steps ? step - 2 * o->spike_steps : 0;
+}
+
+// In a step, in this order. rollback_check returns ERR_NONFINITE if the spike lasts.
+void rollback_watch(Run *r);           // the step begins
+void rollback_judge(Run *r, double z); // its distance from the last steps; not called if the step is not judged
+int rollback_check(Run *r, const StepMetrics *m, Error *e);
+
+// Returns e->code. Plans a rollback from the window that ends with `step`, whose last example is `end` - 1, for the reason
+// e. Adds a remedy to *e if there were too many.
+int rollback_plan(Run *r, int64_t step, int64_t end, Error *e);
+
+// In a resume.
+static inline bool rollback_under_way(const Rollback *back) { return back->spikes.rollbacks > 0; }
+int rollback_without_checkpoint(const Run *r, Error *e); // ERR_NONFINITE if a rollback is under way
+int rollback_skip(Run *r, Error *e); // excludes the rows of all rollbacks; prints the one that is under way
