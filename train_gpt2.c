@@ -219,8 +219,20 @@ static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const vo
     matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), batch->N, t->rows, t->columns);
 }
 
-// Backpropagates dy through y = LN(x): adds to dx, to the gradients of gamma (w) and beta (b), and to their per-example
-// norms.
+// Adds g_b of the batch's rows, which layernorm_backward left, to the sums of their sources.
+static void add_to_sources(Engine *engine, const Batch *batch, TensorKind w, int l) {
+    const Model *model = engine->config.model;
+    const size_t all = ln_parameters(model, model->tensor_count), stride = layernorm_scratch(1, batch->T, batch->C);
+    const size_t place = ln_parameters(model, (int)(tensor(engine, w, l) - model->tensors)); // gamma, then beta
+    for (size_t i = 0; i < batch->B; i++) {
+        const int source = engine->config.source(engine->config.source_data, engine->example + i);
+        float *sum = engine->source_sum + (size_t)source * all + place;
+        for (size_t c = 0; c < 2 * batch->C; c++) sum[c] += engine->ln_scratch[i * stride + c];
+    }
+}
+
+// Backpropagates dy through y = LN(x): adds to dx, to the gradients of gamma (w) and beta (b), to their per-example
+// norms, and to their sums by source.
 static void ln_backward(Engine *engine, const Batch *batch, const void *x, const float *mean, const float *rstd,
                         TensorKind w, TensorKind b, int l) {
     double *gamma_sq = engine->ln_sq, *beta_sq = engine->ln_sq + batch->B;
@@ -231,6 +243,7 @@ static void ln_backward(Engine *engine, const Batch *batch, const void *x, const
         *example_sq(engine, b, l) += beta_sq[i];
         if (engine->row) engine->row[(size_t)engine->rows + i].sq += gamma_sq[i] + beta_sq[i];
     }
+    if (engine->source_sum && batch->mode != GNS_OFF) add_to_sources(engine, batch, w, l);
 }
 
 // Returns the gradient of a branch's output before dropout: dx, or with dropout a masked copy of dx in `scratch`.
@@ -309,6 +322,8 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     memset(engine->example_sq, 0, bytes);
     if (engine->trust_sq) memset(engine->trust_sq, 0, 2 * bytes);
     if (engine->row) memset(engine->row, 0, sizeof *engine->row * (size_t)engine->config.step_rows);
+    if (engine->source_sum)
+        memset(engine->source_sum, 0, sizeof *engine->source_sum * source_sum_elements(&engine->config));
     engine->loss_sum = engine->nll_sum = 0;
     engine->rows = 0;
     engine->first = true;
@@ -358,7 +373,13 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     memcpy(result->example_sq, engine->example_sq, bytes);
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
     if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
-    step_result_unscale(result, engine->config.model->tensor_count, engine->rows, engine->loss_scale);
+    const int sources = engine->config.sources;
+    for (int i = 0; i < sources * sources && result->source_gram; i++) {
+        const size_t n = source_sum_elements(&engine->config) / (size_t)sources;
+        result->source_gram[i] =
+            dot(engine->source_sum + (size_t)(i / sources) * n, engine->source_sum + (size_t)(i % sources) * n, n);
+    }
+    step_result_unscale(result, &engine->config, engine->rows, engine->loss_scale);
     return 0;
 }
 

@@ -72,23 +72,29 @@ static double *example_sq(Engine *engine, TensorKind kind, int layer) {
 static ColumnGradient column_gradient(Engine *engine, TensorKind kind, int layer, GnsMode mode) {
     const Tensor *t = model_tensor(engine->config.model, kind, layer);
     const int i = (int)(t - engine->config.model->tensors);
-    const bool keeps = engine->keeps_rows && t->group == GROUP_LN;
+    const bool ln = t->group == GROUP_LN, keeps = engine->keeps_rows && ln;
+    const bool by_source = engine->source_sum && ln && mode != GNS_OFF;
     return {grad(engine, kind, layer), gns_measures(t, mode) ? example_sq(engine, kind, layer) : NULL, engine->first,
-            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows : NULL};
+            keeps ? engine->stats + stats_of_rows(&engine->config, i) + engine->rows : NULL,
+            by_source ? engine->source_sum + ln_parameters(engine->config.model, i) : NULL};
 }
 
 // Copies tokens to the device through a pinned staging buffer; the caller may reuse its memory at once. Waits until the
 // buffer's last copy, TOKEN_SLOTS calls ago, is done. B: rows to search for documents; 0: all tokens are one document.
+// Also sends the sources of the next B examples.
 static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int B, Error *e) {
     const size_t N = B && engine->config.document_mask ? count - B : 0;
-    const int slot = engine->slot = (engine->slot + 1) % TOKEN_SLOTS;
+    const EngineConfig *c = &engine->config;
+    const int slot = engine->slot = (engine->slot + 1) % TOKEN_SLOTS, rows = c->sources ? B : 0;
     uint16_t *staged = engine->staged[slot], *first = staged + count;
     CUDA_TRY(cudaEventSynchronize(engine->sent[slot]), e);
     memcpy(staged, tokens, count * sizeof *tokens);
     if (N) embedding_documents(first, first + N, tokens, engine->config.separator, B, (int)(N / B));
     engine->document_first = N ? engine->tokens + count : NULL;
     engine->document_last = N ? engine->document_first + N : NULL;
-    TRY(copy_in(engine, engine->tokens, staged, (count + 2 * N) * sizeof *tokens, e));
+    for (int b = 0; b < rows; b++) first[2 * N + b] = (uint16_t)c->source(c->source_data, engine->example + b);
+    engine->columns.sources.of = engine->tokens + count + 2 * N;
+    TRY(copy_in(engine, engine->tokens, staged, (count + 2 * N + rows) * sizeof *tokens, e));
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
@@ -473,6 +479,10 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     CUDA_TRY(cudaMemsetAsync(engine->stats, 0, stats_count(&engine->config) * sizeof(double), engine->stream), e);
     if (engine->trust)
         CUDA_TRY(cudaMemsetAsync(engine->trust, 0, 2 * model->tensor_count * sizeof(double), engine->stream), e);
+    const size_t sums = source_sum_elements(&engine->config);
+    if (sums) CUDA_TRY(cudaMemsetAsync(engine->source_sum, 0, sums * sizeof(float), engine->stream), e);
+    engine->columns.sources.count = engine->config.sources;
+    engine->columns.sources.stride = ln_parameters(model, model->tensor_count);
     engine->mode = GNS_EXACT;
     engine->rows = 0;
     engine->first = true;
@@ -550,7 +560,10 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->row[b] = {0, losses[b] / engine->config.seq_len};
         for (; sq < losses; sq += engine->config.step_rows) result->row[b].sq += *sq;
     }
-    step_result_unscale(result, model->tensor_count, engine->rows, engine->loss_scale);
+    if (result->source_gram)
+        memcpy(result->source_gram, stats + stats_of_sources(&engine->config),
+               engine->config.sources * engine->config.sources * sizeof(double));
+    step_result_unscale(result, &engine->config, engine->rows, engine->loss_scale);
     return 0;
 }
 

@@ -9,7 +9,7 @@
 //     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
-//             300 tokens on average): with it;
+//             300 tokens on average), sources (two in turn): with it;
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
 //             turns: instead, for turns.py: reads lines "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" and answers each
 //             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
@@ -194,6 +194,8 @@ typedef struct {
     bool tune, sample, turns;
 } Words;
 
+static int source_of(const void *data, uint64_t example) { return (void)data, (int)(example % 2); }
+
 // True for a word that changes the engine's configuration.
 static bool read_setting(Bench *b, const char *word) {
     EngineConfig *c = &b->config;
@@ -204,6 +206,7 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "muon") == 0) c->optimizer = OPTIMIZER_MUON;
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
+    else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of;
     else if (strcmp(word, "documents") == 0) c->document_mask = true, c->separator = (uint16_t)separator(c->model);
     else return false;
     return true;

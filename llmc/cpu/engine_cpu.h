@@ -54,6 +54,7 @@ struct Engine {
     float *head_at_token;                    // (B, T, C)  each example's head gradient at its own tokens (exact)
     double *ln_sq;                           // (2, B)     |dgamma_b|^2, |dbeta_b|^2
     RowResult *row;                          // (step_rows), or NULL
+    float *source_sum;                       // (sources, LayerNorm parameters) v_s of StepResult.source_gram, or NULL
     double *grad_sq, *rank_sq, *example_sq;  // one per tensor
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate

@@ -105,6 +105,7 @@ static void layout_activations(Engine *engine, Region *a) {
     RESERVE(engine->ln_scratch, layernorm_scratch(c->micro_batch, c->seq_len, (int)C));
     RESERVE(engine->ln_sq, 2 * c->micro_batch);
     if (c->step_rows) RESERVE(engine->row, c->step_rows);
+    if (c->sources) RESERVE(engine->source_sum, source_sum_elements(c));
     RESERVE(engine->grad_sq, tensors), RESERVE(engine->rank_sq, tensors), RESERVE(engine->example_sq, tensors);
     if (c->optimizer == OPTIMIZER_LAMB) RESERVE(engine->trust_sq, 2 * tensors);
 }

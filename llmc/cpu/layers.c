@@ -46,9 +46,9 @@ void embedding_backward(float *dwte, float *dwpe, const void *dx, const uint16_t
     }
 }
 
-static double dot(const float *a, const float *b, int n) {
+double dot(const float *a, const float *b, size_t n) {
     double sum = 0;
-    for (int i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    for (size_t i = 0; i < n; i++) sum += (double)a[i] * b[i];
     return sum;
 }
 

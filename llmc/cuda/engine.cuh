@@ -92,6 +92,7 @@ struct Engine {
     void *muon;                 // Muon's scratch, in memory of activations
     Range *segment;             // (tensors) places in the flat arrays
     double *stats;              // (stats_count) numbers of the step
+    float *source_sum;          // (sources, LayerNorm parameters) v_s of StepResult.source_gram; NULL: no sources
     GradientWatch watch;        // notified of the next micro-step's gradients
     WeightsWatch weights_watch; // await NULL: no weights are in transfer
     float *grad_scale;          // (1) from optimizer_scale
@@ -104,7 +105,7 @@ struct Engine {
     real *lnf;                                // (B, T, C)
     float *meanf, *rstdf;                     // (B, T)
     real *delta;                              // (B, T, C)  branch output, not yet added to the residual stream
-    uint16_t *tokens;                         // (B, T + 1), then the documents
+    uint16_t *tokens;                         // (B, T + 1), then the documents, then the sources of the rows
     uint16_t *document_first, *document_last; // (B, T) from embedding_documents; NULL: a row is one document
     unsigned *ticket;                         // (1) next work item of attention and linear_sm90; 0 between kernels
     float *loss;                              // (B, T)
@@ -138,8 +139,8 @@ struct Engine {
 };
 
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
-// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Last (LayerNorm tensors + 1, step_rows): each
-// row's |g_b|^2 by LayerNorm tensor, and its sum of losses.
+// tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Then (LayerNorm tensors + 1, step_rows): each
+// row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Last (sources, sources): StepResult.source_gram.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -151,9 +152,10 @@ static inline size_t stats_of_rows(const EngineConfig *c, int i) {
     while (i-- > 0) at += c->model->tensors[i].group == GROUP_LN ? c->step_rows : 0;
     return at;
 }
-static inline size_t stats_count(const EngineConfig *c) {
+static inline size_t stats_of_sources(const EngineConfig *c) {
     return stats_of_rows(c, c->model->tensor_count) + c->step_rows;
 }
+static inline size_t stats_count(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
 
 // Queue a copy between host and device.
 static inline int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {

@@ -87,7 +87,7 @@ static size_t columns_bytes(const Engine *engine) {
         const size_t fc = size_max(bias_backward_bytes(B, T, 4 * C), linear_sm90_column_bytes(B * T, T, 4 * C));
         const size_t qkv =
             size_max(bias_backward_bytes(B, T, 3 * C), attention_column_bytes({B, T, m->heads, C / m->heads}));
-        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C) + fc + qkv);
+        most = size_max(most, 2 * layernorm_backward_bytes(B, T, C, config->sources) + fc + qkv);
     }
     return most;
 }
@@ -120,6 +120,8 @@ static void layout_state(Engine *engine, Arena *a) {
     }
     arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;
+    if (engine->config.sources)
+        ADD("sums by source, fp32", engine->source_sum, source_sum_elements(&engine->config), FORWARD, UPDATE);
     ADD("gradients, fp32", engine->grad, shard_grad_elements(&engine->config), FORWARD, UPDATE);
     if (engine->config.shard_grads) ADD("gradients, fp32", engine->grad_sum, owned, FORWARD, UPDATE);
     ADD(moments_of[engine->config.optimizer], engine->moment1, owned, FORWARD, UPDATE);
@@ -161,7 +163,8 @@ static void layout_activations(Engine *engine, Arena *a) {
     ADD(what, engine->lnf, N * C, FORWARD, HEAD);
     ADD(what, engine->meanf, N, FORWARD, BACKWARD);
     ADD(what, engine->rstdf, N, FORWARD, BACKWARD);
-    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * N, FORWARD, BACKWARD);
+    const size_t sources = c->sources ? c->micro_batch : 0;
+    ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * N + sources, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
     if (c->label_smoothing == 0 || c->inference) return;
     ADD(what, engine->smoothed, N, HEAD, BACKWARD);
@@ -322,7 +325,7 @@ static int engine_open(Engine *engine, Error *e) {
     TRY(matmul_create(engine->matmul, engine->matmul_scratch, engine->stream, e));
     for (int i = 0; i < TOKEN_SLOTS; i++) {
         const size_t B = c->micro_batch, N = B * c->seq_len;
-        CUDA_TRY(cudaMallocHost(&engine->staged[i], (B + 3 * N) * sizeof(uint16_t)), e);
+        CUDA_TRY(cudaMallocHost(&engine->staged[i], (2 * B + 3 * N) * sizeof(uint16_t)), e);
         CUDA_TRY(cudaMallocHost(&engine->staged_sorted[i], 8 * N * sizeof(uint32_t)), e);
         CUDA_TRY(cudaEventCreateWithFlags(&engine->sent[i], cudaEventDisableTiming), e);
     }

@@ -138,8 +138,12 @@ int cuda_rank_norms(Engine *engine, Range range, Error *e) {
 }
 
 int engine_send_stats(Engine *engine, Error *e) {
+    const EngineConfig *c = &engine->config;
     if (engine->stats_sent) return 0;
-    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(&engine->config) * sizeof(double), e));
+    if (engine->source_sum)
+        TRY(reduce_gram(engine->stats + stats_of_sources(c), engine->source_sum, c->sources,
+                        source_sum_elements(c) / c->sources, engine->stream, e));
+    TRY(copy_out(engine, engine->stats_host, engine->stats, stats_count(c) * sizeof(double), e));
     CUDA_TRY(cudaEventRecord(engine->stats_there, engine->stream), e);
     engine->stats_sent = true;
     return 0;

@@ -37,6 +37,6 @@ struct LayerNormBackward {
 // gradients: dgamma, dbeta, column sums of dy xhat and of dy; dbias, column sums of dbranch, for the product that ends
 // this branch. dbias.sum NULL: not wanted. Adds them as one job to jobs, whose memory must have
 // layernorm_backward_bytes left.
-size_t layernorm_backward_bytes(int B, int T, int C);
+size_t layernorm_backward_bytes(int B, int T, int C, int sources = 0);
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e);

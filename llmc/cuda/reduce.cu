@@ -48,9 +48,10 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 
 // Pass two, in two kernels.
 // 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per
-//    example. It adds up each example's slots. It writes the batch's sum and, for each example and 32 columns, the sum
-//    of squares.
-// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of the batches.
+//    example. It adds up each example's slots. It writes the batch's sums (of all examples, then of each source's) and,
+//    for each example and 32 columns, the sum of squares.
+// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of one of the batches'
+//    sums.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 // Pass two of one job.
@@ -61,7 +62,8 @@ typedef struct {
     int column_groups;          // groups of 32 columns
     int warps_per_example;      // a power of two
     int batch, batches;         // examples per block; blocks along z
-    float *batch_sums;          // (batches, sets, C)
+    int sums;                   // 1 + sources
+    float *batch_sums;          // (batches, sets, sums, C)
     double *squares;            // (sets, B, column_groups)
 } ColumnFinish;
 
@@ -76,21 +78,21 @@ static ColumnFinish finish_of(const ColumnJob &job, size_t *bytes) {
     const int slots_per_example = split.blocks / B + 2; // upper bound
     int warps = 1;
     while (warps < FINISH_WARPS && warps * SLOTS_IN_FLIGHT < slots_per_example) warps *= 2;
-    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch);
+    const int batch = FINISH_WARPS / warps, batches = ceil_div(B, batch), sums = 1 + job.sources.count;
     const size_t batch_sums_at = round_up((size_t)split.slots * job.sets * job.C * sizeof(float), 16);
-    const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * job.C * sizeof(float), 16);
+    const size_t squares_at = batch_sums_at + round_up((size_t)batches * job.sets * sums * job.C * sizeof(float), 16);
     *bytes = round_up(squares_at + (size_t)job.sets * B * groups * sizeof(double), 16);
     char *memory = (char *)job.partials;
     ColumnFinish f = {};
     f.job = job, f.B = B, f.lane_columns = W, f.blocks_x = ceil_div(groups, W), f.column_groups = groups;
-    f.warps_per_example = warps, f.batch = batch, f.batches = batches;
+    f.warps_per_example = warps, f.batch = batch, f.batches = batches, f.sums = sums;
     f.batch_sums = (float *)(memory + batch_sums_at), f.squares = (double *)(memory + squares_at);
     return f;
 }
 
-size_t column_bytes(ColumnSplit split, int sets, int C) {
+size_t column_bytes(ColumnSplit split, int sets, int C, int sources) {
     size_t bytes;
-    ColumnJob job = {{}, split, sets, C, NULL};
+    ColumnJob job = {{}, split, sets, C, NULL, {NULL, sources}};
     finish_of(job, &bytes);
     return bytes;
 }
@@ -98,9 +100,12 @@ size_t column_bytes(ColumnSplit split, int sets, int C) {
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C) {
     assert(jobs->count < COLUMN_JOBS_MAX);
     ColumnJob job = {{}, split, sets, C, (float *)((char *)jobs->memory + jobs->used)};
-    for (int s = 0; s < sets; s++) job.of[s] = gradients[s];
+    for (int s = 0; s < sets; s++) {
+        job.of[s] = gradients[s];
+        if (gradients[s].by_source) job.sources = jobs->sources;
+    }
     jobs->job[jobs->count++] = job;
-    jobs->used += column_bytes(split, sets, C);
+    jobs->used += column_bytes(split, sets, C, job.sources.count);
     return job.partials;
 }
 
@@ -111,6 +116,7 @@ template <int W> __device__ static void examples_sum(const ColumnFinish &f, int 
     const int C = f.job.C, T = f.job.split.T, rows_per_block = f.job.split.rows_per_block, b0 = z * f.batch;
     const int lane = threadIdx.x, warp = threadIdx.y, c = (x * WARP + lane) * W, b = b0 + warp / f.warps_per_example;
     const int first = b * T / rows_per_block, last = ((b + 1) * T - 1) / rows_per_block;
+    const int source = lane < f.batch && b0 + lane < f.B && f.sums > 1 ? f.job.sources.of[b0 + lane] : -1;
     Floats<W> part = {};
     if (b < f.B && c < C) {
         for (int k0 = first + warp % f.warps_per_example; k0 <= last; k0 += f.warps_per_example * SLOTS_IN_FLIGHT) {
@@ -140,10 +146,14 @@ template <int W> __device__ static void examples_sum(const ColumnFinish &f, int 
             f.squares[((size_t)set * f.B + b0 + warp) * f.column_groups + group] = square[0];
     }
     __syncthreads();
-    if (warp > 0 || c >= C) return;
-    float sum[W] = {};
-    for (int i = 0; i < f.batch; i++) floats_add(sum, examples[i][lane].x);
-    floats_store(f.batch_sums + ((size_t)z * f.job.sets + set) * C + c, sum);
+    for (int k = warp; k < f.sums; k += FINISH_WARPS) {
+        float sum[W] = {};
+        for (int i = 0; i < f.batch; i++) {
+            const bool counts = __shfl_sync(0xffffffffu, source, i) == k - 1;
+            if (k == 0 || counts) floats_add(sum, examples[i][lane].x);
+        }
+        if (c < C) floats_store(f.batch_sums + (((size_t)z * f.job.sets + set) * f.sums + k) * C + c, sum);
+    }
 }
 
 __global__ void __launch_bounds__(FINISH_WARPS *WARP)
@@ -160,14 +170,15 @@ __global__ void __launch_bounds__(FINISH_WARPS *WARP)
 }
 
 static __host__ __device__ int total_blocks(const ColumnFinish &f) {
-    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS) * f.job.sets;
+    return (1 + (f.job.C + SUM_THREADS - 1) / SUM_THREADS * f.sums) * f.job.sets;
 }
 
 __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_constant__ ColumnFinishes all) {
     int i = 0, block = blockIdx.x;
     for (; block >= total_blocks(all.of[i]); i++) block -= total_blocks(all.of[i]);
     const ColumnFinish &f = all.of[i];
-    const int sets = f.job.sets, set = block % sets, c = (block / sets - 1) * SUM_THREADS + (int)threadIdx.x;
+    const int sets = f.job.sets, set = block % sets, at = block / sets - 1, k = at % f.sums;
+    const int c = at / f.sums * SUM_THREADS + (int)threadIdx.x;
     const ColumnGradient to = f.job.of[set];
     after_wait();
     if (block < sets) {
@@ -175,12 +186,13 @@ __global__ void __launch_bounds__(SUM_THREADS) column_total_kernel(const __grid_
         example_partials_sum(to.squares, to.rows, partials, f.B, f.column_groups);
         return;
     }
-    if (c >= f.job.C) return;
-    const float before = to.first ? 0.0f : to.sum[c];
+    if (c >= f.job.C || (k > 0 && !to.by_source)) return;
+    float *own = k > 0 ? to.by_source + (k - 1) * f.job.sources.stride : to.sum;
+    const float before = k == 0 && to.first ? 0.0f : own[c];
     float sum = 0.0f;
 #pragma unroll 8
-    for (int z = 0; z < f.batches; z++) sum += f.batch_sums[((size_t)z * sets + set) * f.job.C + c];
-    to.sum[c] = before + sum;
+    for (int z = 0; z < f.batches; z++) sum += f.batch_sums[(((size_t)z * sets + set) * f.sums + k) * f.job.C + c];
+    own[c] = before + sum;
 }
 
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e) {
@@ -322,6 +334,21 @@ __global__ void sum_kernel(double *sums, const float *x, size_t n) {
 
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
     return launch({rows, SUM_THREADS, stream}, e, sum_kernel, sums, x, n);
+}
+
+// Grid: a block per pair of rows.
+__global__ void gram_kernel(double *gram, const float *x, size_t n) {
+    __shared__ double shared[SUM_WARPS];
+    const float *a = x + blockIdx.x * n, *b = x + blockIdx.y * n;
+    double mine = 0.0;
+#pragma unroll 8
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x) mine += (double)a[i] * b[i];
+    mine = block_sum(mine, shared);
+    if (threadIdx.x == 0) gram[blockIdx.x * gridDim.x + blockIdx.y] = mine;
+}
+
+int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e) {
+    return launch({dim3(rows, rows), SUM_THREADS, stream}, e, gram_kernel, gram, x, n);
 }
 
 static unsigned flat_blocks(size_t n) { return min(blocks_of(n, FLAT_THREADS), (unsigned)FLAT_BLOCKS); }

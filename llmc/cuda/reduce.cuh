@@ -15,8 +15,16 @@ typedef struct ColumnGradient {
     float *sum;      // (C) += sum over all rows; `first` overwrites it
     double *squares; // (1) += sum over examples of |g_b|^2, g_b (C) the sum over the example's rows; or NULL
     bool first;
-    double *rows = NULL; // (B) = |g_b|^2 of each example, where `squares` are wanted; or NULL
+    double *rows = NULL;     // (B) = |g_b|^2 of each example, where `squares` are wanted; or NULL
+    float *by_source = NULL; // (sources of ColumnSources, C) += sum of g_b over the examples of a source; or NULL
 } ColumnGradient;
+
+// Sources of the examples, for by_source.
+typedef struct {
+    const uint16_t *of = NULL; // (B)
+    int count = 0;
+    size_t stride = 0; // elements from a source's sums to the next one's
+} ColumnSources;
 
 // Cut of the rows into runs. It depends on the shape only: bits do not depend on the GPU.
 typedef struct {
@@ -38,14 +46,16 @@ typedef struct {
     ColumnSplit split;
     int sets, C;
     float *partials;
+    ColumnSources sources = {}; // none unless a gradient has by_source
 } ColumnJob;
 struct ColumnJobs {
     void *memory; // room for column_bytes of each job
     size_t used = 0;
     int count = 0;
     ColumnJob job[COLUMN_JOBS_MAX] = {};
+    ColumnSources sources = {}; // of the next jobs
 };
-size_t column_bytes(ColumnSplit split, int sets, int C);
+size_t column_bytes(ColumnSplit split, int sets, int C, int sources = 0);
 float *column_begin(ColumnJobs *jobs, const ColumnGradient *gradients, int sets, ColumnSplit split, int C);
 int column_finish(ColumnJobs *jobs, cudaStream_t stream, Error *e);
 
@@ -65,6 +75,9 @@ int reduce_examples(float *gradient, double *squares, const float *x, int E, siz
 
 // sums (rows) += sums of x (rows, n), by one block each. For losses.
 int reduce_sum(double *sums, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
+
+// gram (rows, rows) = products of the rows of x (rows, n), by one block each.
+int reduce_gram(double *gram, const float *x, int rows, size_t n, cudaStream_t stream, Error *e);
 
 // sum (n) += x (n); `first` overwrites it.
 int reduce_add(float *sum, const float *x, size_t n, bool first, cudaStream_t stream, Error *e);

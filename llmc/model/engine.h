@@ -42,8 +42,12 @@ typedef struct {
     bool shard_grads;      // shard gradients (`collect`); each owned range then lies within one of the model's buckets
     bool shard_weights;    // shard weights (`own_weights`); needs owned ranges, each within one of the model's buckets
     int step_rows;         // most rows of a step on this rank, if `result` hands out numbers of each; else 0
+    int sources;           // if `result` hands out source_gram: the number of sources, at least 2; else 0
     size_t leave;          // bytes of the device's memory to leave free, for transfers between ranks
     bool plan_fused;       // plan_memory only: plan for a device with exact_is_fused
+    // Returns the source of a row, by its number (`examples`).
+    int (*source)(const void *source_data, uint64_t example);
+    const void *source_data;
 } EngineConfig;
 
 // Memory of an engine, by category, known before it is allocated (--dry-run).
@@ -138,6 +142,9 @@ typedef struct StepResult {
     double *rank_sq;    // |this rank's own gradients|^2 if `rank_norms` measured it, else 0; NULL: not asked for
     double nll_sum;     // loss_sum without label smoothing
     RowResult *row;     // (EngineConfig.step_rows) this rank's rows, in order; NULL: not asked for
+    // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
+    // LayerNorm parameters.
+    double *source_gram;
 } StepResult;
 
 typedef struct EngineApi EngineApi;
@@ -209,8 +216,8 @@ struct EngineApi {
 
     int (*begin_step)(Engine *engine, Error *e);
 
-    // Numbers the rows of the following micro-steps: examples first, first + 1, ... of the run. Dropout depends on
-    // these numbers.
+    // Numbers the rows of the following micro-steps: examples first, first + 1, ... of the run. Dropout and a row's
+    // source depend on these numbers.
     void (*examples)(Engine *engine, uint64_t first);
 
     // Sets the loss scale of the following steps; 1 until then.
@@ -336,10 +343,11 @@ static inline void engine_destroy(Engine *engine) {
 
 // ---- For the engines ------------------------------------------------------------------------------------------------
 
-// Divides the squared norms of `count` tensors and of `rows` rows by scale^2.
-static inline void step_result_unscale(StepResult *result, int count, int rows, double scale) {
+// Divides the squared norms of tensors and of `rows` rows, and source_gram, by scale^2.
+static inline void step_result_unscale(StepResult *result, const EngineConfig *c, int rows, double scale) {
     for (int i = 0; i < rows && result->row; i++) result->row[i].sq /= scale * scale;
-    for (int i = 0; i < count && scale != 1; i++) {
+    for (int i = 0; i < c->sources * c->sources && result->source_gram; i++) result->source_gram[i] /= scale * scale;
+    for (int i = 0; i < c->model->tensor_count && scale != 1; i++) {
         result->grad_sq[i] /= scale * scale;
         result->example_sq[i] /= scale * scale;
         if (result->rank_sq) result->rank_sq[i] /= scale * scale;
@@ -349,6 +357,17 @@ static inline void step_result_unscale(StepResult *result, int count, int rows, 
 // True if a micro-step in this mode measures the tensor's per-example norms.
 static inline bool gns_measures(const Tensor *tensor, GnsMode mode) {
     return mode == GNS_EXACT || (mode == GNS_LN && tensor->group == GROUP_LN);
+}
+
+// Returns the number of LayerNorm parameters in tensors before tensor i.
+static inline size_t ln_parameters(const Model *model, int i) {
+    size_t n = 0;
+    while (i-- > 0) n += model->tensors[i].group == GROUP_LN ? model->tensors[i].count : 0;
+    return n;
+}
+// Returns the elements of the vectors v_s of StepResult.source_gram, one after another.
+static inline size_t source_sum_elements(const EngineConfig *c) {
+    return c->sources ? (size_t)c->sources * ln_parameters(c->model, c->model->tensor_count) : 0;
 }
 
 // Call the watch's function, if there is one, for bucket i of the model.

@@ -1,6 +1,6 @@
 // Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h (test_math pins their
 // bits). With both masks, gradients have the same bits on any number of threads and with any recomputation; the loss
-// in any micro-batch, too. A packed row equals its documents alone. dev/oracle checks the gradients.
+// in any micro-batch, too, and sums by source are those of the rows alone. A packed row equals its documents alone. dev/oracle checks the gradients.
 #include "cpu/masks.h"
 #include "cpu/matmul.h"
 #include "world.h"
@@ -27,10 +27,13 @@ static void test_spans(void) {
 enum { ROWS = 5, T = 61, FIRST = 1000, SEPARATOR = 7 };
 static const ModelConfig shape = {.layers = 3, .heads = 2, .channels = 36, .vocab = 50, .context = T};
 
+static int sources = WORLD_SOURCES; // of engines made from here on
+
 static Engine *masked_engine(const World *w, double p, bool documents, int threads, Recompute recompute, Dtype dtype) {
     return engine_of(w, (EngineConfig){.micro_batch = ROWS,
                                        .threads = threads,
                                        .gns = GNS_EXACT,
+                                       .sources = sources,
                                        .recompute = recompute,
                                        .dtype = dtype,
                                        .document_mask = documents,
@@ -66,12 +69,34 @@ static void test_same_bits(void) {
     check_same_bits(0, false, DTYPE_BF16);
 }
 
+// Adds a row's gradient of the LayerNorms to sum.
+static void add_ln(const World *w, double *sum, const float *grad) {
+    for (const Tensor *t = w->model.tensors; t < w->model.tensors + w->model.tensor_count; t++)
+        for (size_t i = t->offset; i < t->offset + t->count && t->group == GROUP_LN; i++) sum[i] += grad[i];
+}
+
+static void check_gram(const World *w, const double *got, double *const sum[WORLD_SOURCES]) {
+    double want[WORLD_SOURCES * WORLD_SOURCES] = {0};
+    for (int i = 0; i < WORLD_SOURCES * WORLD_SOURCES; i++)
+        for (size_t k = 0; k < w->model.flat_count; k++) want[i] += sum[i / WORLD_SOURCES][k] * sum[i % WORLD_SOURCES][k];
+    for (int i = 0; i < WORLD_SOURCES * WORLD_SOURCES; i++) {
+        int s = i / WORLD_SOURCES, t = i % WORLD_SOURCES;
+        double unit = sqrt(want[s * (WORLD_SOURCES + 1)] * want[t * (WORLD_SOURCES + 1)]);
+        CHECK(fabs(got[i] - want[i]) < 1e-6 * unit, "sources %d, %d: %.9g, want %.9g of %g", s, t, got[i], want[i], unit);
+    }
+}
+
 // An example's masks, and so its loss and norms, do not depend on the rows beside it: the row's numbers not in one bit.
+// The products of the sums by source are those of the rows' gradients, and no other number depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);
-    double loss = 0, example_sq[64] = {0};
+    double loss = 0, example_sq[64] = {0}, *sum[WORLD_SOURCES];
     RowResult row[ROWS];
+    sources = 0;
+    Engine *without = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);
+    sources = WORLD_SOURCES;
+    for (int s = 0; s < WORLD_SOURCES; s++) sum[s] = calloc(w.model.flat_count, sizeof **sum);
     for (int b = 0; b < ROWS; b++) {
         Outcome one = measure_rows(&w, engine, b, 1, 1);
         loss += one.loss;
@@ -80,6 +105,7 @@ static void test_micro_batches(void) {
         for (int k = 0; k < w.model.tensor_count; k++)
             sq += w.model.tensors[k].group == GROUP_LN ? one.example_sq[k] : 0;
         row[b] = one.row[0];
+        add_ln(&w, sum[(FIRST + b) % WORLD_SOURCES], one.grad);
         CHECK_CLOSE(row[b].sq, sq, 1e-12, 0);
         CHECK(row[b].nll == one.loss, "row %d: %g, its loss is %g", b, row[b].nll, one.loss);
         free(one.grad);
@@ -89,8 +115,15 @@ static void test_micro_batches(void) {
         CHECK(o.loss == loss, "micro-batch %d: loss %.17g, row by row %.17g", micro_batch, o.loss, loss);
         for (int k = 0; k < w.model.tensor_count; k++) CHECK_CLOSE(o.example_sq[k], example_sq[k], 1e-6, example_sq[k]);
         CHECK(!memcmp(o.row, row, sizeof row), "micro-batch %d: the rows' own numbers differ", micro_batch);
+        check_gram(&w, o.source_gram, sum);
+        Outcome off = measure_rows(&w, without, 0, ROWS, micro_batch);
+        CHECK(!memcmp(o.grad, off.grad, w.model.flat_count * sizeof(float)), "sources change the gradient");
+        CHECK(!memcmp(o.row, off.row, sizeof row) && off.source_gram[0] == 0, "sources change the rows");
+        free(off.grad);
         free(o.grad);
     }
+    for (int s = 0; s < WORLD_SOURCES; s++) free(sum[s]);
+    engine_destroy(without);
     engine_destroy(engine);
     world_close(&w);
 }

@@ -4,7 +4,8 @@
 #include "../small_model.h"
 #include "../test.h"
 
-enum { WORLD_ROWS = 64 }; // most rows of a step
+enum { WORLD_ROWS = 64, WORLD_SOURCES = 3 }; // most rows of a step; sources, if an engine has any
+static int world_source(const void *data, uint64_t example) { return (void)data, (int)(example % WORLD_SOURCES); }
 
 typedef struct {
     Model model;
@@ -46,6 +47,7 @@ static inline Engine *engine_of(const World *w, EngineConfig config) {
     config.model = &w->model;
     config.seq_len = w->seq_len;
     config.step_rows = WORLD_ROWS;
+    config.source = world_source;
     CHECK_OK(engine_create(&cpu_engine, &engine, &config, &e), &e);
     CHECK_OK(engine_load(engine, STATE_PARAM, all_of(w), w->param, &e), &e);
     return engine;
@@ -54,6 +56,7 @@ static inline Engine *engine_of(const World *w, EngineConfig config) {
 typedef struct {
     double loss, grad_sq[64], example_sq[64]; // loss: the sum over the rows
     RowResult row[WORLD_ROWS];
+    double source_gram[WORLD_SOURCES * WORLD_SOURCES];
     float *grad;
 } Outcome;
 
@@ -63,6 +66,7 @@ static inline Outcome measure(const World *w, Engine *engine, const uint16_t *to
     Error e = {0};
     Outcome o = {.grad = floats_of(w)};
     StepResult r = {.loss_sum = NAN, .grad_sq = o.grad_sq, .example_sq = o.example_sq, .row = o.row};
+    r.source_gram = o.source_gram;
     engine_examples(engine, (uint64_t)first);
     CHECK_OK(small_batch(engine, tokens, rows, w->seq_len, micro_batch, mode, &e), &e);
     CHECK_OK(engine_norms(engine, all_of(w), &e), &e);

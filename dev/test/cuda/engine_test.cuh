@@ -44,10 +44,11 @@ static const Case cases[] = {
 };
 enum { CASES = sizeof cases / sizeof *cases, SMALL_CASES = 4 }; // the first of them take every path
 
-enum { SEPARATOR = 1 };
+enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
-static bool masked; // engines made from here on have dropout, documents and label smoothing
+static int sources = SOURCES; // of engines made from here on; a row's is its number modulo SOURCES
+static bool masked;           // engines made from here on have dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
 
@@ -122,6 +123,8 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.seq_len = w->c->seq_len;
     config.gns = GNS_EXACT;
     config.step_rows = w->c->batch;
+    config.sources = sources;
+    config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
     if (masked) {
@@ -141,6 +144,7 @@ struct Outcome {
     Array<float> grad; // flat
     Array<double> grad_sq, example_sq;
     Array<RowResult> row;
+    double source_gram[SOURCES][SOURCES] = {};
 };
 
 // `rows` of the batch, from cleared gradients, micro_batch at a time.
@@ -153,7 +157,7 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
                  Array<double>(tensors, NAN),
                  Array<double>(tensors, NAN),
                  Array<RowResult>(w->c->batch, RowResult{NAN, NAN})};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row, *o.source_gram};
     CALL_OK(api->begin_step(engine, &e));
     api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));
     for (int b = 0; b < rows; b += micro_batch) {

@@ -60,11 +60,32 @@ static void check_rows(const World *w, const Outcome *got, const Outcome *want) 
         if (w->model.tensors[k].group == GROUP_LN) all += got->example_sq[k];
     CHECK_CLOSE(sq, all, 1e-12, 0);
     CHECK_CLOSE(nll, got->nll, 1e-12, 0);
+    double trace = 0; // at most one row for each source: sq
+    for (int s = 0; s < SOURCES; s++) trace += got->source_gram[s][s];
+    if (rows_of(w->c) <= SOURCES) CHECK_CLOSE(trace, sq, 1e-5, 0);
+    for (int s = 0; s < SOURCES; s++)
+        for (int t = 0; t < SOURCES; t++) {
+            double a = got->source_gram[s][t], b = want->source_gram[s][t];
+            double unit = sqrt(want->source_gram[s][s] * want->source_gram[t][t]);
+            CHECK(fabs(a - b) <= NORM * unit, "%s, sources %d, %d: %.9g, want %.9g of %g", w->c->name, s, t, a, b,
+                  unit);
+        }
+}
+
+// Without sources every other number has the same bits; a second step has the same sums by source.
+static void check_sources(const World *w, Engine *a, Engine *without, const Outcome *got, GnsMode mode) {
+    Outcome again = measure(&gpu, a, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+    Outcome off = measure(&gpu, without, w, w->tokens, rows_of(w->c), w->c->micro_batch, mode);
+    const size_t rows = rows_of(w->c) * sizeof(RowResult);
+    CHECK(memcmp(again.source_gram, got->source_gram, sizeof again.source_gram) == 0, "%s: sums differ", w->c->name);
+    CHECK(memcmp(off.grad, got->grad, w->model.flat_count * sizeof(float)) == 0, "%s: another gradient", w->c->name);
+    CHECK(memcmp(off.row, got->row, rows) == 0 && off.loss == got->loss, "%s: other rows", w->c->name);
+    CHECK(off.source_gram[0][0] == 0, "%s: sums of no source", w->c->name);
 }
 
 // ---- Against the CPU ------------------------------------------------------------------------------------------------
 
-static void compare_batch(const World *w, Engine *a, Engine *b) {
+static void compare_batch(const World *w, Engine *a, Engine *b, Engine *without) {
     int batch = rows_of(w->c), micro = w->c->micro_batch;
     Outcome got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_EXACT);
     Outcome want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_EXACT);
@@ -74,11 +95,13 @@ static void compare_batch(const World *w, Engine *a, Engine *b) {
     check_norms(w, got.grad_sq, want.grad_sq, "|g|^2");
     check_norms(w, got.example_sq, want.example_sq, "sum |g_b|^2");
     check_rows(w, &got, &want);
+    check_sources(w, a, without, &got, GNS_EXACT);
     // the same without the exact norms takes other paths to the same gradient
     got = measure(&gpu, a, w, w->tokens, batch, micro, GNS_LN);
     want = measure(&cpu, b, w, w->tokens, batch, micro, GNS_LN);
     check_gradients(w, &got, &want);
     check_rows(w, &got, &want);
+    check_sources(w, a, without, &got, GNS_LN);
     for (int k = 0; k < w->model.tensor_count; k++) {
         const char *name = w->model.tensors[k].name;
         if (w->model.tensors[k].group != GROUP_LN)
@@ -137,8 +160,11 @@ static void test_against_cpu(void) {
         printf("  %s\n", w.c->name);
         Engine *a = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
         Engine *b = engine_of(&cpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
-        if (a && b) {
-            compare_batch(&w, a, b);
+        sources = 0;
+        Engine *without = engine_of(&gpu, &w, w.c->micro_batch, RECOMPUTE_NONE);
+        sources = SOURCES;
+        if (a && b && without) {
+            compare_batch(&w, a, b, without);
             if (!small) compare_rows(&w, a, b);
             compare_inference(&w, a, b);
         }

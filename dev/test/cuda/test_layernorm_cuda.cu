@@ -135,6 +135,32 @@ static BackwardReference backward_reference(const BackwardInputs &in) {
     return r;
 }
 
+// Sums by source of dgamma, then of dbeta.
+struct BySource {
+    int count;                 // 0: none
+    std::vector<uint16_t> of;  // (B)
+    std::vector<float> before; // (count, 2 C)
+    float *sums;
+};
+
+static BySource by_source_new(int B, int C) {
+    const int count = random_int(0, 1) * random_int(1, 20); // some have no example; more than warps
+    BySource s = {count, std::vector<uint16_t>(B), random_vector<float>((size_t)(count + 1) * 2 * C), NULL};
+    for (uint16_t &of : s.of) of = (uint16_t)(count ? random_int(0, count - 1) : 0);
+    s.sums = device_new<float>(s.before.size());
+    return s;
+}
+
+static void by_source_check(const BySource &s, const std::vector<double> &dgamma, const std::vector<double> &dbeta,
+                            int T, int C) {
+    std::vector<double> want(s.before.begin(), s.before.end());
+    for (size_t i = 0; i < dgamma.size() && s.count; i++) {
+        double *to = &want[(size_t)s.of[i / C / T] * 2 * C + i % C];
+        to[0] += dgamma[i], to[C] += dbeta[i];
+    }
+    check_close("by source", host_from(s.sums, want.size()), want, SUM_RELATIVE, 1e-4);
+}
+
 // in_place: dresidual is dy's buffer (without accumulate); where it drops, dbranch is.
 static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in_place, bool drops = false,
                                     double mean = 0.5) {
@@ -146,9 +172,12 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     real *dr = device_new<real>(n), *d_branch = in_place ? d_dy : device_new<real>(n);
     float *d_mean = device_from(in.mean), *d_rstd = device_from(in.rstd);
     Columns dgamma = columns_new(B, C), dbeta = columns_new(B, C), dbias = columns_new(B, C);
-    ColumnJobs jobs = jobs_new(layernorm_backward_bytes(B, T, C));
+    const BySource sources = by_source_new(B, C);
+    ColumnJobs jobs = jobs_new(layernorm_backward_bytes(B, T, C, sources.count));
+    jobs.sources = {device_from(sources.of), sources.count, 2 * (size_t)C};
+    if (sources.count) dgamma.device.by_source = sources.sums, dbeta.device.by_source = sources.sums + C;
     const ColumnGradient none = {};
-    std::vector<Output> outputs = {{dr, n * sizeof(real)}};
+    std::vector<Output> outputs = {{dr, n * sizeof(real)}, {sources.sums, sources.before.size() * sizeof(float)}};
     if (drops) outputs.push_back({d_branch, n * sizeof(real)});
     columns_outputs(outputs, dgamma);
     columns_outputs(outputs, dbeta);
@@ -161,6 +190,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
             else CUDA_OK(cudaMemset(dr, POISON, n * sizeof(real)));
             if (drops && in_place) device_set(d_dy, in.dy);
             columns_reset(dgamma), columns_reset(dbeta), columns_reset(dbias);
+            device_set(sources.sums, sources.before);
         },
         [&] {
             const ColumnGradient gradients[] = {dgamma.device, dbeta.device, bias ? dbias.device : none};
@@ -175,6 +205,7 @@ static void layernorm_backward_case(Shape s, bool accumulate, bool bias, bool in
     check_close("dresidual", written, want.dresidual, REAL_RELATIVE, REAL_ABSOLUTE * want.cancellation);
     columns_check("dgamma", dgamma, want.dgamma_rows, T);
     columns_check("dbeta", dbeta, want.dbeta_rows, T);
+    by_source_check(sources, want.dgamma_rows, want.dbeta_rows, T, C);
     std::vector<real> branch = written;
     if (drops) {
         std::vector<double> kept = as_doubles(written);

@@ -64,8 +64,12 @@ static const uint16_t *rows_of(const World *w, int step, int row) {
     return w->tokens + ((size_t)step * ROWS + (size_t)row) * ((size_t)w->T + 1);
 }
 
+enum { SOURCES = 2 };
+static int source_of(const void *data, uint64_t example) { return (void)data, (int)(example % SOURCES); }
+
 static EngineConfig config_of(const World *w) {
-    return (EngineConfig){.model = &w->model, .micro_batch = ROWS, .seq_len = w->T, .threads = 1, .gns = GNS_EXACT};
+    return (EngineConfig){.model = &w->model, .micro_batch = ROWS, .seq_len = w->T, .threads = 1, .gns = GNS_EXACT,
+                          .sources = SOURCES, .source = source_of};
 }
 
 // ---- Weights that are gathered for each pass ------------------------------------------------------------------------
@@ -232,7 +236,7 @@ static UpdateConfig update_config(int step) { // without clipping: a rank knows 
 
 // Ends an engine's turn: engines of one device take turns (engine.h).
 static int turn_ends(World *w, Engine *engine, Error *e) {
-    StepResult ignored = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
+    StepResult ignored = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
     return engine_result(engine, &ignored, e);
 }
 
@@ -279,14 +283,17 @@ static void check_state(World *w, const Rank *rank, StateKind kind, bool whole) 
 static void check_norms(World *w) {
     Error e = {0};
     size_t tensors = (size_t)w->model.tensor_count;
-    StepResult want = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
-    double sum[200] = {0};
+    double sum[200] = {0}, whole_gram[SOURCES * SOURCES], gram[SOURCES * SOURCES];
+    StepResult want = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
+    want.source_gram = whole_gram;
     CHECK_OK(engine_result(w->whole, &want, &e), &e);
     for (int r = 0; r < RANKS; r++) {
         double grad_sq[200], example_sq[200];
-        StepResult got = {NAN, grad_sq, example_sq, w->spare, 0, NULL};
+        StepResult got = {.loss_sum = NAN, .grad_sq = grad_sq, .example_sq = example_sq, .rank_sq = w->spare};
+        got.source_gram = gram;
         CHECK_OK(engine_result(w->rank[r].engine, &got, &e), &e);
         CHECK(got.loss_sum == want.loss_sum, "loss %.9g, not %.9g", got.loss_sum, want.loss_sum);
+        CHECK(gram[0] > 0 && memcmp(gram, whole_gram, sizeof gram) == 0, "rank %d: sums by source differ", r);
         CHECK(memcmp(example_sq, w->example_sq, tensors * sizeof(double)) == 0, "rank %d: examples' norms differ", r);
         CHECK(memcmp(w->spare, w->rank_sq, tensors * sizeof(double)) == 0, "rank %d: norms of its own differ", r);
         for (size_t k = 0; k < tensors; k++) sum[k] += grad_sq[k];
@@ -398,7 +405,7 @@ static void depart(Arrivals *a) {
 enum { READERS = 5 };
 static void read_weights(World *w, Arrivals *a, float *out[READERS]) {
     Error e = {0};
-    StepResult r = {0, w->grad_sq, w->example_sq, w->rank_sq, 0, NULL};
+    StepResult r = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .rank_sq = w->rank_sq};
     uint64_t hash = 0;
     for (int i = 0; i < READERS; i++) {
         if (a) depart(a);
