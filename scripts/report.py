@@ -102,12 +102,22 @@ def samples_section(runs):
 
 
 def sources_section(runs):
-    """Shows which part of the gradient's noise each source of a mixture brings, at the end."""
-    lines = [[source["files"], run.label, f"{100 * source['share']:.1f}%", f"{100 * last[name]:.1f}% +- {100 * last[name + '_se']:.1f}"]
-             for run in runs for last in [run.rows[-1]]
-             for i, source in enumerate(run.info.get("train_data", {}).get("sources", [])) for name in [f"gns_source_{i}"]
-             if last.get(name + "_se") is not None]
-    return lines and f"<h2>Noise by source</h2>\n{table(['source', 'run', 'of the rows', 'of the noise'], lines)}" or ""
+    """Shows the noise of each source of a mixture, and the cosines between their mean gradients, at the end."""
+    def known(last, name):
+        x, se = last.get(name), last.get(name + "_se")
+        return "-" if se is None else f"{x:.3g} +- {se:.2g}"
+
+    lines = []
+    for run in runs:
+        last, sources = run.rows[-1], run.info.get("train_data", {}).get("sources", [])
+        for i, source in enumerate(sources if last.get("gns_source_0_se") is not None else []):
+            name = f"gns_source_{i}"
+            lines.append([source["files"], run.label, f"{100 * source['share']:.1f}%",
+                          f"{100 * last[name]:.1f}% +- {100 * last[name + '_se']:.1f}"]
+                         + [known(last, f"{name}_{what}") for what in ("g2", "s", "scale")]
+                         + [", ".join(known(last, f"gns_cosine_{k}_{i}") for k in range(i))])
+    head = ["source", "run", "of the rows", "of the noise", "G2", "S", "noise scale", "cosine with those before"]
+    return lines and f"<h2>Noise by source</h2>\n<p class=note>Of the LayerNorms.</p>\n{table(head, lines)}" or ""
 
 
 def outliers_section(runs):

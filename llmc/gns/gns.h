@@ -47,6 +47,7 @@ typedef struct {
 typedef struct {
     double g2, s;     // averages
     double g2_se;     // standard error of g2; NaN before the second update
+    double s_se;      // standard error of s
     double scale;     // s / g2 in examples; NaN where g2 <= 0
     double scale_se;  // by the delta method; valid only if `significant`
     double lower;     // the scale lies above this with at least 95% confidence; may be infinite. 0: nothing known
@@ -59,10 +60,8 @@ static inline void gns_init(GnsTracker *t, double half_life_tokens) {
     t->half_life = half_life_tokens;
 }
 
-// Adds one step's norms. B = 1 gives no estimate: the averages stay.
-static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
-    if (B < 2) return;
-    double g2 = gns_g2(B, n, q), s = gns_s(B, n, q);
+// Adds one step's G2 and S.
+static inline void gns_add(GnsTracker *t, double g2, double s, double tokens_of_step) {
     double decay = exp2(-tokens_of_step / t->half_life), fresh = 1.0 - decay;
     t->weight = decay * t->weight + fresh;
     t->weight_sq = decay * decay * t->weight_sq + fresh * fresh;
@@ -79,6 +78,11 @@ static inline void gns_update(GnsTracker *t, double B, double n, double q, doubl
     t->last_g2 = g2;
     t->last_s = s;
     t->steps += 1;
+}
+
+// Adds one step's norms. B = 1 gives no estimate: the averages stay.
+static inline void gns_update(GnsTracker *t, double B, double n, double q, double tokens_of_step) {
+    if (B >= 2) gns_add(t, gns_g2(B, n, q), gns_s(B, n, q), tokens_of_step);
 }
 
 // The bound lies GNS_LOWER_SES + GNS_FEW_SES / m standard errors below the estimate, m effective steps.
@@ -109,7 +113,7 @@ static inline GnsCovariance gns_covariance(const GnsTracker *t) {
 }
 
 static inline GnsEstimate gns_estimate(const GnsTracker *t) {
-    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, NAN, false};
+    GnsEstimate e = {NAN, NAN, NAN, NAN, NAN, NAN, NAN, false};
     if (t->steps < 1) return e;
     e.lower = 0;
     e.g2 = t->g2 / t->weight;
@@ -117,7 +121,7 @@ static inline GnsEstimate gns_estimate(const GnsTracker *t) {
     if (e.g2 > 0) e.scale = e.s / e.g2;
     if (t->steps < 2) return e;
     GnsCovariance var = gns_covariance(t);
-    e.g2_se = sqrt(var.g2);
+    e.g2_se = sqrt(var.g2), e.s_se = sqrt(var.s);
     e.significant = e.g2 > 0 && e.g2 >= 3 * e.g2_se;
     double R = e.scale;
     if (e.g2 > 0) e.scale_se = sqrt(fmax(var.s - 2 * R * var.g2_s + R * R * var.g2, 0)) / e.g2;

@@ -5,7 +5,8 @@
 int noise_create(Noise *noise, const Model *model, double half_life, double ratio, int sources, Error *e) {
     memset(noise, 0, sizeof *noise);
     noise->layers = model->config.layers, noise->sources = sources;
-    const size_t trackers = (size_t)(noise->layers + sources);
+    noise->source_trackers = sources < 2 ? sources : 2 * sources + 3 * sources * (sources - 1) / 2;
+    const size_t trackers = (size_t)(noise->layers + noise->source_trackers);
     TRY(memory_alloc_zero((void **)&noise->layer, sizeof(GnsTracker) * trackers, "noise trackers", e));
     noise->source = noise->layer + noise->layers;
     gns_calibration_init(&noise->calibration, half_life);
@@ -21,7 +22,7 @@ void noise_set_half_life(Noise *noise, double half_life) {
     noise->calibration.half_life = noise->ranks.half_life = sampled; // ranks: one step in NOISE_RANKS_EVERY
     for (int i = 0; i < GROUP_COUNT; i++) noise->type[i].half_life = sampled;
     for (int l = 0; l < noise->layers; l++) noise->layer[l].half_life = sampled;
-    for (int s = 0; s < noise->sources; s++) noise->source[s].half_life = half_life;
+    for (int i = 0; i < noise->source_trackers; i++) noise->source[i].half_life = half_life;
 }
 
 void noise_destroy(Noise *noise) {
@@ -81,9 +82,38 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
     gns_update(&noise->ranks, B, g2 + s, g2 + s / B, tokens);
 }
 
-void noise_observe_source(Noise *noise, int source, double B, double sq, double part, double step_tokens) {
-    const double g2 = sq / B, s = part / B;
-    gns_update(&noise->source[source], B, g2 + s, g2 + s / B, step_tokens);
+void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
+                           double step_tokens) {
+    const int n = noise->sources;
+    GnsTracker *of_pair = noise->source + 2 * n;
+    double all = 0;
+    for (int s = 0; s < n; s++) all += sq[s];
+    for (int s = 0; s < n; s++) gns_add(&noise->source[s], all / B, sq[s] / B, step_tokens);
+    if (n < 2 || pairs == 0) return;
+    for (int t = 0; t < n; t++) {
+        double *g2 = &gram[t * n + t];
+        *g2 = (*g2 - sq[t]) / (share[t] * share[t] * pairs);
+        gns_add(&noise->source[n + t], *g2, sq[t] / (share[t] * B) - *g2, step_tokens);
+        for (int s = 0; s < t; s++, of_pair += 3) {
+            const double before = gram[s * n + s], product = gram[s * n + t] / (share[s] * share[t] * pairs);
+            gns_add(&of_pair[0], before, product, step_tokens);
+            gns_add(&of_pair[1], *g2, product, step_tokens);
+            gns_add(&of_pair[2], before, *g2, step_tokens);
+        }
+    }
+}
+
+// With a = |G_s|^2, b = |G_t|^2 and c = <G_s, G_t> the cosine is R = c / sqrt(a b), and by the delta method
+// dR = dc / sqrt(a b) - R da / (2 a) - R db / (2 b).
+NoiseCosine noise_cosine(const Noise *noise, int s, int t) {
+    const GnsTracker *x = noise->source + 2 * noise->sources + 3 * (t * (t - 1) / 2 + s);
+    const double a = x[0].g2 / x[0].weight, b = x[1].g2 / x[0].weight, c = x[0].s / x[0].weight;
+    const GnsCovariance ac = gns_covariance(&x[0]), bc = gns_covariance(&x[1]), ab = gns_covariance(&x[2]);
+    if (!(a >= 3 * sqrt(ac.g2) && b >= 3 * sqrt(bc.g2))) return (NoiseCosine){NAN, NAN};
+    const double by_c = 1 / sqrt(a * b), by_a = -c * by_c / (2 * a), by_b = -c * by_c / (2 * b);
+    const double var = by_c * by_c * ac.s + by_a * by_a * ac.g2 + by_b * by_b * bc.g2 +
+                       2 * (by_c * by_a * ac.g2_s + by_c * by_b * bc.g2_s + by_a * by_b * ab.g2_s);
+    return (NoiseCosine){c * by_c, sqrt(fmax(var, 0))};
 }
 
 double noise_ratio(const Noise *noise) {

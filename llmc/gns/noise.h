@@ -17,8 +17,9 @@ typedef struct Noise {
     GnsTracker type[GROUP_COUNT]; // sampled steps: embedding, attention, MLP, LN
     GnsTracker *layer;            // (L), sampled steps
     GnsTracker ranks;             // some steps: the whole model, from the ranks' gradients; a cross-check of the others
-    GnsTracker *source;  // (sources) every step: g2 is mean |g_b|^2 of the LayerNorms, s the source's part of it
-    int layers, sources; // sources: of a --train with weights; 0 without
+    GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
+    int layers, sources;          // sources: of a --train with weights; 0 without
+    int source_trackers;
     double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
@@ -45,8 +46,28 @@ void noise_observe(Noise *noise, const Model *model, const StepResult *result, i
 //   batch_sq  |sum_r s_r|^2
 void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq, double batch_sq);
 
-// Adds a step of B examples. sq: the squared norms of all of them, part: of a source's.
-void noise_observe_source(Noise *noise, int source, double B, double sq, double part, double step_tokens);
+// Adds a step of B examples to the estimates by source. Source s of n has the tracker
+//   source[s]          g2: mean |g_b|^2 of all examples; s: the source's part of it
+// and with n >= 2, where G_s is its mean gradient and S_s the noise of its examples,
+//   source[n + s]      g2: |G_s|^2; s: S_s
+//   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
+// Let rank r compute m_r examples, each of source s with probability p_s, and let v_s be the sum of its g_b of source s:
+//   E sum_r <v_s, v_t> = p_s p_t <G_s, G_t> sum_r m_r (m_r - 1)   for s != t
+//   E sum_r |v_s|^2    = the same + p_s B mean |g_b|^2
+// so pairs of examples on different ranks are not needed.
+//   share  (n) p_s
+//   sq     (n) sum of |g_b|^2 of each source's examples
+//   gram   (n, n) sum_r <v_s, v_t>; overwritten
+//   pairs  sum_r m_r (m_r - 1)
+void noise_observe_sources(Noise *noise, double B, double pairs, const double *share, const double *sq, double *gram,
+                           double step_tokens);
+
+// The cosine between the mean gradients of sources s < t, and its standard error. NaN unless both |G_s|^2 are at least 3
+// standard errors above 0. Noise may take it beyond 1.
+typedef struct {
+    double value, se;
+} NoiseCosine;
+NoiseCosine noise_cosine(const Noise *noise, int s, int t);
 
 // c: the whole model's noise scale divided by the LayerNorms'.
 double noise_ratio(const Noise *noise);

@@ -249,6 +249,30 @@ static void put_estimate(FILE *f, const char *name, const GnsTracker *t) {
     put_field(f, name, "_s", g.s);
 }
 
+// Source i's numbers, and its cosines with the sources before.
+static void put_source(FILE *f, const Noise *noise, int i) {
+    char name[40];
+    const GnsEstimate part = gns_estimate(&noise->source[i]);
+    snprintf(name, sizeof name, "gns_source_%d", i);
+    put_field(f, name, "", part.scale);
+    put_field(f, name, "_se", part.scale_se);
+    if (noise->sources < 2) return;
+    const GnsEstimate own = gns_estimate(&noise->source[noise->sources + i]);
+    put_field(f, name, "_scale", own.scale);
+    put_field(f, name, "_scale_se", own.scale_se);
+    put_field(f, name, "_scale_lower", own.lower);
+    put_field(f, name, "_g2", own.g2);
+    put_field(f, name, "_g2_se", own.g2_se);
+    put_field(f, name, "_s", own.s);
+    put_field(f, name, "_s_se", own.s_se);
+    for (int s = 0; s < i; s++) {
+        const NoiseCosine cosine = noise_cosine(noise, s, i);
+        snprintf(name, sizeof name, "gns_cosine_%d_%d", s, i);
+        put_field(f, name, "", cosine.value);
+        put_field(f, name, "_se", cosine.se);
+    }
+}
+
 static void put_calibration(FILE *f, const Noise *noise) {
     put_estimate(f, "gns_total", noise->follows_total ? &noise->total : &noise->calibration.total);
     for (int i = 0; i < GROUP_COUNT; i++)
@@ -288,12 +312,7 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
         put_number(f, "ramp_extra_seconds", s->target.extra);
     }
     if (s->mode != GNS_OFF) put_estimate(f, "gns_ln", &noise->ln);
-    for (int i = 0; i < noise->sources && s->mode != GNS_OFF; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "gns_source_%d", i);
-        put_field(f, name, "", gns_estimate(&noise->source[i]).scale);
-        put_field(f, name, "_se", gns_estimate(&noise->source[i]).scale_se);
-    }
+    for (int i = 0; i < noise->sources && s->mode != GNS_OFF; i++) put_source(f, noise, i);
     if (s->ranks_measured) put_estimate(f, "gns_ranks", &noise->ranks);
     bool calibrated = s->mode == GNS_EXACT && !s->skipped;
     if (calibrated || (s->mode != GNS_OFF && noise->fixed_ratio > 0)) put_number(f, "gns_ratio", noise_ratio(noise));

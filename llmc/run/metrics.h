@@ -14,6 +14,7 @@
 //     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
 //     gns_ln       a skipped step repeats the last one
 //     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
+//     gns_source_N also gns_cosine_M_N: where --train has weights
 //     gns_ratio    with --gns-ratio in every line, else beside gns_total
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.

@@ -61,7 +61,8 @@ typedef struct {
     Ramp ramp;
     Noise noise;
     RowOutliers outliers; // --outliers
-    RowResult *rows;      // (largest batch) of this step, over all ranks; NULL: not needed
+    double *source_sums;  // of this step's sources: (n) shares, (n) sums of |g_b|^2, (n, n) StepResult.source_gram
+    RowResult *rows;      // (largest batch) of this step, over all ranks, after source_sums; NULL: not needed
     StepResult result;    // numbers of this step
     bool stop;            // the run stops: stop_cause (same on all ranks)
     double val_bytes;     // bytes of text per token in the last validation; 0: unknown

@@ -222,6 +222,7 @@ int setup_shards(Setup *setup, const Position *position, Comm *comm, Error *e) {
     parallel_shard(&setup->parallel, &setup->shape);
     if (o->outliers || position->noise.sources)
         setup->shape.step_rows = (int)rows_of_rank(config.batch_max, 0, comm->ranks).count;
+    if (position->noise.sources > 1) setup->shape.sources = position->noise.sources;
     if (comm->ranks > 1 && !setup->shape.inference) // evaluation has no NCCL
         setup->shape.leave =
             TRANSPORT_NCCL_BYTES + transport_buffer_bytes(o->comm_dtype, model_bucket_largest(&setup->model));
@@ -288,10 +289,13 @@ static int load_state(Run *r, Error *e) {
     return checkpoint_note_unknown(from, &s->model, stderr, e);
 }
 
+static int source_of(const void *data, uint64_t example) { return dataset_example_source(data, example); }
+
 int setup_engine(Run *r, Error *e) {
     Setup *s = &r->setup;
     EngineDevice device;
     TRY(setup_shards(s, &r->position, s->comm, e));
+    s->shape.source = source_of, s->shape.source_data = r->data.train;
     TRY(engine_create(s->engine_api, &s->engine, &s->shape, e));
     s->engine_api->device(&s->shape, false, &device);
     s->peak_flops = device_peak_flops(&device);
@@ -470,8 +474,13 @@ int setup_buffers(Run *r, Error *e) {
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
     if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
-    const size_t rows = (size_t)ramp_largest(&r->position.ramp);
-    return memory_alloc((void **)&r->position.rows, rows * sizeof *r->position.rows, "rows", e);
+    Position *p = &r->position;
+    const size_t rows = (size_t)ramp_largest(&p->ramp), sources = (size_t)p->noise.sources;
+    const size_t sums = sources * (sources + 2);
+    TRY(memory_alloc_zero((void **)&p->source_sums, sums * sizeof(double) + rows * sizeof *p->rows, "rows", e));
+    p->rows = (RowResult *)(p->source_sums + sums);
+    if (sources > 1) result->source_gram = p->source_sums + 2 * sources;
+    return 0;
 }
 
 int run_end_training(Run *r, Error *e) {
@@ -484,7 +493,7 @@ int run_end_training(Run *r, Error *e) {
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);
     memory_free(r->position.outliers.row[0]);
-    memory_free(r->position.rows);
+    memory_free(r->position.source_sums);
     memory_free(r->data.losses);
     memory_free(r->data.rows);
     noise_destroy(&r->position.noise);

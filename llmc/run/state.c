@@ -170,8 +170,9 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    for (int s = 0; s < noise->sources && (io->writing || get(io, "noise.source")); s++) // older builds have none
-        io_tracker(io, AT("noise.source.%d", s), &noise->source[s]);
+    for (int i = 0; i < noise->source_trackers; i++) // older builds have fewer or none
+        if (io->writing || get(io, AT("noise.source.%d", i)))
+            io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
 }
 
 static void io_window(StateIO *io, const char *name, Outliers *o) {

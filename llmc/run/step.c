@@ -104,18 +104,19 @@ static void observe_ranks(const Setup *setup, Position *position, int64_t B, dou
     noise_observe_ranks(&position->noise, (double)B, rows_sq, rank_sq, batch_sq);
 }
 
-// Estimates each source's part of the squared norms.
+// Estimates each source's noise, and the cosines between sources.
 static void observe_sources(Run *r, int64_t B) {
-    const RowResult *rows = r->position.rows;
-    for (int s = 0; s < r->position.noise.sources; s++) {
-        double sq = 0, part = 0;
-        for (int64_t b = 0; b < B; b++) {
-            const uint64_t example = (uint64_t)(r->position.at.examples + b);
-            sq += rows[b].sq;
-            part += dataset_example_source(r->data.train, example) == s ? rows[b].sq : 0;
-        }
-        noise_observe_source(&r->position.noise, s, (double)B, sq, part, (double)(B * r->setup.shape.seq_len));
+    Position *p = &r->position;
+    const int n = p->noise.sources, ranks = r->setup.comm->ranks;
+    double *share = p->source_sums, *sq = share + n, *gram = sq + n, pairs = 0;
+    for (int s = 0; s < n; s++) share[s] = dataset_source(r->data.train, s).share, sq[s] = 0;
+    for (int64_t b = 0; b < B && n > 0; b++)
+        sq[dataset_example_source(r->data.train, (uint64_t)(p->at.examples + b))] += p->rows[b].sq;
+    for (int i = 0; i < ranks; i++) {
+        const double rows = (double)rows_of_rank(B, i, ranks).count;
+        pairs += rows * (rows - 1);
     }
+    noise_observe_sources(&p->noise, (double)B, pairs, share, sq, gram, (double)(B * r->setup.shape.seq_len));
 }
 
 // Updates the noise scale, and with it the ramp.
@@ -151,7 +152,8 @@ static int step_result(Run *r, int64_t B, StepSums *sums, Error *e) {
     if (rows) memset(rows, 0, (size_t)B * sizeof *rows);
     TRY(engine_result(setup->engine, &position->result, e));
     TRY(parallel_sums(&setup->parallel, sums, e));
-    if (rows) TRY(comm_sum(setup->comm, &rows->sq, (int)B * (int)(sizeof *rows / sizeof(double)), e));
+    const int n = position->noise.sources, numbers = (int)B * (int)(sizeof *rows / sizeof(double));
+    if (rows) TRY(comm_sum(setup->comm, position->source_sums + 2 * n, n * n + numbers, e));
     position->stop = sums->stop;
     bool finite = isfinite(position->result.loss_sum) && isfinite(grad_norm(r, B));
     return finite || overflows(r, B) ? 0 : fail_nonfinite(r, B, e);

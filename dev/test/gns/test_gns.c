@@ -315,6 +315,79 @@ static void test_ratio(void) {
     }
 }
 
+// ---- sources --------------------------------------------------------------------------------------------------------
+
+// A step of B rows over `ranks` ranks, of three sources with known G and tr(Sigma): the last two point away from each
+// other.
+enum { SOURCES = 3 };
+static const double shares[SOURCES] = {0.6, 0.3, 0.1}, noises[SOURCES] = {10, 6, 4};
+static double true_gradient(int s, int d) { return (s == 0 || s == d % 2 + 1 ? 1 : -0.5) / sqrt(D) * (s == 1 ? 0.7 : 1); }
+
+static void observe_draw(Noise *noise, int B, int ranks, uint64_t stream, uint64_t *drawn) {
+    double sq[SOURCES] = {0}, gram[SOURCES * SOURCES] = {0}, pairs = 0;
+    for (int r = 0; r < ranks; r++) {
+        double v[SOURCES][D] = {{0}};
+        for (int b = 0; b < B / ranks; b++) {
+            double u = rng_uniform(78, stream, (*drawn)++);
+            int s = u < shares[0] ? 0 : u < shares[0] + shares[1] ? 1 : 2;
+            for (int d = 0; d < D; d++) {
+                double g = true_gradient(s, d) + sqrt(noises[s] / D) * rng_normal(77, stream, (*drawn)++);
+                v[s][d] += g;
+                sq[s] += g * g;
+            }
+        }
+        for (int i = 0; i < SOURCES * SOURCES; i++)
+            for (int d = 0; d < D; d++) gram[i] += v[i / SOURCES][d] * v[i % SOURCES][d];
+        pairs += (double)(B / ranks) * (B / ranks - 1);
+    }
+    noise_observe_sources(noise, B, pairs, shares, sq, gram, 1);
+}
+
+static double product(int s, int t) {
+    double sum = 0;
+    for (int d = 0; d < D; d++) sum += true_gradient(s, d) * true_gradient(t, d);
+    return sum;
+}
+
+// Over many runs |G_s|^2, S_s and the cosines are right on average, and their errors are what the runs spread by.
+static void check_sources(int ranks) {
+    enum { RUNS = 150, STEPS = 200, B = 24, PAIRS = SOURCES * (SOURCES - 1) / 2, NUMBERS = 2 * SOURCES + PAIRS };
+    double mean[NUMBERS] = {0}, square[NUMBERS] = {0}, claimed[NUMBERS] = {0}, want[NUMBERS];
+    Model model = {0};
+    Error e;
+    for (uint64_t run = 0; run < RUNS; run++) {
+        Noise noise;
+        double got[NUMBERS], se[NUMBERS];
+        uint64_t drawn = 0;
+        int k = 0;
+        CHECK_OK(noise_create(&noise, &model, 1e9, 0, SOURCES, &e), &e);
+        for (int i = 0; i < STEPS; i++) observe_draw(&noise, B, ranks, 800 + run, &drawn);
+        for (int s = 0; s < SOURCES; s++) {
+            const GnsEstimate x = gns_estimate(&noise.source[SOURCES + s]);
+            got[k] = x.g2, se[k] = x.g2_se, want[k++] = product(s, s);
+            got[k] = x.s, se[k] = x.s_se, want[k++] = noises[s];
+            for (int t = 0; t < s; t++) {
+                const NoiseCosine c = noise_cosine(&noise, t, s);
+                got[k] = c.value, se[k] = c.se, want[k++] = product(s, t) / sqrt(product(s, s) * product(t, t));
+            }
+        }
+        for (k = 0; k < NUMBERS; k++)
+            mean[k] += got[k] / RUNS, square[k] += got[k] * got[k] / RUNS, claimed[k] += se[k] * se[k] / RUNS;
+        noise_destroy(&noise);
+    }
+    for (int k = 0; k < NUMBERS; k++) {
+        double spread = sqrt(square[k] - mean[k] * mean[k]);
+        CHECK(fabs(mean[k] - want[k]) < 4 * spread / sqrt(RUNS), "%d ranks, number %d: %g, want %g, spread %g", ranks, k,
+              mean[k], want[k], spread);
+        CHECK_CLOSE(sqrt(claimed[k]), spread, 0.2, 0);
+    }
+}
+
+static void test_sources(void) {
+    check_sources(1);
+    check_sources(3);
+}
+
 // ---- the estimate from the ranks' gradients -------------------------------------------------------------------------
 
 enum { MAX_RANKS = 8 };
@@ -446,6 +519,7 @@ static void test_groups(void) {
 
 int main(void) {
     RUN(test_identities, test_tracker, test_lower_formula, test_calibration, test_calibration_error, test_scaled_lower,
-        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_ranks_unbiased, test_groups);
+        test_samples_are_spaced_in_tokens, test_calibration_is_wary, test_ratio, test_sources,
+        test_ranks_unbiased, test_groups);
     return test_summary();
 }

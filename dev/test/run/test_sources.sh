@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Noise by source: the shares of a mixture are those that runs on each source alone give, and they resume and merge exactly.
+# Noise by source: the numbers of a mixture are those that runs on each source alone give, and they resume and merge.
 set -u
 . "$(dirname "$0")/../checks.sh" sources
 python=$(find_python matplotlib) || python=$(find_python) || skip_suite "no python3"
@@ -18,19 +18,29 @@ mixture="$plain:0.8 $noise:0.2"
 
 shape=(--model d1 --vocab-size 256 --layers 1 --heads 2 --channels 48)
 run() { # OUT TRAIN OPTIONS...
-    $train --train "$2" --out "$work/$1" "${shape[@]}" --seq-len 32 --micro-batch 8 \
+    $train --train "$2" --out "$work/$1" "${shape[@]}" --seq-len 32 --micro-batch "${rows:-8}" \
         --batch-tokens 1024 --beta2 0.99 --threads 1 --gns-half-life 1e9 "${@:3}" > "$work/log" 2>&1 || { cat "$work/log"; return 1; }
 }
 last() { tail -n 1 "$work/$1/metrics.jsonl"; } # RUN
 
-# At rate 0 from one checkpoint: E |g_b|^2 of a source is G2 + S of a run on it alone.
-shares_are_those_of_the_sources() {
+# At rate 0 from one checkpoint: a source has the S and G2 of a run on it alone. Of equal shares, G2 is a quarter of
+# |G_0 + G_1|^2, which gives the cosine without any sum by source.
+numbers_are_those_of_the_sources() {
     run start "$mixture" --steps 100 --lr 4e-3 || return
-    local name shape=(--model "$work/start")
-    for name in plain noise mixture; do run "rate0_$name" "${!name}" --steps 150 --lr 0 || return; done
-    "$python" - "$(last rate0_plain)" "$(last rate0_noise)" "$(last rate0_mixture)" << 'END'
-import json, sys
-plain, noise, mixture = map(json.loads, sys.argv[1:])
+    local name shape=(--model "$work/start") halves="$plain:0.5 $noise:0.5"
+    for name in plain noise halves mixture; do run "rate0_$name" "${!name}" --steps 150 --lr 0 || return; done
+    "$python" - "$(last rate0_plain)" "$(last rate0_noise)" "$(last rate0_halves)" "$(last rate0_mixture)" << 'END'
+import json, math, sys
+plain, noise, halves, mixture = map(json.loads, sys.argv[1:])
+for i, alone in enumerate((plain, noise)):
+    for name in ("g2", "s", "scale"):
+        x, se, want = mixture[f"gns_source_{i}_{name}"], mixture[f"gns_source_{i}_{name}_se"], alone["gns_ln" + f"_{name}" * (name != "scale")]
+        print(i, name, x, se, want)
+        assert se < 0.2 * want and abs(x - want) < 4 * se
+a, b = plain["gns_ln_g2"], noise["gns_ln_g2"]
+x, se, want = mixture["gns_cosine_0_1"], mixture["gns_cosine_0_1_se"], (4 * halves["gns_ln_g2"] - a - b) / 2 / math.sqrt(a * b)
+print(x, se, want)
+assert x < -0.2 and 0.01 < se < 0.05 and abs(x - want) < 4 * se
 a, b = (share * (run["gns_ln_s"] + run["gns_ln_g2"]) for share, run in ((0.8, plain), (0.2, noise)))
 for i, want in ((0, a / (a + b)), (1, b / (a + b))):
     share, se = mixture[f"gns_source_{i}"], mixture[f"gns_source_{i}_se"]
@@ -44,7 +54,18 @@ END
 resumes_exactly() {
     run whole "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 && run part "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 || return
     rm -r "$work/part/step_00000060" && run part "$mixture" --steps 60 --lr 4e-3 --checkpoint-every 20 && says "$work/log" "40 steps" &&
-        cmp <(numbers "$work/whole") <(numbers "$work/part")
+        cmp <(numbers "$work/whole") <(numbers "$work/part") && [[ $(last whole) =~ '"gns_cosine_0_1": '-?0\. ]]
+}
+
+micro_steps_add_up() {
+    run steps4 "$mixture" --steps 20 --lr 0 && rows=32 run steps1 "$mixture" --steps 20 --lr 0 &&
+        "$python" - "$(last steps4)" "$(last steps1)" << 'END'
+import json, sys
+a, b = map(json.loads, sys.argv[1:])
+names = [name for name in a if name.startswith("gns_source") and a[name] is not None]
+print({name: (a[name], b[name]) for name in names})
+assert len(names) >= 18 and all(abs(a[name] - b[name]) <= 1e-4 * abs(a[name]) for name in names)
+END
 }
 
 ranks_give_the_same() {
@@ -53,17 +74,29 @@ ranks_give_the_same() {
     local train=$train
     run one "$mixture" --steps 20 --lr 0 || return
     train="timeout -k 10 300 mpirun -np 3 --oversubscribe --allow-run-as-root --bind-to none $train"
-    run three "$mixture" --steps 20 --lr 0 && [ "$(last one | grep -o '"gns_source.*')" = "$(last three | grep -o '"gns_source_0.*_1_se": [^,}]*')}" ]
+    run three "$mixture" --steps 20 --lr 0 && run zero2 "$mixture" --steps 20 --lr 0 --zero 2 --reduce micro-step &&
+        [ "$(last three | grep -o '"gns_source.*"gns_cosine_0_1')" = "$(last zero2 | grep -o '"gns_source.*"gns_cosine_0_1')" ] &&
+        "$python" - "$(last one)" "$(last three)" << 'END'
+import json, sys
+a, b = map(json.loads, sys.argv[1:])
+for i in 0, 1:
+    assert a[f"gns_source_{i}"] == b[f"gns_source_{i}"] and a[f"gns_source_{i}_se"] == b[f"gns_source_{i}_se"]
+    for name in "g2", "s":
+        x, y, se = (run[f"gns_source_{i}_{name}{end}"] for run, end in ((a, ""), (b, ""), (b, "_se")))
+        print(i, name, x, y, se)
+        assert x != y and abs(x - y) < 3 * se
+END
 }
 
 shows_in_the_report() {
     "$python" -c 'import matplotlib' 2> /dev/null || skip "no Python package matplotlib" || return
     "$python" scripts/report.py "$work/whole" > /dev/null && says "$work/whole/report.html" "Noise by source" &&
-        grep -qE '20.0%</td><td class=n>[0-9.]+% \+- [0-9.]+' "$work/whole/report.html"
+        grep -qE '20.0%</td><td class=n>[0-9.]+% \+- [0-9.]+(</td><td class=n>-?[0-9.e-]+ \+- [0-9.e-]+){4}' "$work/whole/report.html"
 }
 
-try shares_are_those_of_the_sources
+try numbers_are_those_of_the_sources
 try resumes_exactly
+try micro_steps_add_up
 try ranks_give_the_same
 try shows_in_the_report
 exit $failed
