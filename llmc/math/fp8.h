@@ -1,0 +1,49 @@
+// fp8: e4m3 (Micikevicius et al. 2022, arXiv 2209.05433) for the factors of matrix products (--dtype fp8).
+// A value x of a site (FP8_LN1, ...) is stored as the e4m3 number nearest to x 2^k; ties go to even, |x| 2^k > 448 becomes
+// 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9; 0x7f is NaN.
+// Every e4m3 number times a power of two is exactly a bf16 number.
+//
+// The exponent k belongs to one site of one block. It changes rarely, since e4m3's relative error is flat over nine
+// binades: fp8_next keeps the step's largest |x| 2^k within [3.5, 112], and sets it to [14, 28) where it leaves that range.
+#pragma once
+
+#include "base/common.h"
+
+#include <math.h>
+#include <string.h>
+
+// Sites of a block: the factors of its four linear layers.
+typedef enum {
+    FP8_LN1,        // x of qkv
+    FP8_ATTENTION,  // x of proj
+    FP8_LN2,        // x of fc
+    FP8_GELU,       // x of fcproj
+    FP8_DFCPROJ,    // dy of fcproj, the gradient of the MLP branch
+    FP8_DFC,        // dy of fc
+    FP8_DPROJ,      // dy of proj, the gradient of the attention branch
+    FP8_DQKV,       // dy of qkv
+    FP8_QKV_WEIGHT, // weights
+    FP8_PROJ_WEIGHT,
+    FP8_FC_WEIGHT,
+    FP8_FCPROJ_WEIGHT,
+    FP8_SITES // site s of block l has index l FP8_SITES + s
+} Fp8Site;
+
+// Exponent of a site that has none yet: its products keep their unrounded factors.
+enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 100 };
+#define FP8_MAX 448.0f
+
+// True if e4m3 would saturate, or x is not finite. amax: the largest |x|.
+GNS_HD static inline bool fp8_saturates(int k, float amax) {
+    return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX);
+}
+
+// Returns the exponent of the next step, from the largest |x| of this one. Without information (0, not finite) it stays.
+static inline int fp8_next(int k, float amax) {
+    if (!isfinite(amax) || amax == 0) return k;
+    if (k != FP8_UNSET && ldexpf(amax, k) >= 3.5f && ldexpf(amax, k) <= 112.0f) return k;
+    int exponent; // amax = m 2^exponent, m in [0.5, 1)
+    const float m = frexpf(amax, &exponent);
+    const int next = (m < 0.875f ? 5 : 4) - exponent; // [0.5, 0.875) 2^5, [0.875, 1) 2^4: within [14, 28)
+    return next < -FP8_EXPONENT_MAX ? -FP8_EXPONENT_MAX : next > FP8_EXPONENT_MAX ? FP8_EXPONENT_MAX : next;
+}
