@@ -466,6 +466,7 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
 }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {
+    if (dtype == DTYPE_FP8) return FAIL(e, ERR_USAGE, NULL, "--dtype fp8: not yet");
     if (dtype == DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "use --dtype bf16 or fp32",
                     "--dtype fp16: only the CUDA trainer has it, made with PRECISION=FP16");

@@ -10,6 +10,7 @@
 #include "base/common.h"
 
 #include <math.h>
+#include <stdint.h>
 #include <string.h>
 
 // Sites of a block: the factors of its four linear layers.
@@ -34,9 +35,7 @@ enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 100 };
 #define FP8_MAX 448.0f
 
 // True if e4m3 would saturate, or x is not finite. amax: the largest |x|.
-GNS_HD static inline bool fp8_saturates(int k, float amax) {
-    return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX);
-}
+GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX); }
 
 // Returns the exponent of the next step, from the largest |x| of this one. Without information (0, not finite) it stays.
 static inline int fp8_next(int k, float amax) {
@@ -46,4 +45,39 @@ static inline int fp8_next(int k, float amax) {
     const float m = frexpf(amax, &exponent);
     const int next = (m < 0.875f ? 5 : 4) - exponent; // [0.5, 0.875) 2^5, [0.875, 1) 2^4: within [14, 28)
     return next < -FP8_EXPONENT_MAX ? -FP8_EXPONENT_MAX : next > FP8_EXPONENT_MAX ? FP8_EXPONENT_MAX : next;
+}
+
+// ---- e4m3 numbers ---------------------------------------------------------------------------------------------------
+
+// Returns the e4m3 number nearest to y. e4m3 numbers in [2^e, 2^(e+1)) are 2^(e-3) apart; below 2^-6 they are 2^-9
+// apart. Floats near 1.5 2^(e+20) are as far apart, so adding and subtracting it rounds.
+GNS_HD static inline float fp8_round(float y) {
+    uint32_t bits;
+    float power; // 2^e
+    y = y > FP8_MAX ? FP8_MAX : y < -FP8_MAX ? -FP8_MAX : y;
+    memcpy(&bits, &y, sizeof bits);
+    bits &= 0x7f800000;
+    bits = bits < 121u << 23 ? 121u << 23 : bits; // 2^-6
+    memcpy(&power, &bits, sizeof power);
+    return (y + 0x1.8p20f * power) - 0x1.8p20f * power;
+}
+
+// Returns the code of the e4m3 number nearest to y.
+GNS_HD static inline uint8_t fp8_encode(float y) {
+    const float rounded = fp8_round(y), size = fabsf(rounded);
+    uint32_t bits;
+    if (size != size) return 0x7f;
+    memcpy(&bits, &y, sizeof bits);
+    const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
+    if (size < 0x1p-6f) return sign | (uint8_t)(size * 0x1p9f);
+    memcpy(&bits, &size, sizeof bits);
+    return sign | (uint8_t)((bits >> 20) - (120u << 3)); // an exponent of bias 7 instead of 127
+}
+
+// Returns the e4m3 number of a code.
+GNS_HD static inline float fp8_decode(uint8_t code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const float size = exponent ? ldexpf((float)(8 + mantissa), exponent - 10) : ldexpf((float)mantissa, -9);
+    if ((code & 0x7f) == 0x7f) return NAN;
+    return code & 0x80 ? -size : size;
 }

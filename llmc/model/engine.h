@@ -15,6 +15,7 @@
 #pragma once
 
 #include "math/dropout.h"
+#include "math/fp8.h"
 #include "model/model.h"
 #include "model/modes.h"
 
@@ -29,7 +30,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the largest mode that a step will use
-    Dtype dtype;        // type of weights and activations; the CUDA engine sets it: its build fixes the type
+    Dtype dtype;        // --dtype; the engine's own copy holds the type of its weights and activations
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits
@@ -145,6 +146,8 @@ typedef struct StepResult {
     // (sources, sources) <v_s, v_t>; NULL: not asked for. v_s is the sum of g_b over this rank's rows of source s, of all
     // LayerNorm parameters.
     double *source_gram;
+    float *amax; // (L, FP8_SITES) largest |x| of each site of DTYPE_FP8 on this rank, before rounding; NaN if one
+                 // is NaN, 0 without rows; NULL: not asked for
 } StepResult;
 
 typedef struct EngineApi EngineApi;
@@ -222,6 +225,11 @@ struct EngineApi {
 
     // Sets the loss scale of the following steps; 1 until then.
     void (*scale_loss)(Engine *engine, double scale);
+
+    // Sets the exponents k (L, FP8_SITES) of the following steps (math/fp8.h); copies them. FP8_UNSET until then. A
+    // product's factors are rounded if both have an exponent. If a site saturates, `norms` makes the norm of the first
+    // tensor infinite, so that no rank updates. For DTYPE_FP8 only; NULL: not known to the engine.
+    void (*exponents)(Engine *engine, const int8_t *k);
 
     // Runs forward and backward over 0 < n <= micro_batch rows. tokens: (n, T + 1); row b trains tokens[b][0..T-1] to
     // predict tokens[b][1..T]. Adds to the loss, to the per-example norms of the mode, and to the gradients. A step's
@@ -319,6 +327,7 @@ static inline void engine_destroy(Engine *engine) {
 #define engine_begin_step(g, ...)    engine_api(g)->begin_step(g, __VA_ARGS__)
 #define engine_examples(g, ...)      engine_api(g)->examples(g, __VA_ARGS__)
 #define engine_scale_loss(g, ...)    engine_api(g)->scale_loss(g, __VA_ARGS__)
+#define engine_exponents(g, k)       engine_api(g)->exponents(g, k)
 #define engine_micro_step(g, ...)    engine_api(g)->micro_step(g, __VA_ARGS__)
 #define engine_norms(g, ...)         engine_api(g)->norms(g, __VA_ARGS__)
 #define engine_update(g, ...)        engine_api(g)->update(g, __VA_ARGS__)
