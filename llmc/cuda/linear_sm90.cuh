@@ -3,6 +3,7 @@
 // product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX.
 #pragma once
 
+#include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/reduce.cuh"
 
@@ -24,7 +25,10 @@ struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
+    const uint8_t *x8 = NULL, *weight8 = NULL; // e4m3 factors instead, if set: x8 (rows, in), weight8 (out, in)
+    float scale = 1;                           // of their product
     real *y = NULL;
+    Fp8Copy copy = {}; // of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;
     const float *row_values = NULL; // (rows)
     float *row_sums = NULL;         // (linear_sm90_tiles, rows) LINEAR_SOFTMAX: row sums per tile of unrounded y
