@@ -9,7 +9,8 @@
 // and logits = ln_f(x) wte^T. Weights are (in, out), so that y = x W + b.
 //
 // Weights and activations are values of one type, fp32 or bf16 (cpu/value.h); sums, statistics, master weights,
-// gradients of weights and moments are fp32.
+// gradients of weights and moments are fp32. --dtype fp8 is fp32 whose training rounds the factors of the blocks' products
+// y = x W + b and dx = dy W^T to e4m3 (factors_of).
 //
 // Shapes: B rows of T tokens, C channels, NH heads, L layers, V vocabulary (Vp: padded), N = B T.
 #include "cpu/attention.h"     // attention_forward, attention_backward
@@ -35,6 +36,7 @@ typedef struct {
     int passes;      // cost, in forward passes: 3 in training (input and weight gradients cost one each), otherwise 1
     GnsMode mode;    // in training
     Dropout dropout; // dropout of the first row; attention_of and drop set the layer
+    bool fp8;        // round factors to e4m3, in training
 } Batch;
 
 // Returns a pass without training; for training also set `mode`, `passes` and `dropout`.
@@ -45,11 +47,35 @@ static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t strid
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
+// Number of a block's linear layer in the order of Fp8Site; the gradients' sites have the reverse order.
+static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
+
+// The factors of a product of linear layer w: x (n), which belongs to `site`, and W. With fp8 it raises both sites' amax,
+// and if both have exponents it returns copies rounded to e4m3.
+typedef struct {
+    const void *x, *W;
+} Factors;
+static Factors factors_of(Engine *engine, const Batch *batch, const void *x, size_t n, int site, TensorKind w, int l) {
+    const size_t weights = tensor(engine, w, l)->count;
+    const void *W = weight(engine, w, l);
+    if (!batch->fp8) return (Factors){x, W};
+    const int weight_site = FP8_QKV_WEIGHT + linear_number(w);
+    const int8_t *k = engine->exponents + l * FP8_SITES;
+    float *amax = engine->amax + l * FP8_SITES;
+    raise_amax(amax + site, x, n);
+    raise_amax(amax + weight_site, W, weights);
+    if (k[site] == FP8_UNSET || k[weight_site] == FP8_UNSET) return (Factors){x, W};
+    fp8_round_values(engine->factor[0], x, n, k[site]);
+    fp8_round_values(engine->factor[1], W, weights, k[weight_site]);
+    return (Factors){engine->factor[0], engine->factor[1]};
+}
+
 // y (N, out) = x (N, in) W + b
 static void linear_forward(Engine *engine, const Batch *batch, void *y, const void *x, TensorKind w, TensorKind b,
                            int l) {
     const Tensor *t = tensor(engine, w, l);
-    matmul_nn(engine->matmul, y, x, weight(engine, w, l), weight(engine, b, l), batch->N, t->columns, t->rows);
+    const Factors f = factors_of(engine, batch, x, batch->N * t->rows, FP8_LN1 + linear_number(w), w, l);
+    matmul_nn(engine->matmul, y, f.x, f.W, weight(engine, b, l), batch->N, t->columns, t->rows);
 }
 
 // y (N, C) = LN(x). Unless residual (N, C) is NULL, first adds it to x in place.
@@ -216,7 +242,8 @@ static void linear_dweight(Engine *engine, const Batch *batch, const void *x, co
 // dx (N, in) = dy (N, out) W^T
 static void linear_dinput(Engine *engine, const Batch *batch, void *dx, const void *dy, TensorKind w, int l) {
     const Tensor *t = tensor(engine, w, l);
-    matmul_nt(engine->matmul, dx, dy, weight(engine, w, l), batch->N, t->rows, t->columns);
+    const Factors f = factors_of(engine, batch, dy, batch->N * t->columns, FP8_DQKV - linear_number(w), w, l);
+    matmul_nt(engine->matmul, dx, f.x, f.W, batch->N, t->rows, t->columns);
 }
 
 // Adds g_b of the batch's rows, which layernorm_backward left, to the sums of their sources.
@@ -324,6 +351,7 @@ static int cpu_begin_step(Engine *engine, Error *e) {
     if (engine->row) memset(engine->row, 0, sizeof *engine->row * (size_t)engine->config.step_rows);
     if (engine->source_sum)
         memset(engine->source_sum, 0, sizeof *engine->source_sum * source_sum_elements(&engine->config));
+    if (engine->fp8) memset(engine->amax, 0, fp8_sites(engine) * sizeof *engine->amax);
     engine->loss_sum = engine->nll_sum = 0;
     engine->rows = 0;
     engine->first = true;
@@ -344,7 +372,7 @@ static int cpu_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode
     const Model *model = engine->config.model;
     size_t T = (size_t)engine->config.seq_len;
     Batch batch = batch_of(engine, tokens, T + 1, (size_t)n, T, 0);
-    batch.mode = mode, batch.passes = 3;
+    batch.mode = mode, batch.passes = 3, batch.fp8 = engine->fp8;
     batch.dropout = dropout_at(engine->config.dropout, engine->example, 0);
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     assert(!engine->row || engine->rows + n <= engine->config.step_rows);
@@ -372,6 +400,7 @@ static int cpu_result(Engine *engine, StepResult *result, Error *e) {
     memcpy(result->grad_sq, engine->grad_sq, bytes);
     memcpy(result->example_sq, engine->example_sq, bytes);
     if (result->rank_sq) memcpy(result->rank_sq, engine->rank_sq, bytes);
+    if (result->amax) memcpy(result->amax, engine->amax, fp8_sites(engine) * sizeof *engine->amax);
     if (result->row) memcpy(result->row, engine->row, sizeof *engine->row * (size_t)engine->rows);
     const int sources = engine->config.sources;
     for (int i = 0; i < sources * sources && result->source_gram; i++) {
@@ -436,11 +465,12 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
     assert(config->seq_len <= config->model->config.context && config->micro_batch > 0);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     Engine *engine = *out;
-    engine->config = *config;
+    engine_configure(engine, config);
     engine->loss_scale = 1;
     engine->threads = engine_thread_count(config);
     omp_set_num_threads(engine->threads);
     int code = engine_memory_take(engine, e);
+    if (!code && engine->fp8) memset(engine->exponents, FP8_UNSET, fp8_sites(engine));
     if (!code) return 0;
     cpu_destroy(engine);
     *out = NULL;
@@ -448,9 +478,9 @@ static int cpu_create(Engine **out, const EngineConfig *config, Error *e) {
 }
 
 static void cpu_describe(const Engine *engine, char *out, size_t bytes) {
-    bool bf16 = engine->config.dtype == DTYPE_BF16;
-    snprintf(out, bytes, "CPU, %s%s, %d thread%s, vectors of %d bits", bf16 ? "bf16 by " : "",
-             engine->matmul.kernel->name, engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
+    const char *type = engine->fp8 ? "fp8 emulated in " : engine->config.dtype == DTYPE_BF16 ? "bf16 by " : "";
+    snprintf(out, bytes, "CPU, %s%s, %d thread%s, vectors of %d bits", type, engine->matmul.kernel->name,
+             engine->threads, engine->threads == 1 ? "" : "s", 32 * VEC);
 }
 
 static int cpu_tune(Engine *engine, Error *e) {
@@ -466,7 +496,6 @@ static int cpu_set_tuning(Engine *engine, const char *tuning, Error *e) {
 }
 
 static int cpu_check_dtype(Dtype dtype, Error *e) {
-    if (dtype == DTYPE_FP8) return FAIL(e, ERR_USAGE, NULL, "--dtype fp8: not yet");
     if (dtype == DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "use --dtype bf16 or fp32",
                     "--dtype fp16: only the CUDA trainer has it, made with PRECISION=FP16");
@@ -479,6 +508,7 @@ static Dtype cpu_dtype(void) { return DTYPE_FP32; }
 static double cpu_progress(const Engine *engine) { return engine->work_done; }
 static void cpu_examples(Engine *engine, uint64_t first) { engine->example = first; }
 static void cpu_scale_loss(Engine *engine, double scale) { engine->loss_scale = (float)scale; }
+static void cpu_exponents(Engine *engine, const int8_t *k) { memcpy(engine->exponents, k, fp8_sites(engine)); }
 static void cpu_watch(Engine *engine, const GradientWatch *watch) { engine->watch = *watch; }
 
 // The engine that main (run/main_cpu.c) hands to the program. check, pin, unpin and stream are NULL: it computes any
@@ -501,6 +531,7 @@ const EngineApi cpu_engine = {
     .begin_step = cpu_begin_step,
     .examples = cpu_examples,
     .scale_loss = cpu_scale_loss, // for tests
+    .exponents = cpu_exponents,
     .micro_step = cpu_micro_step,
     .norms = cpu_norms,
     .trust = cpu_trust,

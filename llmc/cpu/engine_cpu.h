@@ -59,6 +59,10 @@ struct Engine {
     double *trust_sq;                        // two per tensor (LAMB): |weights|^2, |direction|^2
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
+    bool fp8;                                // rounds factors of the blocks' products: DTYPE_FP8, in training
+    int8_t *exponents;                       // (L, FP8_SITES) set by `exponents`
+    float *amax;                             // (L, FP8_SITES) this step's so far
+    float *factor[2]; // (B, T, 4C), (4C, C) rounded copies of a product's factors: activations, weights
     double loss_sum, nll_sum;
     _Atomic float work_done;    // fraction of the pass that is done; another thread reads it
     bool first;                 // the next micro-step overwrites gradients (with shard_grads always)
@@ -101,9 +105,15 @@ static inline double *example_sq(Engine *engine, TensorKind kind, int layer) {
     return &engine->example_sq[tensor(engine, kind, layer) - engine->config.model->tensors];
 }
 
+// Entries of exponents and amax.
+static inline size_t fp8_sites(const Engine *engine) { return (size_t)engine->config.model->config.layers * FP8_SITES; }
+
 // ---- engine_memory.c ------------------------------------------------------------------------------------------------
 
 int engine_thread_count(const EngineConfig *config); // config->threads, or OpenMP's default
+
+// Sets engine->config and fp8. Replaces DTYPE_FP8 by DTYPE_FP32, the type of its values.
+void engine_configure(Engine *engine, const EngineConfig *config);
 
 // Allocates engine->memory and points the engine's arrays into it. Clears all but the kernels' scratch.
 int engine_memory_take(Engine *engine, Error *e);

@@ -13,6 +13,12 @@ int engine_thread_count(const EngineConfig *config) {
     return config->threads > 0 ? config->threads : omp_get_max_threads();
 }
 
+void engine_configure(Engine *engine, const EngineConfig *config) {
+    engine->config = *config;
+    engine->fp8 = config->dtype == DTYPE_FP8 && !config->inference;
+    if (config->dtype == DTYPE_FP8) engine->config.dtype = DTYPE_FP32;
+}
+
 int engine_head_rows(const EngineConfig *config) {
     // Use fp32's size for bf16 too: all types then sum over rows in the same order.
     size_t rows = ENGINE_HEAD_BYTES / sizeof(float) / (size_t)config->model->vocab_padded;
@@ -130,6 +136,11 @@ static MemoryPlan layout(Engine *engine, char *base) {
         RESERVE(engine->gram, C * C), RESERVE(engine->poly, C * C);
     }
     end_part(a, "Muon's products");
+    if (engine->fp8) {
+        RESERVE(engine->factor[0], N * 4 * C), RESERVE(engine->factor[1], 4 * C * C);
+        RESERVE(engine->exponents, fp8_sites(engine)), RESERVE(engine->amax, fp8_sites(engine));
+    }
+    end_part(a, "rounded factors");
     engine->matmul =
         (Matmul){threads, matmul_kernel(c->dtype), matmul_a_block(), reserve(a, matmul_scratch(c->dtype, N))};
     engine->attention = (Attention){.threads = threads, .max_T = T, .max_D = D, .type = c->dtype};
@@ -139,7 +150,8 @@ static MemoryPlan layout(Engine *engine, char *base) {
 }
 
 void cpu_plan_memory(const EngineConfig *config, MemoryPlan *plan) {
-    Engine sketch = {.config = *config};
+    Engine sketch = {0};
+    engine_configure(&sketch, config);
     *plan = layout(&sketch, NULL);
 }
 

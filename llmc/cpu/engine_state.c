@@ -98,6 +98,8 @@ int cpu_norms(Engine *engine, Range range, Error *e) {
     (void)e;
     const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
     norms(engine->config.model, sum, range, engine->grad_sq, false);
+    for (size_t i = 0; engine->fp8 && i < fp8_sites(engine); i++)
+        if (fp8_saturates(engine->exponents[i], engine->amax[i])) engine->grad_sq[0] = INFINITY; // no update
     return 0;
 }
 

@@ -1,6 +1,7 @@
 #include "cpu/layers.h"
 
 #include "cpu/value.h"
+#include "math/fp8.h"
 #include "math/layernorm.h"
 #include "math/loss.h"
 
@@ -332,6 +333,27 @@ void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, f
         if (i + ADAMW_RUN <= n) adamw_run(param + i, to, grad + i, moment1 + i, moment2 + i, ADAMW_RUN, step, decay);
         else adamw_run(param + i, to, grad + i, moment1 + i, moment2 + i, n - i, step, decay);
     }
+}
+
+// ---- Rounding to e4m3 (math/fp8.h) ----------------------------------------------------------------------------------
+
+void raise_amax(float *amax, const float *x, size_t n) {
+    uint32_t most; // bits of floats without their signs sort like integers
+    memcpy(&most, amax, sizeof most);
+#pragma omp parallel for simd schedule(static) reduction(max : most) if (n > PARALLEL_FLOATS)
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= INT32_MAX;
+        most = bits > most ? bits : most;
+    }
+    memcpy(amax, &most, sizeof most);
+}
+
+void fp8_round_values(float *to, const float *x, size_t n, int k) {
+    const float scale = ldexpf(1, k), unscale = ldexpf(1, -k);
+#pragma omp parallel for simd schedule(static) if (n > PARALLEL_FLOATS)
+    for (size_t i = 0; i < n; i++) to[i] = fp8_round(x[i] * scale) * unscale;
 }
 
 // ---- Sums -----------------------------------------------------------------------------------------------------------

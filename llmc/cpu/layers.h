@@ -63,6 +63,12 @@ void cross_entropy(float *nll /* (N) */, float *loss /* (N) */, void *logits /* 
 void adamw(float *param, uint16_t *rounded, const float *grad, float *moment1, float *moment2, size_t n,
            const AdamWStep *step, bool decay);
 
+// Raises *amax to the largest |x| of x (n). NaN ranks above all numbers.
+void raise_amax(float *amax, const float *x, size_t n);
+
+// Rounds n values to e4m3 with exponent k (math/fp8.h).
+void fp8_round_values(float *to, const float *x, size_t n, int k);
+
 // Sum of squares: in fp32 within chunks of a fixed size, in double over the chunks.
 double sum_squares(const float *x, size_t n);
 

@@ -30,6 +30,10 @@ typedef enum {
     FP8_SITES // site s of block l has index l FP8_SITES + s
 } Fp8Site;
 
+static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",       "gelu",
+                                             "dfcproj",    "dfc",         "dproj",     "dqkv",
+                                             "qkv weight", "proj weight", "fc weight", "fcproj weight"};
+
 // Exponent of a site that has none yet: its products keep their unrounded factors.
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 100 };
 #define FP8_MAX 448.0f
