@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <math.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,18 +215,22 @@ int comm_check_launch(const Comm *comm, Error *e) {
     return 0;
 }
 
-int comm_sum_and_least(Comm *comm, double *values, int count, CommLeast *least, Error *e) {
+int comm_reduce(Comm *comm, double *values, int sums, int maxima, CommLeast *least, Error *e) {
     if (least) *least = (CommLeast){0, values[0]};
     if (comm->ranks == 1) return 0;
-    double *all; // (ranks, count)
-    size_t n = (size_t)count;
+    double *all; // (ranks, n)
+    size_t n = (size_t)sums + (size_t)maxima;
     TRY(memory_alloc((void **)&all, sizeof(double) * n * (size_t)comm->ranks, "sums over the ranks", e));
     int code = comm_gather(comm, values, all, n * sizeof(double), e);
     if (!code) memcpy(values, all, n * sizeof(double));
     if (least && !code) *least = (CommLeast){0, all[0]};
     for (size_t r = 1; !code && r < (size_t)comm->ranks; r++) { // in the order of the ranks
         if (least && all[r * n] < least->value) *least = (CommLeast){(int)r, all[r * n]};
-        for (size_t i = 0; i < n; i++) values[i] += all[r * n + i];
+        for (size_t i = 0; i < n; i++) {
+            const double x = all[r * n + i];
+            if (i < (size_t)sums) values[i] += x;
+            else if (x > values[i] || isnan(x)) values[i] = x;
+        }
     }
     memory_free(all);
     return code;

@@ -56,14 +56,15 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 // Copies `mine` of every rank to `all` (ranks, bytes), in rank order.
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
-// values[i] = sum over ranks. least: the smallest values[0] before that, and the lowest rank that has it; may be NULL.
+// Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
+// least: the smallest values[0] before that, and the lowest rank that has it; may be NULL.
 typedef struct {
     int rank;
     double value;
 } CommLeast;
-int comm_sum_and_least(Comm *comm, double *values, int count, CommLeast *least, Error *e);
+int comm_reduce(Comm *comm, double *values, int sums, int maxima, CommLeast *least, Error *e);
 static inline int comm_sum(Comm *comm, double *values, int count, Error *e) {
-    return comm_sum_and_least(comm, values, count, NULL, e);
+    return comm_reduce(comm, values, count, 0, NULL, e);
 }
 
 // Rank 0 may work alone for any time while the others wait in comm_wait_first. After each piece of work it calls

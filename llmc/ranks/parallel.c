@@ -265,14 +265,16 @@ int parallel_update(Parallel *p, const UpdateConfig *update, Error *e) {
     return p->config.zero == ZERO_0 ? update_all(p, update, e) : update_owned(p, update, e);
 }
 
-// Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, and `more`.
+// Sends one message: seconds waited, losses, stop, |s_r|^2, the examples' squared norms by tensor, `more`, and the
+// largest values.
 int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
     enum { WAITED, LOSS, NLL, STOP, RANK_SQ, EXAMPLE_SQ };
     CommLeast least;
     StepResult *result = sums->result;
     int tensors = p->model->tensor_count, more = EXAMPLE_SQ + tensors, count = more + sums->more_count;
+    int sites = result->amax ? p->model->config.layers * FP8_SITES : 0;
     double *values;
-    TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)count, "the step's sums", e));
+    TRY(memory_alloc((void **)&values, sizeof(double) * (size_t)(count + sites), "the step's sums", e));
     if (p->transport) p->waited += p->api->waited(p->transport);
     values[WAITED] = p->waited;
     values[LOSS] = result->loss_sum;
@@ -284,7 +286,9 @@ int parallel_sums(Parallel *p, StepSums *sums, Error *e) {
         values[EXAMPLE_SQ + i] = result->example_sq[i];
     }
     for (int i = 0; i < sums->more_count; i++) values[more + i] = sums->more[i];
-    int code = comm_sum_and_least(p->comm, values, count, &least, e);
+    for (int i = 0; i < sites; i++) values[count + i] = result->amax[i];
+    int code = comm_reduce(p->comm, values, count, sites, &least, e);
+    for (int i = 0; i < sites; i++) result->amax[i] = (float)values[count + i];
     sums->slowest = least.rank;
     sums->lost = values[WAITED] / p->comm->ranks - least.value;
     for (int i = 0; i < sums->more_count; i++) sums->more[i] = values[more + i];

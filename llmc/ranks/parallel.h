@@ -123,7 +123,8 @@ int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's numbers over all ranks. At any time after the norms.
 typedef struct {
-    StepResult *result; // from engine_result; summed over ranks, except grad_sq: it is already the batch's
+    StepResult *result; // from engine_result; summed over ranks, except amax, the largest of any rank, and grad_sq,
+                        // already the batch's
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
     int slowest;        // the rank that waited the least for transfers: the others waited for it

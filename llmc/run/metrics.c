@@ -300,10 +300,8 @@ int metrics_step(Metrics *m, const StepMetrics *s, const Noise *noise, Error *e)
     put_number(f, "mfu", s->mfu);
     if (s->skipped) fputs(", \"skipped\": true", f);
     fprintf(f, ", \"clipped\": %s", s->clipped ? "true" : "false");
-    if (s->loss_scale > 0) {
-        put_number(f, "loss_scale", s->loss_scale);
-        put_number(f, "overflows", (double)s->overflows);
-    }
+    if (s->loss_scale > 0) put_number(f, "loss_scale", s->loss_scale);
+    if (s->loss_scale > 0 || s->overflows > 0) put_number(f, "overflows", (double)s->overflows);
     if (s->has_target) {
         put_number(f, "ramp_target", s->target.target);
         put_number(f, "ramp_aim", s->target.aim);

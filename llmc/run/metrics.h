@@ -11,7 +11,8 @@
 //     wait_share   how much longer than that one a rank waited, in the mean: the fraction of the step that it costs
 //     clipped      the step's gradient was scaled down to --grad-clip
 //     loss_scale   fp16: the loss scale of this step
-//     overflows    fp16: the steps so far that were skipped because their gradient overflowed; their grad_norm is null
+//     overflows    fp16, fp8: the steps so far that were skipped because their gradient overflowed or e4m3 saturated;
+//                  their grad_norm is null. fp8: from the first such step on
 //     gns_ln       a skipped step repeats the last one
 //     gns_total    also gns_type_* and gns_layer: after exact steps that were not skipped
 //     gns_source_N also gns_cosine_M_N: where --train has weights

@@ -169,6 +169,7 @@ int program_main(int argc, char **argv, const EngineApi *engine, const Transport
         r->setup.argv = argv;
         r->position.begun = r->setup.started = clock_seconds();
         r->position.at.val_loss = NAN;
+        memset(r->position.at.exponents, FP8_UNSET, sizeof r->position.at.exponents);
         r->position.at.best.loss = INFINITY;
         code = run_program(r, &e);
         if (code) progress_break(&r->output.progress);

@@ -89,7 +89,7 @@ static void format_step(Progress *p, const StepMetrics *s, const Noise *noise, d
         line_add(line, 45, " +- %.2g", g.scale_se);
     } else if (has_gns && g.lower > 0.01) line_add(line, 65, "  GNS > %.3g", g.lower);
     if (s->loss_scale > 0) line_add(line, 47, "  scale %.0f", s->loss_scale);
-    if (s->loss_scale > 0 && s->overflows > 0) line_add(line, 67, "  %lld overflows", (long long)s->overflows);
+    if (s->overflows > 0) line_add(line, 67, "  %lld overflows", (long long)s->overflows);
     line_add(line, 60, "  %.0f%s tok/s", thousands ? s->tok_per_s / 1000 : s->tok_per_s, thousands ? "k" : "");
     if (isfinite(s->mfu)) line_add(line, 50, "  MFU %.1f%%", 100 * s->mfu);
 }

@@ -473,6 +473,9 @@ int setup_buffers(Run *r, Error *e) {
     TRY(memory_alloc((void **)&result->grad_sq, 3 * n * sizeof(double), "norms", e));
     result->rank_sq = result->grad_sq + n;
     result->example_sq = result->rank_sq + n;
+    const size_t sites = (size_t)r->setup.model.config.layers * FP8_SITES;
+    if (r->setup.shape.dtype == DTYPE_FP8)
+        TRY(memory_alloc((void **)&result->amax, sites * sizeof *result->amax, "the largest factors", e));
     if (!r->setup.options.outliers && !r->position.noise.sources) return 0;
     Position *p = &r->position;
     const size_t rows = (size_t)ramp_largest(&p->ramp), sources = (size_t)p->noise.sources;
@@ -492,6 +495,7 @@ int run_end_training(Run *r, Error *e) {
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);
+    memory_free(r->position.result.amax);
     memory_free(r->position.outliers.row[0]);
     memory_free(r->position.source_sums);
     memory_free(r->data.losses);

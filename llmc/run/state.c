@@ -240,6 +240,21 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
+// The exponents of --dtype fp8 stay unset if the part before had another --dtype.
+static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
+    const char *path = "fp8_exponents";
+    const int n = s->model.config.layers * FP8_SITES;
+    if (s->shape.dtype != DTYPE_FP8 || (!io->writing && !get(io, path))) return;
+    if (io->writing) put(io, path, cJSON_CreateArray());
+    else if (cJSON_GetArraySize(get(io, path)) != n) malformed(io, path, AT("a list of %d exponents", n));
+    for (int i = 0; i < n && !io->code; i++) {
+        double x = k[i];
+        real(io, AT("%s[%d]", path, i), &x);
+        if (x >= FP8_UNSET && x <= FP8_EXPONENT_MAX && x == trunc(x)) k[i] = (int8_t)x;
+        else malformed(io, AT("%s[%d]", path, i), "an exponent");
+    }
+}
+
 static void io_position(StateIO *io, Position *p) {
     io_point(io, &p->at);
     real(io, "ramp.rows", &p->ramp.state.rows);
@@ -416,6 +431,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     position.at.seconds = run_seconds(r);
     count(&io, "format", &format);
     io_position(&io, &position);
+    io_exponents(&io, &r->setup, position.at.exponents);
     io_outliers(&io, &position.outliers, r->data.train);
     io_spikes(&io, &position.at.spikes, r->setup.options.on_spike);
     io_identity(&io, &r->setup, &r->data);
@@ -454,6 +470,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     TRY(state_open(&io, path, directory, e));
     io_identity(&io, &r->setup, &r->data);
     io_position(&io, &r->position);
+    io_exponents(&io, &r->setup, r->position.at.exponents);
     io_outliers(&io, &r->position.outliers, r->data.train);
     io_spikes(&io, &r->position.at.spikes, false);
     r->position.begun -= r->position.at.seconds;

@@ -56,7 +56,8 @@ typedef struct {
     Outliers loss_window, grad_window;
     Spikes spikes;
     LossScale loss_scale;
-    char tuning[TUNING_BYTES]; // the engine's: the same algorithms give the same bits
+    int8_t exponents[MODEL_LAYERS_MAX * FP8_SITES]; // --dtype fp8: of the next step (math/fp8.h)
+    char tuning[TUNING_BYTES];                      // the engine's: the same algorithms give the same bits
 } RunPoint;
 
 typedef struct Run Run; // run.h

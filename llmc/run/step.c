@@ -33,6 +33,7 @@ static int run_rows(Run *r, int64_t B, GnsMode mode, const char *what, Error *e)
     Error unread = {0};
     progress_begin(&r->output.progress, what, B);
     if (position->at.loss_scale.scale > 0) engine_scale_loss(setup->engine, position->at.loss_scale.scale);
+    if (setup->shape.dtype == DTYPE_FP8) engine_exponents(setup->engine, position->at.exponents);
     TRY(parallel_begin_step(&setup->parallel, measures_ranks(position, mode), e));
     engine_examples(setup->engine, (uint64_t)first);
     for (int64_t i = 0; i < micro_steps; i++) {
@@ -132,10 +133,29 @@ static void observe_noise(const Setup *setup, Position *position, int64_t B, dou
     if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
 }
 
-// True if the scaled gradient of fp16 overflowed: the gradient, summed over the ranks, is not finite, but the unscaled
-// loss is, so a smaller loss scale may help. The engine skips the update of such a gradient.
+static int fp8_sites(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
+
+// Returns the first site of fp8 that saturated; -1: none, or some site does at every exponent.
+static int saturated_site(const Run *r) {
+    const float *amax = r->position.result.amax;
+    int first = -1;
+    for (int i = fp8_sites(r) - 1; i >= 0; i--) {
+        if (fp8_saturates(-FP8_EXPONENT_MAX, amax[i])) return -1;
+        if (fp8_saturates(r->position.at.exponents[i], amax[i])) first = i;
+    }
+    return first;
+}
+
+// True if the scaled gradient of fp16 overflowed, or factors of fp8 saturated: the gradient's norm, over all ranks, is
+// not finite, but the loss is, so a smaller scale may help. The engine skips the update of such a gradient.
 static bool overflows(const Run *r, int64_t B) {
-    return r->position.at.loss_scale.scale > 0 && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
+    const bool scales = r->position.at.loss_scale.scale > 0 || saturated_site(r) >= 0;
+    return scales && isfinite(r->position.result.loss_sum) && !isfinite(grad_norm(r, B));
+}
+
+static void next_exponents(Run *r) {
+    int8_t *k = r->position.at.exponents;
+    for (int i = 0; i < fp8_sites(r); i++) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
 }
 
 // Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -201,12 +221,27 @@ static int update_unless_outlier(Run *r, int64_t B, const UpdateConfig *update, 
     return 0;
 }
 
-// Sets the loss scale of the next step, and *skipped on overflow. ERR_NONFINITE on overflow at the smallest scale.
-static int adapt_loss_scale(Run *r, int64_t B, bool *skipped, Error *e) {
+// Sets the exponents of the next step. Counts and reports a step that saturated.
+static void adapt_exponents(Run *r, bool saturated) {
+    RunPoint *at = &r->position.at;
+    const int site = saturated ? saturated_site(r) : 0, k = at->exponents[site];
+    next_exponents(r);
+    if (!saturated) return;
+    at->loss_scale.overflows++;
+    if (!is_rank0(&r->setup)) return;
+    progress_break(&r->output.progress);
+    fprintf(stderr, "step %lld: fp8 overflows at exponent %d of block %d's %s: update skipped, now %d\n",
+            (long long)at->step + 1, k, site / FP8_SITES, fp8_site_names[site % FP8_SITES], at->exponents[site]);
+}
+
+// Sets the loss scale or the exponents of the next step, and *skipped on overflow. ERR_NONFINITE on overflow at the
+// smallest scale.
+static int adapt_scales(Run *r, int64_t B, bool *skipped, Error *e) {
     const RunPoint *at = &r->position.at;
     const double scale = at->loss_scale.scale;
     const bool overflowed = overflows(r, B);
     *skipped = *skipped || overflowed;
+    if (fp8_sites(r)) adapt_exponents(r, overflowed);
     if (scale == 0) return 0;
     if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
@@ -250,7 +285,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
     rollback_watch(r);
     TRY(update_unless_outlier(r, B, &update, &skipped, &sums, e));
     const double loss_scale = at->loss_scale.scale;
-    TRY(adapt_loss_scale(r, B, &skipped, e));
+    TRY(adapt_scales(r, B, &skipped, e));
     progress_end(&r->output.progress);
     if (!skipped) observe_noise(setup, position, B, sums.rank_sq, mode, &target);
     if (!skipped && mode != GNS_OFF) observe_sources(r, B);
@@ -315,6 +350,7 @@ static int time_steps(Run *r, int64_t B, double *seconds, Error *e) {
         const bool overflowed = overflows(r, B);
         if (!overflowed && i > 0) *seconds = fmin(*seconds, clock_seconds() - start);
         loss_scale_step(&position->at.loss_scale, overflowed);
+        next_exponents(r);
         if (!position->stop) continue;
         TRY(parallel_drain(&r->setup.parallel, e));
         comm_settle(setup->comm);
@@ -346,6 +382,7 @@ int measure_step_rows(Run *r, Error *e) {
     memory_free(zeros);
     if (code) return code;
     r->position.at.loss_scale = scale;
+    memset(r->position.at.exponents, FP8_UNSET, sizeof r->position.at.exponents);
     if (low < high) x = ramp_step_rows(rows, seconds, COST_BATCHES);
     TRY(comm_broadcast(comm, &x, sizeof x, e));
     ramp->step_rows = r->setup.options.ramp_step_rows = x;
