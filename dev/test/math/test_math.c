@@ -3,6 +3,7 @@
 
 #include "math/adamw.h"
 #include "math/dropout.h"
+#include "math/fp8.h"
 #include "math/gelu.h"
 #include "math/rng.h"
 #include "math/loss_scale.h"
@@ -181,6 +182,76 @@ static void test_gelu_codes(void) {
 }
 
 // Returns the steps until the scale is `to`; -1: never.
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
+
+// The value of a code by e4m3's definition: (-1)^sign 2^(exponent - 7) (1 + mantissa / 8), subnormal with exponent 0.
+static double e4m3(int code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const double size = exponent ? pow(2, exponent - 7) * (1 + mantissa / 8.0) : pow(2, -6) * mantissa / 8.0;
+    return (code & 0x7f) == 0x7f ? NAN : code & 0x80 ? -size : size;
+}
+
+// The nearest code, of two as near the even one, by trying all.
+static int nearest_e4m3(double y) {
+    int best = 0;
+    for (int code = 0; code < 0x7f; code++) {
+        const double now = fabs(e4m3(code) - fabs(y)), least = fabs(e4m3(best) - fabs(y));
+        if (now < least || (now == least && code % 2 == 0)) best = code;
+    }
+    return best | (signbit(y) ? 0x80 : 0);
+}
+
+static void check_fp8(float y, int want) {
+    const double rounded = (double)fp8_round(y), value = e4m3(want);
+    CHECK(fp8_encode(y) == want, "%a: code %02x, want %02x", (double)y, fp8_encode(y), want);
+    CHECK(rounded == value || (isnan(rounded) && isnan(value)), "%a: %a, want %a", (double)y, rounded, value);
+}
+
+static void test_fp8_codes(void) {
+    for (int code = 0; code < 256; code++) {
+        const float x = (float)e4m3(code), next = (float)e4m3(code + 1);
+        CHECK(fp8_decode((uint8_t)code) == x || (isnan(x) && isnan(fp8_decode((uint8_t)code))), "code %02x", code);
+        check_fp8(x, isnan(x) ? 0x7f : code);
+        if (isnan(x) || isnan(next)) continue;
+        const float tie = (x + next) / 2; // goes to the even code
+        check_fp8(tie, code + code % 2);
+        check_fp8(nextafterf(tie, x), code);
+        check_fp8(nextafterf(tie, next), code + 1);
+    }
+    for (uint64_t i = 0; i < 3000; i++) {
+        const float y = (float)(rng_normal(1, 0, i) * pow(2, rng_uniform(1, 1, i) * 24 - 13));
+        check_fp8(y, nearest_e4m3((double)y));
+    }
+    const float large[] = {448, 449, 463.99f, 464, 480, 1e30f, INFINITY}, small[] = {0, 1e-45f, 1e-30f, 0x1p-10f};
+    for (size_t i = 0; i < sizeof large / sizeof *large; i++) check_fp8(large[i], 0x7e), check_fp8(-large[i], 0xfe);
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++) check_fp8(small[i], 0), check_fp8(-small[i], 0x80);
+    check_fp8(NAN, 0x7f);
+}
+
+// A new exponent brings amax into [14, 28). It stays as long as amax is in [3.5, 112], and without information.
+static void test_fp8_exponents(void) {
+    for (uint64_t i = 0; i < 20000; i++) {
+        const float amax = (float)exp2(rng_uniform(2, 0, i) * 200 - 100);
+        const int k = fp8_next(FP8_UNSET, amax), other = (int)(rng_uniform(2, 1, i) * 40) - 20 + k;
+        const double scaled = ldexp((double)amax, k), stays = ldexp((double)amax, other);
+        if (abs(k) < FP8_EXPONENT_MAX) CHECK(scaled >= 14 && scaled < 28, "%g: exponent %d", (double)amax, k);
+        CHECK(abs(k) <= FP8_EXPONENT_MAX && fp8_next(k, amax) == k, "%g: exponent %d", (double)amax, k);
+        if (abs(other) > FP8_EXPONENT_MAX) continue;
+        CHECK(fp8_next(other, amax) == (stays >= 3.5 && stays <= 112 ? other : k), "%g: exponent %d", (double)amax,
+              other);
+        CHECK(fp8_saturates(other, amax) == (stays > 448), "%g: exponent %d", (double)amax, other);
+    }
+    const float none[] = {0, INFINITY, NAN};
+    for (int i = 0; i < 3; i++) {
+        CHECK(fp8_next(FP8_UNSET, none[i]) == FP8_UNSET && fp8_next(5, none[i]) == 5, "%g", (double)none[i]);
+        CHECK(fp8_saturates(5, none[i]) == (i > 0) && !fp8_saturates(FP8_UNSET, none[i]), "%g", (double)none[i]);
+    }
+    CHECK(fp8_next(0, 448) == -5 && !fp8_saturates(0, 448) && fp8_saturates(0, 449), "the largest number");
+    CHECK(fp8_next(0, 112) == 0 && fp8_next(0, 113) == -3 && fp8_next(0, 3.5f) == 0 && fp8_next(0, 3.4f) == 3, "ends");
+}
+
+// ---- The loss scale -------------------------------------------------------------------------------------------------
+
 static int steps_to(LossScale *s, bool overflow, double to) {
     for (int steps = 0; steps <= 10 * LOSS_SCALE_INTERVAL; steps++) {
         if (s->scale == to) return steps;
@@ -280,6 +351,7 @@ static void test_bijection(void) {
 
 int main(void) {
     RUN(test_philox_known_answers, test_known_draws, test_known_masks, test_adamw, test_adamw_landmarks, test_schedules,
-        test_gelu_codes, test_loss_scale, test_known_order, test_known_sources, test_bijection);
+        test_gelu_codes, test_fp8_codes, test_fp8_exponents, test_loss_scale, test_known_order, test_known_sources,
+        test_bijection);
     return test_summary();
 }

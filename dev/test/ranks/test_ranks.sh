@@ -105,6 +105,14 @@ zero_in_bf16() { # ranks exchange rounded weights, and keep fp32 masters
         run 2 h$zero $ramp_run --dtype bf16 --zero $zero && same h0 h$zero || return 1
     done
 }
+zero_in_fp8() { # also in steps that saturate. The largest value of any rank counts
+    local zero ranks few="--dtype fp8 --gns exact --batch-tokens 176 --grad-clip 0"
+    for zero in 0 1 2 3; do lr=30 wide 3 f$zero $few --steps 8 --zero $zero && same_run f0 f$zero || return 1; done
+    grep -q "fp8 overflows" f3.log || return 1
+    for ranks in 1 3; do micro=2 run $ranks k$ranks $few --steps 3 --zero 3 --recompute block || return 1; done
+    cmp <(exponents k1) <(exponents k3)
+}
+exponents() { grep fp8_exponents "$(newest_checkpoint "$1")/training/state.json"; }
 a_smoothed_loss() { # is summed over ranks, like the other numbers of a step
     run 1 s1 $exact_run --batch-tokens 176 --label-smoothing 0.2 && run 3 s3 $exact_run --batch-tokens 176 --label-smoothing 0.2 --zero 2 \
         --reduce micro-step --recompute block && agree s1 s3 && close s1 s3 loss_nll 1e-5 && close s1 s3 gns_total_s 1e-4 && ! close s1 s3 loss 1e-3 loss_nll > /dev/null
@@ -285,6 +293,7 @@ the_ramp_grew
 measures_a_step
 runs_repeat
 zero_in_bf16
+zero_in_fp8
 a_smoothed_loss
 optimizer_agrees lamb 3
 optimizer_agrees muon 5

@@ -34,13 +34,19 @@ typedef struct {
     Dataset *data;
     double *grad_sq, *example_sq; // (tensors)
     float *weights;               // (flat_count)
+    int8_t exponents[FP8_SITES];
+    float amax[FP8_SITES];
+    bool fp8;
 } World;
 
-static void world_open(World *w) {
+static void world_open(World *w, bool fp8) {
     const ModelConfig shape = {.layers = 1, .heads = 1, .channels = 16, .vocab = V, .context = T};
     Error e = {0};
+    *w = (World){.fp8 = fp8};
+    memset(w->exponents, FP8_UNSET, sizeof w->exponents);
     CHECK_OK(model_create(&w->model, &shape, &e), &e);
     EngineConfig config = {.model = &w->model, .micro_batch = MICRO_BATCH, .seq_len = T, .threads = 1, .gns = GNS_OFF};
+    if (fp8) config.dtype = DTYPE_FP8;
     CHECK_OK(engine_create(&cpu_engine, &w->engine, &config, &e), &e);
     CHECK_OK(dataset_open(&w->data, "train.bin", T, V, SEED, &e), &e);
     w->grad_sq = calloc((size_t)w->model.tensor_count, sizeof(double));
@@ -68,7 +74,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     uint16_t rows[MICRO_BATCH * (T + 1)];
     const Range all = {0, w->model.flat_count};
     const int tokens = (first + batch) * T;
-    StepResult result = {.grad_sq = w->grad_sq, .example_sq = w->example_sq};
+    StepResult result = {.grad_sq = w->grad_sq, .example_sq = w->example_sq, .amax = w->fp8 ? w->amax : NULL};
     Error e = {0};
     double sq = 0;
     UpdateConfig update = {.lr = wanted_lr(tokens, batch),
@@ -79,6 +85,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
                            .grad_clip = grad_clip,
                            .step = updates,
                            .batch = batch};
+    if (w->fp8) engine_exponents(w->engine, w->exponents);
     CHECK_OK(engine_begin_step(w->engine, &e), &e);
     for (int done = 0; done < batch; done += MICRO_BATCH) {
         int n = batch - done < MICRO_BATCH ? batch - done : MICRO_BATCH;
@@ -88,6 +95,7 @@ static void make_step(World *w, int step, int updates, int first, int batch, con
     CHECK_OK(engine_norms(w->engine, all, &e), &e);
     if (updates) CHECK_OK(engine_update(w->engine, all, &update, &e), &e);
     CHECK_OK(engine_result(w->engine, &result, &e), &e);
+    for (int i = 0; i < FP8_SITES; i++) w->exponents[i] = (int8_t)fp8_next(w->exponents[i], w->amax[i]);
     CHECK((strstr(line, "\"skipped\": true") != NULL) == !updates, "step %d: %s", step, line);
     for (int i = 0; i < w->model.tensor_count; i++) sq += w->grad_sq[i];
     CHECK(number_in(line, "step") == step && number_in(line, "tokens") == tokens, "step %d: %s", step, line);
@@ -114,7 +122,7 @@ static void check_every_step(const char *out, const char *options, int overflows
                           SEED, out, options),
               0);
     char *log = read_text(path_of("%s/metrics.jsonl", out), &bytes);
-    world_open(&w);
+    world_open(&w, strstr(options, "--dtype fp8"));
     for (char *line = log ? strtok(log, "\n") : NULL; line && examples * T < TOKENS; line = strtok(NULL, "\n")) {
         int batch = wanted_batch(examples * T);
         step++;
@@ -139,14 +147,18 @@ static void check_every_step(const char *out, const char *options, int overflows
     world_close(&w);
 }
 
-static void test_every_step(void) { check_every_step("run", "", 0); }
+static void test_every_step(void) {
+    check_every_step("run", "", 0);
+    check_every_step("fp8", "--dtype fp8", 0);
+}
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
-// An engine whose gradients overflow: at loss scales above `above`, and in the steps whose bits are set; and a loss that is
-// not a number. With several ranks only the last one's do.
+// An engine whose gradients overflow: at loss scales above `above`, and in the steps whose bits are set, where its largest
+// dfc of fp8 is `amax`; and a loss that is not a number. With several ranks only the last one's do.
 static struct {
     double above, scale;
+    float amax;
     unsigned in_steps;
     bool loss;
     int step, stop_in; // the step in which a signal comes; 0: none
@@ -163,10 +175,13 @@ static int overflowing_begin(Engine *engine, Error *e) {
     return cpu_engine.begin_step(engine, e);
 }
 
-static int overflowing_norms(Engine *engine, Range range, Error *e) {
+static bool is_last_rank(void) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *ranks = getenv("OMPI_COMM_WORLD_SIZE");
-    bool last = !rank || atoi(rank) == atoi(ranks) - 1;
-    if (last && (overflow.scale > overflow.above || overflow.in_steps >> overflow.step & 1))
+    return !rank || atoi(rank) == atoi(ranks) - 1;
+}
+
+static int overflowing_norms(Engine *engine, Range range, Error *e) {
+    if (is_last_rank() && (overflow.scale > overflow.above || overflow.in_steps >> overflow.step & 1))
         *(float *)engine_buffer(engine, BUFFER_GRAD, range.begin) = INFINITY;
     return cpu_engine.norms(engine, range, e);
 }
@@ -174,12 +189,15 @@ static int overflowing_norms(Engine *engine, Range range, Error *e) {
 static int overflowing_result(Engine *engine, StepResult *result, Error *e) {
     TRY(cpu_engine.result(engine, result, e));
     if (overflow.loss) result->loss_sum = NAN;
+    if (result->amax && is_last_rank() && overflow.in_steps >> overflow.step & 1) result->amax[FP8_DFC] = overflow.amax;
     return 0;
 }
 
-static EngineApi overflowing_engine(void) {
+// amax: with --dtype fp8; 0: with a loss scale.
+static EngineApi overflowing_engine(float amax) {
     EngineApi engine = cpu_engine;
-    engine.needs_loss_scale = true;
+    engine.needs_loss_scale = amax == 0;
+    overflow.amax = amax;
     engine.scale_loss = overflowing_scale;
     engine.begin_step = overflowing_begin;
     engine.norms = overflowing_norms;
@@ -190,7 +208,7 @@ static EngineApi overflowing_engine(void) {
 // Scaled by a power of two, fp32 gives the same bits. A step that overflows makes no update, and AdamW does not count it;
 // its rows are consumed. A resumed run continues with its scale.
 static void test_loss_scale(void) {
-    trainer.engine = overflowing_engine();
+    trainer.engine = overflowing_engine(0);
     check_every_step("scaled", "", 0);
     CHECK(file_mentions("scaled/metrics.jsonl", "\"loss_scale\": 65536, \"overflows\": 0}"), "the default");
     overflow.above = 0x1p27;
@@ -246,7 +264,7 @@ static void test_overflow_measures_nothing(void) {
     int step = 0;
     double before = NAN;
     overflow.in_steps = 1 << 5 | 1 << 6 | 1 << 30;
-    char *log = run_exact("noise", overflowing_engine()), *plain = run_exact("plain", cpu_engine);
+    char *log = run_exact("noise", overflowing_engine(0)), *plain = run_exact("plain", cpu_engine);
     CHECK(number_in(log, "gns_total_s") == number_in(plain, "gns_total_s"), "%.500s", log);
     for (char *line = log ? strtok(log, "\n") : NULL; line; line = strtok(NULL, "\n")) {
         bool over = overflow.in_steps >> ++step & 1;
@@ -269,7 +287,7 @@ static void test_overflow_measures_nothing(void) {
 // The smallest scale overflows; the loss is not a number, which no scale mends; scales that are none; another engine.
 static void test_loss_scale_errors(void) {
 #define BAD "--train-tokens 900 --out bad --fresh "
-    trainer.engine = overflowing_engine();
+    trainer.engine = overflowing_engine(0);
     overflow.above = 0.5;
     CHECK_RUN(trainer_run(BAD "--loss-scale 2"), ERR_NONFINITE, "not finite; the update was not made",
               "step 1: the gradient overflows at loss scale 2");
@@ -281,6 +299,17 @@ static void test_loss_scale_errors(void) {
     trainer.engine = cpu_engine;
     CHECK_RUN(trainer_run(BAD "--loss-scale 4"), ERR_USAGE, "error: --loss-scale: gradients of fp32 need none");
     CHECK_RUN(trainer_run(BAD "--dtype fp16"), ERR_USAGE, "error: --dtype fp16: only the CUDA trainer has it");
+    overflow.in_steps = 1 << 2;
+    trainer.engine = overflowing_engine(1e6f);
+    CHECK_RUN(trainer_run(BAD "--dtype fp8"), 0, "step 2: fp8 overflows at exponent ",
+              " of block 0's dfc: ", "now -16");
+    const float amax[] = {0x1p110f, INFINITY, NAN}; // beyond every exponent
+    for (int i = 0; i < 3; i++) {
+        trainer.engine = overflowing_engine(amax[i]);
+        CHECK_RUN(trainer_run(BAD "--dtype fp8"), ERR_NONFINITE, "error: step 2, ", "gradient norm inf", "!: fp8");
+    }
+    trainer.engine = cpu_engine;
+    overflow.in_steps = 0;
 }
 
 // Where the gradient of one rank alone overflows, all skip the step.
@@ -290,6 +319,8 @@ static void test_overflow_of_one_rank(void) {
     for (int zero = 0; zero < 3; zero++)
         CHECK_RUN(trainer_run("--train-tokens 900 --out ranks%d --zero %d", zero, zero), 0);
     CHECK(log_mentions("step 2: the gradient overflows at loss scale 65536"), "%s", log_tail());
+    CHECK_RUN(trainer_run("--train-tokens 900 --out ranks3 --dtype fp8"), 0,
+              " of block 0's dfc: update skipped, now -16");
     CHECK(file_mentions("ranks0/metrics.jsonl", "\"loss_scale\": 32768, \"overflows\": 1,"), "the log");
     check_same_end("ranks0", "ranks1", "--zero 1");
     check_same_end("ranks0", "ranks2", "--zero 2");
@@ -304,7 +335,7 @@ static void test_nonfinite_gradient(void) {
     Error e = {0};
     uint16_t row[T + 1];
     const UpdateConfig update = {.lr = peak, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-7, .step = 1, .batch = 1};
-    world_open(&w);
+    world_open(&w, false);
     const Range all = {0, w.model.flat_count};
     float *got = malloc(range_float_bytes(all)), *zeros = calloc(all.end, sizeof *zeros);
     w.weights[w.model.tensors[2].offset] = NAN;
@@ -386,10 +417,10 @@ static void test_ramp_of_the_whole_model(void) {
 // remains, also where their gradients overflow.
 static void test_ramp_measures(void) {
     static const char *const options[] = {"--gns ln", "--gns exact --optimizer muon --dropout 0.1", "--dtype bf16",
-                                          "--loss-scale 1073741824"};
+                                          "--loss-scale 1073741824", "--dtype fp8"};
     overflow.above = 0x1p27;
-    for (int i = 0; i < 4; i++) {
-        if (i == 3) trainer.engine = overflowing_engine();
+    for (int i = 0; i < 5; i++) {
+        if (i == 3) trainer.engine = overflowing_engine(0);
         CHECK_RUN(run_ramp(1000, path_of("%s --out measured%d", options[i], i)), 0);
         size_t bytes;
         char *json = read_text(path_of("measured%d/run.json", i), &bytes);
@@ -408,7 +439,7 @@ static void test_ramp_measures(void) {
 // A signal ends the measuring at once. Nothing is saved: the same command begins again.
 static void test_stop_while_measuring(void) {
     overflow.stop_in = 3;
-    trainer.engine = overflowing_engine();
+    trainer.engine = overflowing_engine(0);
     CHECK_RUN(run_ramp(1000, "--out stopped"), ERR_STOPPED, "stopped: SIGTERM before the first step", "!a step after");
     CHECK(count_checkpoints("stopped") == 0, "a checkpoint of step 0");
     overflow.stop_in = 0;
@@ -417,8 +448,10 @@ static void test_stop_while_measuring(void) {
 }
 
 int main(int argc, char **argv) {
+    bool fp8 = false;
     if (argc > 2 && strcmp(argv[1], "rank") == 0) {
-        trainer.engine = overflowing_engine();
+        for (int i = 0; i < argc; i++) fp8 = fp8 || strcmp(argv[i], "fp8") == 0;
+        trainer.engine = overflowing_engine(fp8 ? 1e6f : 0);
         overflow.in_steps = 1 << 2;
         return trainer_rank(argc, argv);
     }

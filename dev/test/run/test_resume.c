@@ -234,6 +234,75 @@ static void test_options_of_a_run(void) {
     }
 }
 
+// ---- fp8 ------------------------------------------------------------------------------------------------------------
+
+// Writes another list of exponents into a checkpoint.
+static void put_exponents(const char *checkpoint, const char *list) {
+    size_t bytes;
+    char *text = read_text(path_of("%s/training/state.json", checkpoint), &bytes);
+    char *at = text ? strstr(text, "\"fp8_exponents\":\t[") : NULL, *begin = at ? strchr(at, '[') + 1 : NULL;
+    CHECK(at != NULL, "no exponents");
+    if (!at) return;
+    const size_t room = strcspn(begin, "]");
+    CHECK(strlen(list) <= room, "%zu bytes", room);
+    memset(begin, ' ', room);
+    memcpy(begin, list, strlen(list));
+    put_state(checkpoint, text);
+    memory_free(text);
+}
+
+// A rate so high that factors saturate in step 2: no update, and the next step goes on with other exponents. A resumed
+// run has the same bits, also from checkpoints before and after them.
+static void test_fp8(void) {
+#define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 1 --grad-clip 0 "
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
+              "step 2: fp8 overflows at exponent ", ": update skipped, now ", "!step 3: fp8", "  1 overflows");
+    for (int step = 2; step <= 3; step++)
+        CHECK(same_file(path_of("fp8/step_%08d/model.safetensors", step),
+                        path_of("fp8/step_%08d/model.safetensors", step - 1)) == (step == 2),
+              "step %d", step);
+    size_t bytes;
+    char *log = read_text("fp8/metrics.jsonl", &bytes);
+    int line = 0;
+    for (char *at = log ? strtok(log, "\n") : NULL; at; at = strtok(NULL, "\n"), line++) {
+        CHECK((strstr(at, "\"skipped\": true") != NULL) == (line == 1), "%s", at);
+        CHECK((strstr(at, "\"overflows\": 1") != NULL) == (line >= 1), "%s", at);
+    }
+    CHECK(line == 12, "%d steps", line);
+    memory_free(log);
+    for (int step = 1; step <= 10; step += step < 3 ? 1 : 7) {
+        make_part("fp8", step);
+        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part --checkpoint-every 0"), 0);
+        check_same_end("fp8", "part", path_of("fp8, from step %d", step));
+    }
+    make_part("fp8", 3);
+    put_exponents("part/step_00000003", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+              "state.json: field \"fp8_exponents\" is not a list of 12 exponents");
+    put_exponents("part/step_00000003", "1,2,3,4,5,6,7,8,9,10,11,101");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+              "state.json: field \"fp8_exponents[11]\" is not an exponent");
+    CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\""); // ignores them
+    CHECK(!file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "exponents of fp32");
+}
+
+// The first step of fp8 after a part in fp32 has fp32's bits; the second has not.
+static void test_fp8_after_fp32(void) {
+    double loss[2][3];
+    CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out fp32 --checkpoint-every 3 --keep 0"), 0);
+    make_part("fp32", 3);
+    CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out part --dtype fp8"), 0);
+    for (int i = 0; i < 2; i++) {
+        size_t bytes;
+        char *log = read_text(i ? "part/metrics.jsonl" : "fp32/metrics.jsonl", &bytes);
+        for (int step = 4; step <= 6; step++)
+            loss[i][step - 4] = number_in(log ? strstr(log, path_of("{\"step\": %d,", step)) : NULL, "loss");
+        memory_free(log);
+    }
+    CHECK(loss[0][0] == loss[1][0] && loss[0][1] != loss[1][1], "%.9g and %.9g, then %.9g and %.9g", loss[0][0],
+          loss[1][0], loss[0][1], loss[1][1]);
+}
+
 // An option that the file lacks was unknown to the build that wrote it. A missing field of the state is named.
 static void test_missing_fields(void) {
     static const char *const optional[] = {"build", "options.tune", "options.top_p", "options.document_mask", NULL};
@@ -400,6 +469,7 @@ int main(void) {
     RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change, test_another_micro_batch);
     RUN(test_places, test_what_may_not_change, test_label_smoothing, test_options_of_a_run, test_missing_fields);
     RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
+    RUN(test_fp8, test_fp8_after_fp32);
     RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
     return trainer_end();
 }
