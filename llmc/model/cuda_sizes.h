@@ -14,7 +14,15 @@ enum {
     HOPPER_MULTIPROCESSORS = 132       // of an H100 or H200 SXM
 };
 
-// ERR_USAGE if no attention kernel supports this head size. All other kernels support any model.
+// ERR_USAGE if --dtype fp8 has no products for this width.
+static inline int fp8_check(int channels, Error *e) {
+    if (channels % LINEAR_SM90_MULTIPLE == 0) return 0;
+    return FAIL(e, ERR_USAGE, "use --dtype bf16",
+                "--dtype fp8 on a GPU needs channels that are a multiple of %d, not %d", LINEAR_SM90_MULTIPLE,
+                channels);
+}
+
+// ERR_USAGE if no attention kernel supports this head size. All other kernels support any model, but for fp8.
 static inline int attention_check(int head_size, Error *e) {
     if (head_size <= ATTENTION_HEAD_SIZE_MAX) return 0;
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",

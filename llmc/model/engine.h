@@ -30,7 +30,7 @@ typedef struct {
     int seq_len;        // T, at most the model's context
     int threads;        // CPU threads; 0: all there are
     GnsMode gns;        // the largest mode that a step will use
-    Dtype dtype;        // --dtype; the engine's own copy holds the type of its weights and activations
+    Dtype dtype;        // --dtype
     bool inference;     // no gradients and moments: for sampling and evaluation only
     Recompute recompute;
     bool document_mask;  // attention stays within a document, and positions restart in each: micro-steps, eval, logits

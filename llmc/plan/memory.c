@@ -33,6 +33,7 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     const double example = device->value * shape.seq_len * model->vocab_padded; // bytes of an example's logits
     const double examples = fmax(1, fmin(floor(device->head_bytes / example), shape.micro_batch));
     const double gradients = shape.inference ? 0 : 4 * device->value * n; // of qkv or fc
+    const bool fp8 = shape.dtype == DTYPE_FP8 && !shape.inference;
     shape.dtype = rounded ? DTYPE_BF16 : DTYPE_FP32;
     shape.gns = GNS_OFF;
     plan->engine->plan_memory(&shape, memory);
@@ -49,6 +50,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
+    const double weights = 24.0 * model->config.channels * model->config.channels; // of a block, twice
+    if (fp8) add_item(memory, "copies in e4m3", 6 * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
 }
 
 // Adds a GPU's memory outside the engine. Measured on H200s on 2026-11-21 (driver 580, CUDA 13.0, NCCL 2.28) with

@@ -19,7 +19,8 @@ static const PlanEfficiency gpu_efficiency = {
     .matmul_reads = 1.0 / 3,
     .of_peak[WORK_ATTENTION_FORWARD] = 403.0 / 989,  // 12 heads of 64, T = 1024, causal
     .of_peak[WORK_ATTENTION_BACKWARD] = 318.0 / 989, // the same heads
-    .of_peak[WORK_MASKS] = 31.0 / 989, // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
+    .of_peak[WORK_FP8] = 1.6 * 750 / 989, // cuBLASLt's e4m3 against its bf16: 1.45 to 1.89 for d12's and d48's products
+    .of_peak[WORK_MASKS] = 31.0 / 989,    // from d12's step: dropout 0.1 adds 6.3% (its branches alone: 2.4%)
     .copy = 4.23 / 4.8,
     .stream = 0.9 * 4.23 / 4.8, // LayerNorm 75 to 93% of a copy, GELU 96%, loss 86%, norms 92%
     .link = 364.0 / 450,        // NCCL, 8 ranks: bus bandwidth of an all-reduce of 3.1 GB
@@ -84,7 +85,7 @@ double plan_kernel_seconds(const PlanDevice *d, const Work *w) {
     double bytes = w->read + w->written, copied = s->copy * d->spec.bandwidth;
     double seconds =
         w->kind == WORK_STREAM ? bytes / (s->stream * d->spec.bandwidth) : w->flops / (s->of_peak[w->kind] * d->peak);
-    if (w->kind == WORK_MATMUL) seconds += (s->matmul_reads * w->read + w->written) / copied;
+    if (w->kind == WORK_MATMUL || w->kind == WORK_FP8) seconds += (s->matmul_reads * w->read + w->written) / copied;
     return fmax(fmax(seconds, bytes / copied), s->launch);
 }
 

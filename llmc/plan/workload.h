@@ -20,8 +20,15 @@ typedef enum {
 } WorkFamily;
 extern const char *const work_family_names[FAMILIES];
 
-// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS draws dropout's masks.
-typedef enum { WORK_MATMUL, WORK_ATTENTION_FORWARD, WORK_ATTENTION_BACKWARD, WORK_MASKS, WORK_STREAM } WorkKind;
+// All kinds but WORK_STREAM are bound by arithmetic. WORK_MASKS draws dropout's masks. WORK_FP8: products of --dtype fp8.
+typedef enum {
+    WORK_MATMUL,
+    WORK_ATTENTION_FORWARD,
+    WORK_ATTENTION_BACKWARD,
+    WORK_MASKS,
+    WORK_FP8,
+    WORK_STREAM
+} WorkKind;
 
 typedef enum { PASS_FORWARD, PASS_BACKWARD, PASS_UPDATE, PASSES } WorkPass;
 

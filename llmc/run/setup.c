@@ -75,6 +75,7 @@ static int check_shape(const Setup *setup, bool from_file, Error *e) {
     Error why;
     bool plan_gpu = setup->options.dry_run && setup->options.device[0];
     int code = plan_gpu ? attention_check(m->channels / m->heads, &why) : 0;
+    if (!code && plan_gpu && setup->shape.dtype == DTYPE_FP8) code = fp8_check(m->channels, &why);
     if (!code && setup->engine_api->check) code = setup->engine_api->check(&setup->shape, &why);
     if (!code) return 0;
     if (from_file)

@@ -15,6 +15,16 @@ plans_a_gpu_from_here() { # shellcheck disable=SC2086
         said '^ +16 +1 +2 ' && said '^run +19,074 steps of 512 rows, .* cost [0-9]' || return 1
     awk 'length > 125 { print "too wide: " $0; bad = 1 } END { if (NR > 60) { print NR " lines"; bad = 1 } exit bad }' plan.txt
 }
+plans_fp8() { # in e4m3 the blocks' products are faster, and need copies
+    local bf16
+    # shellcheck disable=SC2086
+    plan $d12 --device H200 && bf16=$(plan_speed) && plan $d12 --device H200 --dtype fp8 && said '^  copies in e4m3 +450.0 MiB$' || return 1
+    awk -v bf16="$bf16" -v fp8="$(plan_speed)" 'BEGIN { if (!(fp8 > 1.1 * bf16 && fp8 < 1.2 * bf16)) { print bf16 " and " fp8 " tok/s"; exit 1 } }' || return 1
+    ! plan $d12 --device A100 --dtype fp8 > /dev/null && said 'error: --dtype fp8 needs a Hopper GPU .H100, H200., not A100. use --dtype bf16$' &&
+        ! plan --model d2 --channels 96 --device H100 --dtype fp8 > /dev/null && said 'error: --dtype fp8 on a GPU needs channels that are a multiple of 64, not 96' &&
+        plan --model d2 --channels 96 --dtype fp8 && said '^  rounded factors '
+}
+plan_speed() { awk '/tok\/s, MFU/ { gsub(",", "", $3); print $3 }' plan.txt; }
 plans_this_cpu() {
     plan --model d2 --vocab-size 256 --seq-len 64 --steps 10 && said '^device +CPU, ' && said 'measured just now' &&
         said ' tok/s, MFU ' && said '^run +10 steps of 4 rows'
@@ -188,7 +198,7 @@ refuses_for_a_gpu_what_only_the_cpu_can() {
     said 'note: no effect: --device without --dry-run'
 }
 
-for test in plans_a_gpu_from_here plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
+for test in plans_a_gpu_from_here plans_fp8 plans_this_cpu plans_a_run_without_length hours_are_tokens_over_speed \
     reports_ranks_that_wait compares_the_modes agrees_with_the_textbook suggests_what_nobody_gave reports_a_disk_too_small reports_memory_too_small \
     plans_with_the_users_figures writes_nothing \
     predicts_the_steps tunes_a_gpu_only refuses_for_a_gpu_what_only_the_cpu_can; do
