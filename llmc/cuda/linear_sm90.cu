@@ -2,7 +2,7 @@
 //
 // Blocks are persistent, one per multiprocessor, in pairs. A pair computes 256 rows x 192 columns, each block 128 rows;
 // each block fetches half of the weight tile for both. A block consists of
-// - a producer thread, which copies stages (64 of the summed dimension) to shared memory, and
+// - a producer thread, which copies stages (64 of the summed dimension, or 128 e4m3 values) to shared memory, and
 // - two warpgroups that alternate between tiles: while one multiplies, the other finishes its tile: it adds the bias,
 //   rounds, applies the epilogue and stores, 16 rows per warp at a time through the warp's slot of shared memory. (GELU
 //   occupies the special function units for 3,000 cycles per tile; a product over 768 takes 9,000.)
@@ -27,6 +27,8 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
 // A warp's slot holds SLOT_ROWS rows of all panels. For GELU it holds the slopes of all panels, and two panels in turn.
+// With e4m3 factors LINEAR_GELU's holds two panels of slopes in turn, then one of codes; LINEAR_DGELU puts codes over
+// slopes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -62,6 +64,8 @@ struct LinearJob {
     const float *row_values; // this and below: see Linear
     float *row_sums;
     int counted;
+    float scale;
+    Fp8Copy copy;
 
     __device__ int tiles() const { return down * (across + narrow); }
 };
@@ -98,14 +102,17 @@ template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
 }
 
 // Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W.
-template <bool ALONG>
+// E4M3: it always does; where `in` ends within a stage the copy engine fills the rest with zeros.
+template <bool ALONG, bool E4M3>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
-    if (ALONG) copy_box_in_all(to, w, full, 0, place.column + rank * (COLUMNS / PAIR), k, (1 << PAIR) - 1);
+    const int row = place.column + rank * (COLUMNS / PAIR);
+    if (E4M3) copy_box_in_all(to, w, full, k * 2 * DEPTH, row, 0, (1 << PAIR) - 1);
+    else if (ALONG) copy_box_in_all(to, w, full, 0, row, k, (1 << PAIR) - 1);
     else copy_box_in_all(to, w, full, 0, k * DEPTH + rank * HALF_DEPTH, place.column / PANEL, (1 << PAIR) - 1);
 }
 
-template <bool ALONG>
+template <bool ALONG, bool E4M3>
 __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, const LinearJob &job, int rank) {
     Ring<STAGES> ring;
     int drawn = rank == 0 ? tile_draw(job) : 0, ends = 0;
@@ -128,8 +135,8 @@ __device__ void produce(Shared &s, const CUtensorMap *x, const CUtensorMap *w, c
             uint64_t *full = &s.full[ring.stage];
             barrier_wait(&s.empty[ring.stage], ring.parity ^ 1);
             barrier_expect(full, X_BYTES + W_BYTES);
-            copy_box_in(s.x[ring.stage], x, full, 0, place.row, k);
-            weight_send<ALONG>(s.w[ring.stage], w, full, place, k, rank);
+            copy_box_in(s.x[ring.stage], x, full, E4M3 ? k * 2 * DEPTH : 0, place.row, E4M3 ? 0 : k);
+            weight_send<ALONG, E4M3>(s.w[ring.stage], w, full, place, k, rank);
             ring.advance();
         }
     }
@@ -140,6 +147,11 @@ __device__ float2 unpacked(unsigned x) { return {unpack(x, 0), unpack(x, 1)}; }
 // The bias of a thread's two columns among 8 columns from `column` on.
 __device__ float2 bias_at(const real *bias, int column) {
     return unpacked(*(const unsigned *)(bias + column + threadIdx.x % 4 * 2));
+}
+
+template <bool E4M3> __device__ float2 biased(float x, float y, float2 b, float scale) {
+    if (E4M3) return {fmaf(x, scale, b.x), fmaf(y, scale, b.y)};
+    return {x + b.x, y + b.y};
 }
 
 // Address for stmatrix and ldmatrix of the 16 x 16 values at columns 16 j of a warp's slot: four 8 x 8 matrices.
@@ -162,12 +174,12 @@ __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);
 }
 
-// Starts the copy of a warp's slot to memory.
-__device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel) {
+// Starts the copy of a warp's slot to memory; an empty one unless `wanted`.
+__device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel, bool wanted = true) {
     fence_before_copies();
     __syncwarp();
     if (threadIdx.x % WARP == 0) {
-        copy_box_out(map, slot, 0, row, panel);
+        if (wanted) copy_box_out(map, slot, 0, row, panel);
         copy_out_commit();
     }
 }
@@ -200,7 +212,7 @@ __device__ float exponential(float x, float offset, bool counts, float &sum) {
 }
 
 // Applies the epilogue (not by_panel) to a warp's 16 rows and writes them to its slot, which holds `extra` on entry.
-template <LinearEpilogue EPILOGUE>
+template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, RowPair &rows,
                            const LinearJob &job, int counted) {
     UNROLL_FOR (int j = 0; j < COLUMNS / 16; j++) {
@@ -220,8 +232,8 @@ __device__ void rows_round(char *slot, const float (&c)[COLUMNS / 2], const real
             }
             const float2 b = bias_at(bias, 16 * j + q / 2 * 8);
             const float2 old = EPILOGUE == LINEAR_RESIDUAL ? unpacked(extra[q]) : float2{};
-            r[q] = EPILOGUE == LINEAR_RESIDUAL ? pack(old.x + (c[i] + b.x), old.y + (c[i + 1] + b.y))
-                                               : pack(c[i] + b.x, c[i + 1] + b.y);
+            const float2 sum = biased<E4M3>(c[i], c[i + 1], b, job.scale);
+            r[q] = EPILOGUE == LINEAR_RESIDUAL ? pack(old.x + sum.x, old.y + sum.y) : pack(sum.x, sum.y);
         }
         matrices_store(slot, j, r);
     }
@@ -255,28 +267,56 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
+// codes = the e4m3 copy of the first `rows` rows of a panel, as slopes lie. Raises both halves of `most` to the largest
+// |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
+__device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
+    const int lane = threadIdx.x % WARP;
+    UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
+        unsigned code[4];
+        if (r >= rows) continue;
+        UNROLL_FOR (int j = 0; j < 2; j++) {
+            const uint4 y = *(const uint4 *)(panel + r * PANEL_ROW_BYTES + ((2 * (lane % 4) + j) ^ r % 8) * 16);
+            const unsigned pair[4] = {y.x, y.y, y.z, y.w};
+            UNROLL_FOR (int k = 0; k < 4; k++) {
+                const float2 v = unpacked(pair[k]);
+                const unsigned two = fp8_pack(v.x * scale, v.y * scale);
+                code[2 * j + k / 2] = k % 2 ? code[2 * j + k / 2] | two << 16 : two;
+                most = __vmaxu2(most, pair[k] & 0x7fff7fff);
+            }
+        }
+        *(uint4 *)(codes + r * PANEL + (lane % 4 ^ r / 2 % 4) * 16) = make_uint4(code[0], code[1], code[2], code[3]);
+    }
+}
+
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
 // their slopes on entry; after half 0, `full` completes when those of half 1 are there. sums: y's column sums, or NULL.
-template <LinearEpilogue EPILOGUE>
+// E4M3: also stores job.copy, and raises `most` (panel_encode).
+template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
-                             const CUtensorMap *slope, uint64_t *full, float *sums, int row, int panel, int h) {
+                             const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
+                             float *sums, unsigned &most, int row, int panel, int h) {
     constexpr bool FORWARD = EPILOGUE == LINEAR_GELU;
     const bool fetches = !FORWARD && h == 0 && threadIdx.x % WARP == 0;
     if (fetches) barrier_expect(full, PANELS * SLOPES_BYTES);
     UNROLL_FOR (int p = 0; p < PANELS; p++) {
-        char *values = slot + (h + p) % 2 * PANEL_BYTES, *slopes = slot + SLOPES_AT + p * SLOPES_BYTES;
-        slot_wait<FORWARD ? 2 : 1>(); // the copies of the panel before this one may be in flight
+        const int buffer = (h + p) % 2;
+        char *values = slot + buffer * PANEL_BYTES;
+        char *slopes = slot + SLOPES_AT + (FORWARD && E4M3 ? buffer : p) * SLOPES_BYTES;
+        if (!E4M3) slot_wait<FORWARD ? 2 : 1>(); // the copies of the panel before this one may be in flight
         UNROLL_FOR (int j = 0; j < PANEL / 16; j++) {
             unsigned r[4], pair[4]; // pair: slopes of two columns
             UNROLL_FOR (int q = 0; q < 4; q++) {
                 const int column = p * PANEL + 16 * j + q / 2 * 8, i = column / 2 + 2 * (q % 2);
                 if (FORWARD) {
-                    const float2 b = bias_at(bias, column), x = unpacked(pack(c[i] + b.x, c[i + 1] + b.y));
+                    const float2 sum = biased<E4M3>(c[i], c[i + 1], bias_at(bias, column), job.scale);
+                    const float2 x = unpacked(pack(sum.x, sum.y));
                     const Gelu low = gelu_with_slope(x.x), high = gelu_with_slope(x.y);
                     r[q] = pack(low.y, high.y), pair[q] = low.slope | high.slope << 8;
                 } else {
                     pair[q] = *slopes_at(slopes, 2 * j + q / 2, q);
-                    r[q] = pack(c[i] * slope_value(pair[q] & 0xff), c[i + 1] * slope_value(pair[q] >> 8));
+                    const float scale = E4M3 ? job.scale : 1.0f;
+                    r[q] = pack(c[i] * (slope_value(pair[q] & 0xff) * scale),
+                                c[i + 1] * (slope_value(pair[q] >> 8) * scale));
                 }
             }
             matrices_store(values, j, r);
@@ -285,8 +325,18 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
         slot_out(y, values, row, panel + p);
-        if (fetches) slopes_in(slot, p, slope, full, row + ROWS / HALVES, panel);
+        if (E4M3) { // the next panel may write what the panel before this one has copied out
+            char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
+            slot_wait<FORWARD ? 2 : 1>();
+            if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);
+            panel_encode(copy, values, job.copy.scale, panel + p < job.out / PANEL ? job.rows - row : 0, most);
+            slot_out(codes, copy, row, panel + p, job.copy.codes);
+        } else if (fetches) slopes_in(slot, p, slope, full, row + ROWS / HALVES, panel);
         if (!FORWARD && sums) columns_sum(sums + p * PANEL, values, h > 0);
+    }
+    if (E4M3 && fetches) {
+        copy_out_wait_read();
+        slopes_in(slot, PANELS - 1, slope, full, row + ROWS / HALVES, panel);
     }
 }
 
@@ -306,7 +356,7 @@ __device__ void tile_columns_out(const float (&sums)[WARPS][COLUMNS], const Line
 }
 
 // c = product of a warpgroup's tile, its first N columns.
-template <int N, bool ALONG>
+template <int N, bool ALONG, bool E4M3>
 __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int turn, int depths, int rank) {
     const int group = turn % GROUPS, round = turn / GROUPS;
     Ring<STAGES> ring;
@@ -323,8 +373,10 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
         UNROLL_FOR (int i = 0; i < DEPTH / 16; i++)
             UNROLL_FOR (int h = 0; h < HALVES; h++) {
                 const int down = (i / 2 * (W_BYTES / PAIR) >> 4) + step_down_columns(i % 2);
-                wgmma<true, ALONG>(reinterpret_cast<float(&)[N / 2]>(c[h]), x + 2 * i + (h * (X_BYTES / HALVES) >> 4),
-                                   w + (ALONG ? 2 * i : down), k > 0 || i > 0);
+                const uint64_t x_step = x + 2 * i + (h * (X_BYTES / HALVES) >> 4), w_step = w + (ALONG ? 2 * i : down);
+                auto &c_h = reinterpret_cast<float(&)[N / 2]>(c[h]);
+                if constexpr (E4M3) wgmma_e4m3(c_h, x_step, w_step, k > 0 || i > 0);
+                else wgmma<true, ALONG>(c_h, x_step, w_step, k > 0 || i > 0);
             }
         wgmma_commit();
         if (k > 0) {
@@ -340,17 +392,18 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
-template <LinearEpilogue EPILOGUE>
-__device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const LinearJob &job, int rank) {
+template <LinearEpilogue EPILOGUE, bool E4M3>
+__device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const CUtensorMap *codes,
+                            const LinearJob &job, int rank) {
     constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL, SLOPES = EPILOGUE == LINEAR_DGELU;
-    constexpr bool BIAS = takes_bias(EPILOGUE), ALONG = is_across(EPILOGUE);
+    constexpr bool BIAS = takes_bias(EPILOGUE), ALONG = E4M3 || is_across(EPILOGUE);
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
     real *bias = s.bias[group][warp];
     uint64_t *own_full = &s.own_full[group][warp];
     float c[HALVES][COLUMNS / 2] = {}; // without zeros ptxas up to 12.8 serialises every wgmma (C7515)
-    unsigned own_parity = 0;
+    unsigned own_parity = 0, most = 0;
     for (int turn = group;; turn += GROUPS) {
         const int tile = tile_await<true>(s, turn);
         if (tile < 0) break;
@@ -365,12 +418,13 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
                 copy_out_wait_read();
                 copy_box_in(slot, other, own_full, 0, place.row, panel);
             }
+            if (SLOPES && E4M3) copy_out_wait_read();
             for (int p = 0; SLOPES && p < PANELS; p++) slopes_in(slot, p, other, own_full, place.row, panel);
         }
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
-        if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG>(c, s, turn, job.depths, rank);
-        else if (width > PANEL) tile_multiply<2 * PANEL, ALONG>(c, s, turn, job.depths, rank);
-        else tile_multiply<PANEL, ALONG>(c, s, turn, job.depths, rank);
+        if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);
+        else if (width > PANEL) tile_multiply<2 * PANEL, ALONG, E4M3>(c, s, turn, job.depths, rank);
+        else tile_multiply<PANEL, ALONG, E4M3>(c, s, turn, job.depths, rank);
         UNROLL_FOR (int h = 0; h < HALVES; h++, place.row += ROWS / HALVES) {
             if (h == 0 || EXTRA || SLOPES) {
                 if (EXTRA && h > 0 && lane == 0) {
@@ -383,14 +437,15 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             }
             if constexpr (by_panel(EPILOGUE)) {
                 float *sums = job.columns ? s.sums[group][warp] : NULL;
-                panels_round<EPILOGUE>(slot, c[h], bias, y, other, own_full, sums, place.row, panel, h);
+                panels_round<EPILOGUE, E4M3>(slot, c[h], bias, y, other, codes, job, own_full, sums, most, place.row,
+                                             panel, h);
                 continue;
             }
             RowPair rows = {};
             if (takes_row_values(EPILOGUE))
                 row_values(rows, job, place.row, EPILOGUE == LINEAR_SOFTMAX ? -LOG2E : 1.0f);
             if (!EXTRA) slot_wait();
-            rows_round<EPILOGUE>(slot, c[h], bias, rows, job, job.counted - place.column);
+            rows_round<EPILOGUE, E4M3>(slot, c[h], bias, rows, job, job.counted - place.column);
             if (EPILOGUE == LINEAR_SOFTMAX) rows_sums_out(rows, job, place.row, place.column);
             slot_out(y, slot, place.row, panel);
         }
@@ -398,15 +453,16 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
             tile_columns_out(s.sums[group], job, place.row - warp * SLOT_ROWS - ROWS, place.column, 1 + group);
     }
     if (lane == 0) copy_out_wait();
+    if (E4M3 && job.copy.amax) fp8_raise(job.copy.amax, unpack(max(most & 0xffff, most >> 16), 0));
 }
 
 #    endif
 
-template <LinearEpilogue EPILOGUE>
+template <LinearEpilogue EPILOGUE, bool E4M3>
 __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     linear_kernel(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap w,
                   const __grid_constant__ CUtensorMap y, const __grid_constant__ CUtensorMap other,
-                  const LinearJob job) {
+                  const __grid_constant__ CUtensorMap codes, const LinearJob job) {
 #    if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     Shared &s = *(Shared *)shared_memory();
     const int rank = blockIdx.x % PAIR, group = uniform(threadIdx.x / WARPGROUP);
@@ -426,10 +482,10 @@ __global__ void __launch_bounds__(SM90_THREADS(THREADS), 1)
     cluster_sync();
     if (group == GROUPS) {
         registers_give<PRODUCER_REGISTERS>();
-        if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE)>(s, &x, &w, job, rank);
+        if (threadIdx.x == GROUPS * WARPGROUP) produce<is_across(EPILOGUE), E4M3>(s, &x, &w, job, rank);
     } else {
         registers_take<WORKER_REGISTERS>();
-        linear_work<EPILOGUE>(s, &y, &other, job, rank);
+        linear_work<EPILOGUE, E4M3>(s, &y, &other, &codes, job, rank);
     }
     __syncwarp();
     cluster_sync(); // the other block may still signal this one's barriers
@@ -444,9 +500,16 @@ int panels_map(CUtensorMap *map, const void *matrix, int rows, int columns, int 
     return copy_map(map, matrix, t, e);
 }
 
-decltype(&linear_kernel<LINEAR_GELU>) const kernels[] = {
-    linear_kernel<LINEAR_GELU>, linear_kernel<LINEAR_RESIDUAL>, linear_kernel<LINEAR_DGELU>,
-    linear_kernel<LINEAR_BIAS>, linear_kernel<LINEAR_SCALED>,   linear_kernel<LINEAR_SOFTMAX>}; // as LinearEpilogue
+// Describes an e4m3 matrix (rows, columns) to the copy engine, in boxes of `box_rows` rows x a stage.
+int codes_map(CUtensorMap *map, const uint8_t *matrix, int rows, int columns, int box_rows, Error *e) {
+    return copy_map(map, matrix, {CU_TENSOR_MAP_DATA_TYPE_UINT8, {columns, rows, 1}, {2 * DEPTH, box_rows, 1}}, e);
+}
+
+decltype(&linear_kernel<LINEAR_GELU, false>) const kernels[2][LINEAR_SOFTMAX + 1] = { // as LinearEpilogue
+    {linear_kernel<LINEAR_GELU, false>, linear_kernel<LINEAR_RESIDUAL, false>, linear_kernel<LINEAR_DGELU, false>,
+     linear_kernel<LINEAR_BIAS, false>, linear_kernel<LINEAR_SCALED, false>, linear_kernel<LINEAR_SOFTMAX, false>},
+    {linear_kernel<LINEAR_GELU, true>, linear_kernel<LINEAR_RESIDUAL, true>, linear_kernel<LINEAR_DGELU, true>,
+     linear_kernel<LINEAR_BIAS, true>}};
 
 } // namespace
 
@@ -465,26 +528,30 @@ size_t linear_sm90_column_bytes(int rows, int T, int out) {
 }
 
 int linear_sm90(const Linear &l, cudaStream_t stream, Error *e) {
-    const bool along = is_across(l.epilogue);
+    const bool e4m3 = l.x8, along = is_across(l.epilogue);
     const int down = ceil_div(l.rows, PAIR * ROWS), across = l.out / COLUMNS, narrow = l.out % COLUMNS != 0;
-    CUtensorMap x, w, y, other;
+    CUtensorMap x, w, y, other, codes = {};
     int blocks;
-    TRY(panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
-    TRY(along ? panels_map(&w, l.weight, l.out, l.in, COLUMNS / PAIR, 1, e)
-              : panels_map(&w, l.weight, l.in, l.out, HALF_DEPTH, PANELS, e));
+    TRY(e4m3 ? codes_map(&x, l.x8, l.rows, l.in, ROWS, e) : panels_map(&x, l.x, l.rows, l.in, ROWS, 1, e));
+    TRY(e4m3    ? codes_map(&w, l.weight8, l.out, l.in, COLUMNS / PAIR, e)
+        : along ? panels_map(&w, l.weight, l.out, l.in, COLUMNS / PAIR, 1, e)
+                : panels_map(&w, l.weight, l.in, l.out, HALF_DEPTH, PANELS, e));
     TRY(panels_map(&y, l.y, l.rows, l.out, SLOT_ROWS, by_panel(l.epilogue) ? 1 : PANELS, e));
     TRY(by_panel(l.epilogue)
             ? panels_map(&other, l.slope, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8)
             : panels_map(&other, l.extra ? l.extra : l.y, l.rows, l.out, SLOT_ROWS, PANELS, e));
+    if (e4m3 && l.copy.codes)
+        TRY(panels_map(&codes, l.copy.codes, l.rows, l.out, SLOT_ROWS, 1, e, CU_TENSOR_MAP_DATA_TYPE_UINT8));
     TRY(device_attribute(&blocks, cudaDevAttrMultiProcessorCount, e));
-    LinearJob job = {l.rows, l.out, l.in / DEPTH, down,       across,   narrow, l.bias, l.ticket,
-                     NULL,   0,     l.row_values, l.row_sums, l.counted};
+    const int depth = e4m3 ? 2 * DEPTH : DEPTH;
+    LinearJob job = {l.rows, l.out, ceil_div(l.in, depth), down,       across,    narrow,  l.bias, l.ticket,
+                     NULL,   0,     l.row_values,          l.row_sums, l.counted, l.scale, l.copy};
     if (l.columns.sum) {
         job.columns = column_begin(l.jobs, &l.columns, 1, linear_split(l.rows, l.T), l.out);
         job.per_example = l.T / ROWS;
     }
-    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[l.epilogue], x, w, y, other,
-                  job);
+    return launch({blocks / PAIR * PAIR, THREADS, stream, sizeof(Shared), PAIR}, e, kernels[e4m3][l.epilogue], x, w, y,
+                  other, codes, job);
 }
 
 #else

@@ -1,6 +1,7 @@
 // linear_sm90: products on Hopper with fused epilogues, each of which saves a pass over memory. Elsewhere cuBLASLt
 // multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings, except that a
-// product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX.
+// product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX; the
+// other four also multiply e4m3 factors (fp8.cuh). Their products are accumulated with about 14 bits.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -26,7 +27,7 @@ struct Linear {
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
     const uint8_t *x8 = NULL, *weight8 = NULL; // e4m3 factors instead, if set: x8 (rows, in), weight8 (out, in)
-    float scale = 1;                           // of their product
+    float scale = 1;                           // multiplies their product
     real *y = NULL;
     Fp8Copy copy = {}; // of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
     GeluSlope *slope = NULL;

@@ -37,7 +37,8 @@ int copy_map(CUtensorMap *map, const void *tensor, const CopyTensor &t, Error *e
     const cuuint32_t step[3] = {1, 1, 1};
     const bool bytewise = t.type == CU_TENSOR_MAP_DATA_TYPE_UINT8;
     const int64_t bytes = bytewise ? 1 : t.type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? sizeof(float) : sizeof(real);
-    const CUtensorMapSwizzle swizzle = bytewise ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+    const CUtensorMapSwizzle swizzle =
+        bytewise && t.box[0] == PANEL ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
     const int64_t row = t.stride[0] ? t.stride[0] : t.size[0], plane = t.stride[1] ? t.stride[1] : t.size[1] * row;
     const cuuint64_t stride[2] = {(cuuint64_t)(row * bytes), (cuuint64_t)(plane * bytes)};
     TRY(encode_find(&encode, e));

@@ -170,8 +170,8 @@ __device__ static inline void copy_run_in(void *to, const void *from, int bytes,
                  : "memory");
 }
 
-// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes, or 64 if its elements are bytes:
-// the 16-byte piece c of a box's row r of 64 bytes lies at c ^ (r / 2 % 4). Dimension 0 is the innermost.
+// A tensor of 2 (size[2] = 0) or 3 dimensions and its boxes, swizzled over 128 bytes, or over 64 if a box's rows are 64
+// single bytes: the 16-byte piece c of row r then lies at c ^ (r / 2 % 4). Dimension 0 is the innermost.
 // stride: elements between neighbours along dimensions 1 and 2; 0: no gaps. Strides in bytes and the tensor's address
 // must be multiples of 16.
 struct CopyTensor {
@@ -250,6 +250,20 @@ SM90_WGMMA(160, 80, "%80", "%81", "%82", "%83", "%84", SM90_INOUT_32(c, 0), SM90
 SM90_WGMMA(192, 96, "%96", "%97", "%98", "%99", "%100", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
 SM90_WGMMA(208, 104, "%104", "%105", "%106", "%107", "%108", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32),
            SM90_INOUT_32(c, 64), SM90_INOUT_8(c, 96))
+
+// The product of e4m3 operands, over 32 of the summed dimension, which runs along the rows of both. A row of 128 bytes
+// holds 128 values; step_along_rows(k) is the offset of the k-th 32.
+#    define SM90_WGMMA_E4M3(N, COUNT, A, B, ACCUMULATE, ...)                                                           \
+        __device__ static inline void wgmma_e4m3(float(&c)[COUNT], uint64_t a, uint64_t b, int accumulate) {           \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATE ", 0;\n"                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3"                                    \
+                         " {" SM90_LIST_##COUNT "}, " A ", " B ", p, 1, 1;\n}"                                         \
+                         : __VA_ARGS__                                                                                 \
+                         : "l"(a), "l"(b), "r"(accumulate));                                                           \
+        }
+SM90_WGMMA_E4M3(64, 32, "%32", "%33", "%34", SM90_INOUT_32(c, 0))
+SM90_WGMMA_E4M3(128, 64, "%64", "%65", "%66", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32))
+SM90_WGMMA_E4M3(192, 96, "%96", "%97", "%98", SM90_INOUT_32(c, 0), SM90_INOUT_32(c, 32), SM90_INOUT_32(c, 64))
 
 // Return registers of a warpgroup to the block's pool, or allocate from it; every warp of the group must call.
 // Allocating waits until enough are free: forever if the warpgroups want more than the block got at launch (384

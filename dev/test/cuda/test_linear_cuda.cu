@@ -1,5 +1,6 @@
 // A layer's product with what follows it on Hopper (kernel_test.cuh): against float64 on the host in some rows, against
-// cuBLASLt in all, and to the bit against the kernels that it replaces.
+// cuBLASLt in all, and to the bit against the kernels that it replaces. [seed bench] only times the layers of d48 and
+// d12.
 #include "kernel_test.cuh"
 
 #include "cuda/crossentropy.cuh"
@@ -9,6 +10,9 @@
 
 static Matmul *library;
 static unsigned *ticket;
+
+static double e4m3_worst_norm, e4m3_mean; // of all rows checked
+static int e4m3_rows;
 
 struct Widths {
     int rows, in, out;
@@ -21,9 +25,26 @@ struct Case {
 };
 
 static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
-static bool is_across(LinearEpilogue e) { return e == LINEAR_DGELU; }
+static bool is_across(const Linear &l) { return l.x8 || l.epilogue == LINEAR_DGELU; }
 
-static Case case_new(Widths s, LinearEpilogue epilogue) {
+// Rounds v to e4m3 with the exponent that is right for it, and divides *scale by 2^exponent. Returns the codes; behind
+// them lies a row of NaN.
+static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
+    float amax = 0;
+    for (real x : v) amax = fmaxf(amax, fabsf((float)x));
+    const int k = fp8_next(FP8_UNSET, amax);
+    std::vector<uint8_t> codes;
+    for (real &x : v) {
+        codes.push_back(fp8_encode(ldexpf((float)x, k)));
+        x = (real)ldexpf(fp8_decode(codes.back()), -k);
+    }
+    codes.insert(codes.end(), row, 0x7f);
+    *scale = ldexpf(*scale, -k);
+    return device_from(codes);
+}
+
+// x and weight hold the numbers of the e4m3 codes; weight is (out, in) then.
+static Case case_new(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
     const size_t n = (size_t)s.rows * s.out;
     Case c = {{},
               random_vector<real>((size_t)s.rows * s.in),
@@ -34,6 +55,9 @@ static Case case_new(Widths s, LinearEpilogue epilogue) {
     for (size_t i = 0; i < n; i++) c.slope.push_back((GeluSlope)random_int(0, GELU_CODE_NAN - 1));
     c.l.epilogue = epilogue;
     c.l.rows = s.rows, c.l.in = s.in, c.l.out = s.out;
+    if (e4m3) c.l.x8 = e4m3_of(c.x, s.in, &c.l.scale), c.l.weight8 = e4m3_of(c.weight, s.in, &c.l.scale);
+    if (e4m3 && (epilogue == LINEAR_GELU || epilogue == LINEAR_DGELU)) // some exponents saturate
+        c.l.copy = {device_new<uint8_t>(n), ldexpf(1.0f, random_int(-2, 8)), device_from(std::vector<float>{0})};
     c.l.x = device_from(c.x), c.l.weight = device_from(c.weight);
     c.l.bias = takes_bias(epilogue) ? device_from(c.bias) : NULL;
     c.l.extra = epilogue == LINEAR_RESIDUAL ? device_from(c.extra) : NULL;
@@ -52,11 +76,27 @@ static double gelu_of_rounded(double x, double *tolerance) {
     return gelu_tanh(x);
 }
 
+// The tensor cores add products of e4m3 with about 14 bits. Bounds the error by 1% of the row's norm, and its mean
+// towards or away from zero by 0.2%.
+static void check_e4m3_row(const std::vector<real> &y, const std::vector<double> &want) {
+    double squares = 0, all = 0, sign = 0, sum = 0;
+    for (size_t j = 0; j < y.size(); j++) {
+        const double error = value(y[j]) - want[j];
+        squares += error * error, all += want[j] * want[j];
+        sign += want[j] < 0 ? -error : error, sum += fabs(want[j]);
+    }
+    const double norm = sqrt(squares / all), mean = sign / sum;
+    CHECK(norm <= 0.01, "error of a row: %g", norm);
+    CHECK(fabs(mean) <= 0.002 + 0.02 / y.size(), "mean signed error of a row: %g", mean);
+    e4m3_worst_norm = std::max(e4m3_worst_norm, norm);
+    e4m3_mean += mean, e4m3_rows++;
+}
+
 // A row's sums in float64; y is one rounding away.
 static void check_row(const Case &c, const std::vector<real> &y, int row) {
     const Linear &l = c.l;
     const double fp32 = 2e-5;
-    const bool across = is_across(l.epilogue);
+    const bool across = is_across(l);
     std::vector<double> want(l.out), tolerance(l.out);
     for (int j = 0; j < l.out; j++) {
         const double extra = value(c.extra[(size_t)row * l.out + j]);
@@ -69,16 +109,17 @@ static void check_row(const Case &c, const std::vector<real> &y, int row) {
         tolerance[j] = ROUNDING * fabs(sum) + fp32;
         want[j] = l.epilogue == LINEAR_GELU ? gelu_of_rounded(sum, &tolerance[j]) : sum;
     }
-    const auto first = y.begin() + (size_t)row * l.out;
-    check_within("row", std::vector<real>(first, first + l.out), want, tolerance);
+    const std::vector<real> got(y.begin() + (size_t)row * l.out, y.begin() + (size_t)(row + 1) * l.out);
+    if (l.x8) check_e4m3_row(got, want);
+    else check_within("row", got, want, tolerance);
 }
 
 // All rows against cuBLASLt's product: each is one rounding away from the sum.
 static void check_library(const Case &c, const std::vector<real> &y) {
     const Linear &l = c.l;
-    const double fp32 = 1e-4;
+    const double fp32 = l.x8 ? 0.02 : 1e-4; // sums are about 1
     real *product = device_new<real>(y.size());
-    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l.epilogue)};
+    MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = is_across(l)};
     if (takes_bias(l.epilogue)) shape.epilogue = MATMUL_BIAS;
     CALL_OK(matmul_run(library, shape, {product, l.x, l.weight, l.bias}, &e));
     std::vector<double> want = as_doubles(host_from(product, y.size())), tolerance;
@@ -104,6 +145,28 @@ static void check_bits(const Case &c, const std::vector<real> &y) {
     CHECK(host_from(l.slope, n) == host_from(c.l.slope, n), "bits of the slopes");
 }
 
+// The e4m3 copy and the largest |y| are those of the stored y.
+static void check_copy(const Linear &l, const std::vector<real> &y) {
+    if (!l.copy.codes) return;
+    const std::vector<uint8_t> codes = host_from(l.copy.codes, y.size());
+    float amax = 0;
+    size_t wrong = 0;
+    for (size_t i = 0; i < y.size(); i++) {
+        wrong += codes[i] != fp8_encode((float)y[i] * l.copy.scale);
+        amax = fmaxf(amax, fabsf((float)y[i]));
+    }
+    CHECK(wrong == 0, "%zu of %zu codes are not those of y", wrong, y.size());
+    CHECK(host_from(l.copy.amax, 1)[0] == amax, "largest |y| %g, want %g", host_from(l.copy.amax, 1)[0], amax);
+}
+
+// Without a copy y has the same bits.
+static void check_no_copy(const Case &c, const std::vector<real> &y) {
+    Linear l = c.l;
+    l.copy = {}, l.y = device_new<real>(y.size());
+    CALL_OK(linear_sm90(l, 0, &e));
+    CHECK(as_doubles(host_from(l.y, y.size())) == as_doubles(y), "without a copy y has other bits");
+}
+
 // A NaN slope makes its own value NaN, and no other.
 static void check_nan(const Case &c, const std::vector<real> &y) {
     if (c.l.epilogue != LINEAR_DGELU) return;
@@ -116,6 +179,9 @@ static void check_nan(const Case &c, const std::vector<real> &y) {
     const std::vector<real> got = host_from(l.y, y.size());
     for (size_t i = 0; i < y.size(); i++)
         CHECK(i == at ? isnan(value(got[i])) : value(got[i]) == value(y[i]), "%zu, NaN at %zu", i, at);
+    if (!l.copy.codes) return;
+    CHECK(host_from(l.copy.codes, y.size())[at] == 0x7f, "the code of NaN");
+    CHECK(isnan(host_from(l.copy.amax, 1)[0]), "the largest |y| is not NaN");
 }
 
 // Fewer rows give the same bits, and none after them is written (the guards see it).
@@ -125,17 +191,20 @@ static void check_fewer_rows(const Case &c, const std::vector<real> &y) {
     const size_t n = (size_t)l.rows * l.out;
     l.y = device_new<real>(n);
     if (l.epilogue == LINEAR_GELU) l.slope = device_new<GeluSlope>(n);
+    if (l.copy.codes) l.copy.codes = device_new<uint8_t>(n), l.copy.amax = device_from(std::vector<float>{0});
     CALL_OK(linear_sm90(l, 0, &e));
-    CHECK(as_doubles(host_from(l.y, n)) == as_doubles(std::vector<real>(y.begin(), y.begin() + n)),
-          "%d of %d rows give other bits", l.rows, c.l.rows);
+    const std::vector<real> fewer(y.begin(), y.begin() + n);
+    CHECK(as_doubles(host_from(l.y, n)) == as_doubles(fewer), "%d of %d rows give other bits", l.rows, c.l.rows);
+    check_copy(l, fewer);
 }
 
-static void linear_case(Widths s, LinearEpilogue epilogue) {
-    const Case c = case_new(s, epilogue);
+static void linear_case(Widths s, LinearEpilogue epilogue, bool e4m3 = false) {
+    const Case c = case_new(s, epilogue, e4m3);
     const size_t n = (size_t)s.rows * s.out;
     CHECK(linear_sm90_runs(s.in, s.out), "%d to %d is not usable", s.in, s.out);
     std::vector<Output> outputs = {{c.l.y, n * sizeof(real)}};
     if (epilogue == LINEAR_GELU) outputs.push_back({c.l.slope, n * sizeof(GeluSlope)});
+    if (c.l.copy.codes) outputs.push_back({c.l.copy.codes, n});
     const auto poison = [&] {
         for (const Output &o : outputs) CUDA_OK(cudaMemset((void *)o.p, POISON, o.bytes));
     };
@@ -146,6 +215,8 @@ static void linear_case(Widths s, LinearEpilogue epilogue) {
         check_row(c, y, row);
     check_library(c, y);
     check_bits(c, y);
+    check_copy(c.l, y);
+    if (e4m3) check_no_copy(c, y);
     check_nan(c, y);
     check_fewer_rows(c, y);
     CHECK(host_from(ticket, 1)[0] == 0, "tickets remain");
@@ -166,9 +237,22 @@ static void test_linear(void) {
     for (LinearEpilogue epilogue : {LINEAR_RESIDUAL, LINEAR_BIAS}) linear_case(other, epilogue);
 }
 
+static void test_e4m3(void) {
+    std::vector<Widths> widths = {{1, 64, 64},     {127, 128, 192},  {300, 192, 320}, {513, 768, 768},
+                                  {70, 1600, 448}, {256, 448, 1600}, {384, 1600, 64}};
+    for (int i = 0; i < 3; i++) widths.push_back({random_int(1, 2000), 64 * random_int(1, 12), 64 * random_int(1, 12)});
+    for (Widths s : widths)
+        for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU, LINEAR_BIAS})
+            linear_case(s, epilogue, true);
+    for (LinearEpilogue epilogue : {LINEAR_GELU, LINEAR_DGELU, LINEAR_BIAS})
+        if (!small_shapes_only) linear_case({16801, 320, 1600}, epilogue, true);
+    printf("e4m3: error of a row at most %.2f%%, mean signed error %.4f%%\n", 100 * e4m3_worst_norm,
+           100 * e4m3_mean / e4m3_rows);
+}
+
 // The column sums of y as stored, and their squares by example.
-static void columns_case(int B, int T, int in, int out) {
-    const Case c = case_new({B * T, in, out}, LINEAR_DGELU);
+static void columns_case(int B, int T, int in, int out, bool e4m3 = false) {
+    const Case c = case_new({B * T, in, out}, LINEAR_DGELU, e4m3);
     const Columns columns = columns_new(B, out);
     Linear l = c.l;
     l.columns = columns.device, l.T = T;
@@ -192,9 +276,11 @@ static void test_columns(void) {
     CHECK(linear_sm90_sums(1024) && linear_sm90_sums(128) && !linear_sm90_sums(64) && !linear_sm90_sums(1000), "T");
     columns_case(1, 128, 64, 64);
     columns_case(3, 256, 128, 320);
+    columns_case(5, 256, 192, 448, true);
     for (int i = 0; i < 3; i++)
         columns_case(random_int(1, 5), 128 * random_int(1, 8), 64 * random_int(1, 8), 64 * random_int(1, 12));
     if (!small_shapes_only) columns_case(16, 1024, 256, 1600);
+    if (!small_shapes_only) columns_case(16, 1024, 320, 1600, true);
 }
 
 // x (rows, C) and weight (V, C), stored as (Vp, C): logits with a spread of some nats.
@@ -328,6 +414,68 @@ static void test_unusable_widths(void) {
         CHECK(!linear_sm90_runs(s.in, s.out), "%d to %d is usable", s.in, s.out);
 }
 
+template <typename X> static X *device_random(size_t n, bool codes) {
+    std::vector<X> block(1 << 18);
+    for (X &x : block) x = codes ? (X)fp8_encode((float)random_normal() * 4) : (X)(float)random_normal();
+    X *p = device_new<X>(n);
+    for (size_t i = 0; i < n; i += block.size())
+        CUDA_OK(cudaMemcpy(p + i, block.data(), std::min(block.size(), n - i) * sizeof(X), cudaMemcpyHostToDevice));
+    return p;
+}
+
+// Microseconds and TFLOP/s of a layer: the fastest and the median of 20 measurements of 5 calls.
+static void bench_layer(const char *name, Widths s, LinearEpilogue epilogue, bool e4m3, bool copies = true) {
+    const size_t n = (size_t)s.rows * s.out;
+    Linear l = {.epilogue = epilogue, .rows = s.rows, .in = s.in, .out = s.out};
+    l.x = device_random<real>((size_t)s.rows * s.in, false),
+    l.weight = device_random<real>((size_t)s.in * s.out, false);
+    if (e4m3) l.x8 = device_random<uint8_t>((size_t)s.rows * s.in, true), l.scale = 0x1p-9f;
+    if (e4m3) l.weight8 = device_random<uint8_t>((size_t)s.in * s.out, true);
+    l.bias = device_random<real>(s.out, false), l.y = device_new<real>(n), l.ticket = ticket;
+    if (epilogue == LINEAR_RESIDUAL) l.extra = device_random<real>(n, false);
+    if (epilogue == LINEAR_GELU || epilogue == LINEAR_DGELU) l.slope = device_random<GeluSlope>(n, true);
+    if (copies) l.copy = {device_new<uint8_t>(n), 1, device_from(std::vector<float>{0})};
+    const Columns columns = columns_new(s.rows / 1024, s.out);
+    const ColumnJobs jobs = jobs_new(linear_sm90_column_bytes(s.rows, 1024, s.out));
+    if (epilogue == LINEAR_DGELU) l.columns = columns.device, l.T = 1024;
+    cudaEvent_t begin, end;
+    CUDA_OK(cudaEventCreate(&begin));
+    CUDA_OK(cudaEventCreate(&end));
+    std::vector<float> us;
+    for (int i = 0; i < 23; i++) {
+        CUDA_OK(cudaEventRecord(begin));
+        for (int k = 0; k < 5; k++) {
+            ColumnJobs fresh = jobs;
+            l.jobs = &fresh;
+            CALL_OK(linear_sm90(l, 0, &e));
+        }
+        CUDA_OK(cudaEventRecord(end));
+        CUDA_OK(cudaEventSynchronize(end));
+        float ms;
+        CUDA_OK(cudaEventElapsedTime(&ms, begin, end));
+        if (i >= 3) us.push_back(ms * 200);
+    }
+    std::sort(us.begin(), us.end());
+    printf("%-8s %5d x %4d -> %4d %s%-8s %7.1f us (fastest %7.1f), %6.0f TFLOP/s\n", name, s.rows, s.in, s.out,
+           e4m3 ? "e4m3" : "bf16", e4m3 && copies ? " + copy" : "", us[10], us[0],
+           2.0 * s.rows * s.in * s.out / us[10] * 1e-6);
+    case_end();
+}
+
+static void bench(void) {
+    for (Widths s : {Widths{16384, 1600, 0}, {65536, 768, 0}}) {
+        const int C = s.in;
+        for (bool e4m3 : {false, true}) {
+            bench_layer("GELU", {s.rows, C, 4 * C}, LINEAR_GELU, e4m3);
+            bench_layer("DGELU", {s.rows, C, 4 * C}, LINEAR_DGELU, e4m3);
+            if (e4m3) bench_layer("GELU", {s.rows, C, 4 * C}, LINEAR_GELU, e4m3, false);
+            if (e4m3) bench_layer("DGELU", {s.rows, C, 4 * C}, LINEAR_DGELU, e4m3, false);
+            bench_layer("BIAS", {s.rows, C, 3 * C}, LINEAR_BIAS, e4m3, false);
+            bench_layer("RESIDUAL", {s.rows, C, C}, LINEAR_RESIDUAL, e4m3, false);
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     int code = kernel_test_begin("test_linear_cuda", argc, argv);
     if (code) return code;
@@ -341,6 +489,11 @@ int main(int argc, char **argv) {
     CUDA_OK(cudaMemset(ticket, 0, sizeof *ticket));
     library = (Matmul *)calloc(1, sizeof *library);
     CALL_OK(matmul_create(library, workspace, 0, &e));
+    if (argc > 2 && !strcmp(argv[2], "bench")) {
+        bench();
+        return test_summary();
+    }
+    RUN(test_e4m3);
     RUN(test_linear);
     RUN(test_columns);
     if (!FP16) RUN(test_head); // its range is too small
