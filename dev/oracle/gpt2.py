@@ -56,25 +56,45 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 
 
-def linear(params, name, x):
-    return x @ params[name + ".weight"] + params[name + ".bias"]
+def e4m3(x, k):
+    """The e4m3 number nearest to x 2^k, times 2^-k (Micikevicius et al. 2022): steps of 2^(e-3) in [2^e, 2^(e+1)), from
+    e = -6 on, up to 448."""
+    _, exponent = jnp.frexp(x * 2.0**k)
+    step = 2.0 ** (jnp.maximum(exponent - 1, -6) - 3)
+    return jnp.clip(jnp.round(x * 2.0**k / step) * step, -448, 448) * 2.0**-k
 
 
-def attention(params, name, x, heads, document, drop):  # (T, C)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def fp8_linear(x, weight, bias, k):
+    """x W + b and its input gradient dy W^T from factors in e4m3; k: exponents of x, dy and W."""
+    return e4m3(x, k[0]) @ e4m3(weight, k[2]) + bias
+
+
+fp8_linear.defvjp(lambda x, weight, bias, k: (fp8_linear(x, weight, bias, k), (x, weight)),
+                  lambda k, saved, dy: (e4m3(dy, k[1]) @ e4m3(saved[1], k[2]).T, saved[0].T @ dy, dy.sum(axis=0)))
+
+
+def linear(params, name, x, exponents):
+    weight, bias = params[name + ".weight"], params[name + ".bias"]
+    return fp8_linear(x, weight, bias, exponents[name]) if exponents else x @ weight + bias
+
+
+def attention(params, name, x, heads, document, drop, exponents):  # (T, C)
     T, C = x.shape
-    qkv = linear(params, name + ".c_attn", x).reshape(T, 3, heads, C // heads)
+    qkv = linear(params, name + ".c_attn", x, exponents).reshape(T, 3, heads, C // heads)
     q, k, v = (qkv[:, i].transpose(1, 0, 2) for i in range(3))  # (H, T, D)
     scores = q @ k.transpose(0, 2, 1) / jnp.sqrt(C // heads)  # (H, T, T)
     causal = jnp.tril(jnp.ones((T, T), dtype=bool))
     same = document[:, None] == document[None, :]
     probabilities = softmax(jnp.where(causal & same, scores, -jnp.inf))
     mixed = (drop(name + ".probability", probabilities) @ v).transpose(1, 0, 2).reshape(T, C)
-    return linear(params, name + ".c_proj", mixed)
+    return linear(params, name + ".c_proj", mixed, exponents)
 
 
-def logits(params, tokens, heads, factors=None, separator=None):
+def logits(params, tokens, heads, factors=None, separator=None, exponents=None):
     """Logits (T, V) of a row of tokens (T). factors: from mask_factors; None: no dropout. separator: the token that
-    opens a document; attention stays within a document, and positions restart in it. None: the row is one document."""
+    opens a document; attention stays within a document, and positions restart in it. None: the row is one document.
+    exponents: of fp8_linear, by the layer's name; None: nothing is rounded."""
     T = jnp.arange(len(tokens))
     opens = jnp.asarray(tokens == separator).at[0].set(True) if separator is not None else T == 0
     document = jnp.cumsum(opens)
@@ -85,9 +105,9 @@ def logits(params, tokens, heads, factors=None, separator=None):
     norm = lambda name, x: layer_norm(x, params[name + ".weight"], params[name + ".bias"])
     for i in range(layers):
         h = f"h.{i}"
-        x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop))
-        hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x)))
-        x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden))
+        x = x + drop(f"{h}.attn", attention(params, f"{h}.attn", norm(f"{h}.ln_1", x), heads, document, drop, exponents))
+        hidden = gelu(linear(params, f"{h}.mlp.c_fc", norm(f"{h}.ln_2", x), exponents))
+        x = x + drop(f"{h}.mlp", linear(params, f"{h}.mlp.c_proj", hidden, exponents))
     return norm("ln_f", x) @ params[WTE].T
 
 
@@ -131,9 +151,9 @@ def mask_factors(p, seed, first, B, T, C, layers, heads):
     return factors
 
 
-def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None):
+def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None, exponents=None):
     """From a row (T + 1) to two arrays (T): the cross-entropies with smoothed targets, and with the plain targets."""
-    z = logits(params, row[:-1], heads, factors, separator)
+    z = logits(params, row[:-1], heads, factors, separator, exponents)
     z = z - z.max(axis=-1, keepdims=True)
     log_p = z - jnp.log(jnp.exp(z).sum(axis=-1, keepdims=True))
     V = z.shape[-1]
@@ -143,12 +163,12 @@ def token_losses(params, row, heads, smoothing=0.0, factors=None, separator=None
 
 
 @functools.cache
-def examples_fn(heads, smoothing=0.0, separator=None):
+def examples_fn(heads, smoothing=0.0, separator=None, exponents=None):
     """A compiled function from (params, rows (B, T + 1), dropout's factors) to the losses L_b (B), means over T, with label
-    smoothing and without, and the gradient of every L_b by name, each (B, ...)."""
+    smoothing and without, and the gradient of every L_b by name, each (B, ...). exponents: pairs (name, exponents)."""
 
     def loss(params, row, factors):
-        smoothed, plain = token_losses(params, row, heads, smoothing, factors, separator)
+        smoothed, plain = token_losses(params, row, heads, smoothing, factors, separator, dict(exponents or ()))
         return smoothed.mean(), (smoothed.mean(), plain.mean())
 
     def one(params, row, factors):

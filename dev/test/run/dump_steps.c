@@ -11,6 +11,7 @@
 //     example_sq_sum/NAME  F64, sum_b |g_b|^2 of one batched step in GNS_EXACT mode
 //     example_sq_ln/NAME   F64, the same in GNS_LN mode: NaN except for LayerNorms
 //     losses               F64 (steps), batch means before the update
+//     exponents            I32 (L, FP8_SITES), of all steps; -128 where the engine does not round
 //     padding_max          F64, largest |parameter| outside the tensors after all steps
 #include "../safetensors_writer.h"
 #include "math/schedule.h"
@@ -19,7 +20,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-enum { STEPS = 10 };
+enum { STEPS = 10, LAYERS_MOST = 3 };
 
 typedef struct {
     const char *name;
@@ -30,6 +31,7 @@ typedef struct {
     Optimizer optimizer;
     double dropout;
     int separator; // of documents; -1: none
+    bool fp8;      // DTYPE_FP8, with the exponents that follow from step 1
 } Case;
 
 // Odd sizes: T no multiple of anything, V not padded, B = 1, NH = 1, a context longer than T, one token only, and so
@@ -37,18 +39,31 @@ typedef struct {
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
 static const Case cases[] = {
-    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
-    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
-    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW, 0, -1},
-    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW, 0, -1},
-    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
-    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW, 0, -1},
-    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1},
-    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB, 0, -1},
-    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON, 0, -1},
-    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1},
-    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, 3},
-    {"documents_drop_l2_c32_v7_t33_b3", {2, 2, 32, 7, 33}, 33, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.25, 6},
+    {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l3_c64_v256_t32_b4", {3, 4, 64, 256, 32}, 32, 4, 4, 0.5, 0.3, 1e-3, 0.25f, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l2_c48_v50_t1_b2", {2, 3, 48, 50, 17}, 1, 2, 1, 100.0, 0.1, 1e-8, 0.5f, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l2_c48_v11_t5_b5", {2, 3, 48, 11, 17}, 5, 5, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_ADAMW, 0, -1, false},
+    {"l1_c132_v29_t293_b2", {1, 3, 132, 29, 300}, 293, 2, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
+    {"lamb_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-5, 0.1f, OPTIMIZER_LAMB, 0, -1, false},
+    {"muon_l2_c48_v50_t17_b3", {2, 3, 48, 50, 17}, 17, 3, 3, 1.0, 0.1, 1e-8, 0.1f, OPTIMIZER_MUON, 0, -1, false},
+    {"drop_l1_c132_v29_t150_b2", {1, 3, 132, 29, 150}, 150, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, false},
+    {"documents_l2_c48_v11_t70_b3", {2, 3, 48, 11, 75}, 70, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, 3, false},
+    {"documents_drop_l2_c32_v7_t33_b3",
+     {2, 2, 32, 7, 33},
+     33,
+     3,
+     2,
+     1.0,
+     0.1,
+     1e-8,
+     0,
+     OPTIMIZER_ADAMW,
+     0.25,
+     6,
+     false},
+    {"fp8_l1_c48_v29_t20_b3", {1, 3, 48, 29, 20}, 20, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, true},
 };
 
 enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
@@ -69,6 +84,7 @@ typedef struct {
     double *sum_exact, *sum_ln;     // a tensor
     double *loss, *nll, *loss_eval; // (B)
     double losses[STEPS], padding_max;
+    int32_t exponents[LAYERS_MOST * FP8_SITES]; // (L, FP8_SITES)
 } Dump;
 
 static Range all_of(const Model *model) { return (Range){0, model->flat_count}; }
@@ -102,6 +118,7 @@ static int dump_create(Dump *d, const Case *c, uint64_t seed, Error *e) {
                            .separator = (uint16_t)c->separator,
                            .dropout = dropout_of(c->dropout, seed),
                            .optimizer = c->optimizer,
+                           .dtype = c->fp8 ? DTYPE_FP8 : DTYPE_FP32,
                            .label_smoothing = c->smoothing};
     TRY(engine_create(&cpu_engine, &d->engine, &config, e));
     return engine_load(d->engine, STATE_PARAM, all_of(&d->model), d->before, e);
@@ -127,6 +144,22 @@ static int measure(Dump *d, const uint16_t *tokens, int rows, GnsMode mode, doub
     TRY(engine_result(d->engine, &result, e));
     *loss_sum = result.loss_sum;
     if (nll_sum) *nll_sum = result.nll_sum;
+    return 0;
+}
+
+// Sets the exponents that follow from step 1, whose factors are not rounded.
+static int choose_exponents(Dump *d, Error *e) {
+    const int sites = d->model.config.layers * FP8_SITES;
+    float amax[LAYERS_MOST * FP8_SITES];
+    int8_t k[LAYERS_MOST * FP8_SITES];
+    StepResult result = {.grad_sq = d->grad_sq, .example_sq = d->example_sq, .amax = amax};
+    for (int i = 0; i < sites; i++) d->exponents[i] = FP8_UNSET;
+    if (!d->c->fp8) return 0;
+    engine_examples(d->engine, FIRST_EXAMPLE);
+    TRY(small_batch(d->engine, d->tokens, d->c->batch, d->c->seq_len, d->c->micro_batch, GNS_OFF, e));
+    TRY(engine_result(d->engine, &result, e));
+    for (int i = 0; i < sites; i++) d->exponents[i] = k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
+    engine_exponents(d->engine, k);
     return 0;
 }
 
@@ -224,6 +257,8 @@ static int put_all(File *f, const Dump *d, Error *e) {
     TRY(put_doubles(f, "nll", "", d->nll, B, e));
     TRY(put_doubles(f, "loss_eval", "", d->loss_eval, B, e));
     TRY(put_doubles(f, "losses", "", d->losses, STEPS, e));
+    const uint64_t sites[2] = {(uint64_t)d->model.config.layers, FP8_SITES};
+    TRY(file_put(f, "exponents", "", SAFETENSORS_I32, 2, sites, d->exponents, e));
     TRY(put_doubles(f, "padding_max", "", &d->padding_max, 0, e));
     for (int k = 0; k < d->model.tensor_count; k++) {
         const Tensor *t = &d->model.tensors[k];
@@ -308,6 +343,7 @@ static int case_run(const Case *c, const char *directory, uint64_t seed, Error *
     Dump d;
     int code = 0;
     TRY_GOTO(dump_create(&d, c, seed, e));
+    TRY_GOTO(choose_exponents(&d, e));
     TRY_GOTO(measure_examples(&d, e));
     TRY_GOTO(measure_batch(&d, e));
     TRY_GOTO(train(&d, e));
