@@ -98,6 +98,7 @@ static void test_amax(void) {
         CHECK_OK(engine_result(engine, &r, &e), &e);
     }
     free(measure_fp8(&w, engine, 3, NULL, again).grad);
+    CHECK(memcmp(parts[0], parts[1], sizeof *parts), "the step before counts");
     for (int i = 0; i < SITES; i++)
         CHECK(again[i] == fmaxf(parts[0][i], parts[1][i]), "site %d: %g of two micro-steps", i, (double)again[i]);
     engine_destroy(engine);
@@ -150,7 +151,26 @@ static void test_same_bits(void) {
     world_close(&w);
 }
 
-// A step whose factor saturates, or is not finite, changes nothing; the next one does.
+// A factor that is not finite shows in amax.
+static void test_not_finite(void) {
+    const float bad[] = {INFINITY, NAN};
+    Error e;
+    float amax[SITES];
+    World w = world_of(shape, T, ROWS, 1);
+    Engine *engine = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1);
+    for (int i = 0; i < 2; i++) {
+        w.param[model_tensor(&w.model, FC_W, 1)->offset + 7] = bad[i];
+        CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
+        free(measure_fp8(&w, engine, ROWS, NULL, amax).grad);
+        const float at = amax[FP8_SITES + FP8_FC_WEIGHT], before = amax[FP8_SITES + FP8_LN2];
+        CHECK(i ? isnan(at) : isinf(at), "%g", (double)at);
+        CHECK(isfinite(before), "%g", (double)before);
+    }
+    engine_destroy(engine);
+    world_close(&w);
+}
+
+// A step whose factor saturates changes nothing; the next one does.
 static void test_saturation(void) {
     const UpdateConfig update = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.9, .eps = 1e-8, .step = 1, .batch = ROWS};
     int8_t k[SITES], high[SITES];
@@ -193,6 +213,6 @@ static void test_saturation(void) {
 }
 
 int main(void) {
-    RUN(test_step, test_amax, test_each_site, test_same_bits, test_saturation);
+    RUN(test_step, test_amax, test_each_site, test_same_bits, test_not_finite, test_saturation);
     return test_summary();
 }
