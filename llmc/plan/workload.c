@@ -38,10 +38,10 @@ static Work matmul(WorkFamily family, WorkPass pass, double value, double rows, 
                   count};
 }
 
-// A product of a block. With fp8 it reads e4m3.
-static Work linear(WorkPass pass, bool fp8, double value, double rows, double in, double out, double count) {
-    Work work = matmul(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, count);
-    if (fp8) work.kind = WORK_FP8, work.read /= value;
+// A product of all blocks. With fp8 it reads e4m3; the CPU emulates that in fp32.
+static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
+    Work work = matmul(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
+    if (shape->dtype == DTYPE_FP8 && value < fp32) work.kind = WORK_FP8, work.read /= value;
     return work;
 }
 
@@ -79,7 +79,6 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     // The loss reads and writes a row's logits. Or it reads lnf twice and a row of wte, and writes lnf.
     const double read = v * R * (w.stores_exponentials ? 3 * C : V), written = v * R * (w.stores_exponentials ? C : V);
     const double drops = shape->dropout.below > 0, branches = drops * (2 * L + 1), copied = drops * v * n;
-    const bool fp8 = shape->dtype == DTYPE_FP8 && v < fp32; // the CPU emulates it in fp32
     const WorkPass forward = PASS_FORWARD, backward = PASS_BACKWARD;
     const struct {
         Work work;
@@ -88,12 +87,12 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
         {stream(FAMILY_EMBEDDING, forward, n, 1, 2 * v, v, 1), 0},
         // Reads x and the output of the branch before; writes their sum and its LayerNorm.
         {stream(FAMILY_LAYERNORM, forward, n, LAYERNORM_FLOPS, 2 * v, 2 * v, 2 * L + 1), 2 * again},
-        {linear(forward, fp8, v, N, C, 3 * C, L), again},                                               // qkv
+        {linear(shape, forward, v, N, C, 3 * C), again},                                                // qkv
         {{FAMILY_ATTENTION, WORK_ATTENTION_FORWARD, forward, 2 * product, v * 3 * n, v * n, L}, again}, // q k^T, p v
-        {linear(forward, fp8, v, N, C, C, L), again},                                                   // proj
-        {linear(forward, fp8, v, N, C, 4 * C, L), again},                                               // fc
+        {linear(shape, forward, v, N, C, C), again},                                                    // proj
+        {linear(shape, forward, v, N, C, 4 * C), again},                                                // fc
         {stream(FAMILY_GELU, forward, 4 * n, GELU_FLOPS, v, v, L), gelu_again},
-        {linear(forward, fp8, v, N, 4 * C, C, L), 0}, // fcproj
+        {linear(shape, forward, v, N, 4 * C, C), 0}, // fcproj
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * n, copied, copied, branches}, drops * again},
         {{FAMILY_DROPOUT, WORK_MASKS, forward, DROPOUT_FLOPS * scores, 0, 0, drops * L}, drops * again},
         {matmul(FAMILY_HEAD_MATMUL, forward, v, R, C, V, chunks), 0},
@@ -120,7 +119,7 @@ Workload workload_micro_step(const EngineConfig *shape, int rows, Workload w) {
     }
     const double matrices[][2] = {{C, 3 * C}, {C, C}, {C, 4 * C}, {4 * C, C}}; // (in, out) of qkv, proj, fc, fcproj
     for (int i = 0; i < 4; i++) {
-        add(&w, linear(backward, fp8, v, N, matrices[i][1], matrices[i][0], L));
+        add(&w, linear(shape, backward, v, N, matrices[i][1], matrices[i][0]));
         add_gradient(&w, FAMILY_BLOCK_MATMUL, B, T, matrices[i][0], matrices[i][1], L);
     }
     add_gradient(&w, FAMILY_HEAD_MATMUL, B / chunks, T, V, C, chunks);
