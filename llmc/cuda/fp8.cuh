@@ -1,8 +1,12 @@
-// fp8: e4m3 copies of 16-bit tensors for products (math/fp8.h), on the device.
+// fp8: e4m3 copies of bf16 tensors for products (math/fp8.h), on the device. Kernels that write a tensor may write its
+// copy beside it (Fp8Copy); the kernels of fp8.cu read the tensor again.
 #pragma once
 
 #include "cuda/cuda_common.cuh"
+#include "cuda/vec.cuh"
 #include "math/fp8.h"
+
+constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no copies
 
 // An e4m3 copy that a kernel writes beside its output y. The copy is of the stored, rounded y.
 struct Fp8Copy {
@@ -11,15 +15,63 @@ struct Fp8Copy {
     float *amax = NULL;    // in device memory: raised to the largest |y|, NaN above all; NULL: not wanted
 };
 
-// Returns the codes of low and high, low in the low byte. On Hopper one instruction.
+// Returns the codes of low and high, low in the low byte. On Hopper one instruction; before Ada there is none.
 __device__ static inline uint16_t fp8_pack(float low, float high) {
-    uint16_t codes;
+    uint16_t codes = 0;
+#if __CUDA_ARCH__ >= 890
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+#endif
     return codes;
 }
 
-// Raises *amax to the largest x >= 0 (or NaN) of a warp. All lanes must call. Bits of such floats sort like integers.
-__device__ static inline void fp8_raise(float *amax, float x) {
-    const unsigned most = __reduce_max_sync(~0u, __float_as_uint(x));
-    if (threadIdx.x % 32 == 0 && most) atomicMax((unsigned *)amax, most);
+// Raise *amax to x >= 0 (or NaN), to the largest x of a warp. Bits of such floats sort like integers. For fp8_raise all
+// lanes must call.
+__device__ static inline void fp8_raise_to(float *amax, float x) {
+    if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }
+__device__ static inline void fp8_raise(float *amax, float x) {
+#if __CUDA_ARCH__ >= 800
+    x = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(x)));
+    if (threadIdx.x % 32 == 0) fp8_raise_to(amax, x);
+#endif
+}
+
+// The largest |x| of a thread's bf16 values so far: bits of two of them in one register.
+__device__ static inline void fp8_most(unsigned &most, const Pack<VEC> &x) {
+    UNROLL_FOR (int i = 0; i < VEC / 2; i++) most = __vmaxu2(most, x.words[i] & 0x7fff7fff);
+}
+__device__ static inline float fp8_most_value(unsigned most) {
+    return __uint_as_float(max(most << 16, most & 0xffff0000u));
+}
+
+// Returns the codes of 8 values.
+__device__ static inline uint2 fp8_codes(const Pack<VEC> &x, float scale) {
+    float f[VEC];
+    unsigned codes[VEC / 2];
+    pack_get(f, x);
+    UNROLL_FOR (int i = 0; i < VEC / 2; i++) codes[i] = fp8_pack(f[2 * i] * scale, f[2 * i + 1] * scale);
+    return {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16};
+}
+
+// Writes the codes of y's values [i, i + 8), and adds them to `most`.
+__device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack<VEC> &y, unsigned &most) {
+    if (copy.codes) *(uint2 *)(copy.codes + i) = fp8_codes(y, copy.scale);
+    fp8_most(most, y);
+}
+
+// copy = that of y (n), n a multiple of 8. No-op if copy.amax is NULL.
+int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
+
+// The weights W (in, out) of a block's four linear layers, in and out multiples of 64, and their copies.
+struct Fp8Weights {
+    struct {
+        const real *weight;
+        int in, out;
+        Fp8Copy copy;        // like W
+        uint8_t *transposed; // (out, in); NULL where copy.codes is
+    } of[4];
+};
+int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e);
+
+// *norm = infinity if one of `count` sites saturates (fp8_saturates). k, amax: in device memory.
+int fp8_veto(double *norm, const int8_t *k, const float *amax, int count, cudaStream_t stream, Error *e);

@@ -3,6 +3,8 @@
 #include "cuda/vec.cuh"
 #include "math/layernorm.h"
 
+#include <assert.h>
+
 // The row to normalise: a, a + b, or a + dropout(b).
 enum Input { ALONE, SUM, DROPPED };
 
@@ -31,10 +33,15 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 
-// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once.
-template <Input INPUT, int PACKS>
+// Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once. COPY: also
+// n.copy.
+template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
+    __shared__ float amax; // of the block
     const int row = blockIdx.x * FORWARD_WARPS + threadIdx.y, lane = threadIdx.x, C = n.C;
+    unsigned most = 0;
+    if (COPY && lane + threadIdx.y == 0) amax = 0;
+    if (COPY) __syncthreads();
     if (row >= n.N) return;
     const size_t start = (size_t)row * C;
     Pack<VEC> packs[PACKS];
@@ -57,9 +64,17 @@ __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const
     const float r = layernorm_rstd(warp_sum(squares), C);
     UNROLL_FOR (int p = 0; p < PACKS; p++) {
         const int c = (p * WARP + lane) * VEC;
-        if (c < C) pack_store(n.out + start + c, pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c));
+        if (c >= C) continue;
+        const Pack<VEC> y = pack_normalise<VEC>(x[p], m, r, n.gamma, n.beta, c);
+        pack_store(n.out + start + c, y);
+        if constexpr (COPY) fp8_copy(n.copy, start + c, y, most);
     }
     if (lane == 0) n.mean[row] = m, n.rstd[row] = r;
+    if constexpr (COPY) {
+        fp8_raise(&amax, fp8_most_value(most));
+        __syncthreads();
+        if (lane + threadIdx.y == 0) fp8_raise_to(n.copy.amax, amax);
+    }
 }
 
 enum { ROW_THREADS = 256 };
@@ -91,20 +106,28 @@ __global__ void __launch_bounds__(ROW_THREADS) forward_block_kernel(const __grid
     if (threadIdx.x == 0) n.mean[blockIdx.x] = m, n.rstd[blockIdx.x] = r;
 }
 
-template <Input INPUT> static int layernorm_forward_launch(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    static constexpr decltype(&forward_warp_kernel<INPUT, 1>) of_packs[ROW_PACKS_MAX] = {
-        forward_warp_kernel<INPUT, 1>, forward_warp_kernel<INPUT, 2>, forward_warp_kernel<INPUT, 3>,
-        forward_warp_kernel<INPUT, 4>, forward_warp_kernel<INPUT, 5>, forward_warp_kernel<INPUT, 6>,
-        forward_warp_kernel<INPUT, 7>, forward_warp_kernel<INPUT, 8>};
+template <Input INPUT, bool COPY>
+static int layernorm_forward_launch(const LayerNorm &n, cudaStream_t stream, Error *e) {
+    static constexpr decltype(&forward_warp_kernel<INPUT, 1, COPY>) of_packs[ROW_PACKS_MAX] = {
+        forward_warp_kernel<INPUT, 1, COPY>, forward_warp_kernel<INPUT, 2, COPY>, forward_warp_kernel<INPUT, 3, COPY>,
+        forward_warp_kernel<INPUT, 4, COPY>, forward_warp_kernel<INPUT, 5, COPY>, forward_warp_kernel<INPUT, 6, COPY>,
+        forward_warp_kernel<INPUT, 7, COPY>, forward_warp_kernel<INPUT, 8, COPY>};
     const auto block_kernel = n.C % VEC ? forward_block_kernel<INPUT, 1> : forward_block_kernel<INPUT, VEC>;
     const int packs = ceil_div(n.C, WARP * VEC);
-    if (n.C % VEC || packs > ROW_PACKS_MAX) return launch({n.N, ROW_THREADS, stream}, e, block_kernel, n);
-    return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n);
+    if (n.C % VEC == 0 && packs <= ROW_PACKS_MAX)
+        return launch({blocks_of(n.N, FORWARD_WARPS), dim3(WARP, FORWARD_WARPS), stream}, e, of_packs[packs - 1], n);
+    TRY(launch({n.N, ROW_THREADS, stream}, e, block_kernel, n));
+    return COPY ? fp8_cast(n.copy, n.out, (size_t)n.N * n.C, stream, e) : 0;
+}
+
+template <bool COPY> static int layernorm_forward_of(const LayerNorm &n, cudaStream_t stream, Error *e) {
+    if (!n.b) return layernorm_forward_launch<ALONE, COPY>(n, stream, e);
+    if (n.drop.dropout.below) return layernorm_forward_launch<DROPPED, COPY>(n, stream, e);
+    return layernorm_forward_launch<SUM, COPY>(n, stream, e);
 }
 
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e) {
-    if (!n.b) return layernorm_forward_launch<ALONE>(n, stream, e);
-    return (n.drop.dropout.below ? layernorm_forward_launch<DROPPED> : layernorm_forward_launch<SUM>)(n, stream, e);
+    return (n.copy.amax ? layernorm_forward_of<FP8_BUILT> : layernorm_forward_of<false>)(n, stream, e);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -172,10 +195,12 @@ __device__ static inline void tile_sums_join(float (&sums)[2 * TILE], float (*sh
     UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] = __shfl_sync(0xffffffffu, all, i);
 }
 
-// Second half: writes dresidual and dbranch, adds to dbias. means: the sums of the first half / C.
-template <bool ACCUMULATE, bool DROP, int SETS>
+// Second half: writes dresidual and dbranch, adds to dbias and, with COPY, to `most`. means: the sums of the first half
+// / C.
+template <bool ACCUMULATE, bool DROP, bool COPY, int SETS>
 __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SETS][VEC], const float (&means)[2 * TILE],
-                                  const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c) {
+                                  const RowTile &t, const Pack<VEC> &gamma_pack, int b, int row, int stop, int c,
+                                  unsigned &most) {
     float gamma[VEC];
     pack_get(gamma, gamma_pack);
     UNROLL_FOR (int r = 0; r < TILE; r++) {
@@ -197,17 +222,22 @@ __device__ inline void tile_write(const LayerNormBackward &k, float (&grads)[SET
             dropout_multiply(dx, k.drop, b, row + r - b * k.split.T, c);
             const Pack<VEC> branch = pack_of<VEC>(dx);
             pack_store(k.dbranch + (size_t)(row + r) * k.C + c, branch);
+            if constexpr (COPY) fp8_copy(k.copy, (size_t)(row + r) * k.C + c, branch, most);
             pack_get(dx, branch);
-        } else if constexpr (SETS == 3) pack_get(dx, written);
+        } else {
+            if constexpr (COPY) fp8_copy(k.copy, (size_t)(row + r) * k.C + c, written, most);
+            if constexpr (SETS == 3) pack_get(dx, written);
+        }
         if constexpr (SETS == 3) floats_add(grads[2], dx);
     }
 }
 
 // A thread owns 8 columns, the block a whole row: C % 8 == 0, C <= 8 * BACKWARD_THREADS_MAX. Reads everything once,
 // writes dresidual once. Threads beyond the row only join the barriers.
-template <bool ACCUMULATE, bool DBIAS, bool DROP>
+template <bool ACCUMULATE, bool DBIAS, bool DROP, bool COPY = false>
 __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __grid_constant__ LayerNormBackward k) {
     constexpr int SETS = DBIAS ? 3 : 2;
+    unsigned most = 0;
     __shared__ float shared[2][BACKWARD_THREADS_MAX / WARP][2 * TILE];
     const int c = threadIdx.x * VEC;
     const float per_column = 1.0f / k.C;
@@ -230,13 +260,14 @@ __global__ void __launch_bounds__(BACKWARD_THREADS_MAX) backward_kernel(const __
             pack_forget(gamma);
             tile_sums_join(sums, shared[buffer]);
             UNROLL_FOR (int i = 0; i < 2 * TILE; i++) sums[i] *= per_column;
-            tile_write<ACCUMULATE, DROP>(k, grads, sums, tile, gamma, b, row, stop, c);
+            tile_write<ACCUMULATE, DROP, COPY>(k, grads, sums, tile, gamma, b, row, stop, c, most);
         }
         row = stop; // the last tile may pass it
         if (c >= k.C) continue;
         UNROLL_FOR (int set = 0; set < SETS; set++)
             floats_store(k.partials + ((size_t)(blockIdx.x + b) * SETS + set) * k.C + c, grads[set]);
     }
+    if constexpr (COPY) fp8_raise(k.copy.amax, fp8_most_value(most));
 }
 
 // Any C: the block walks along each row and keeps partial sums in their slot.
@@ -295,15 +326,20 @@ size_t layernorm_backward_bytes(int B, int T, int C, int sources) {
 
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e) {
-    static constexpr decltype(&backward_kernel<true, true, true>) fast[2][2][2] = {
+    static constexpr decltype(&backward_kernel<true, true, true>) fast[2][3][2] = {
+        // [1]: with dbias; [2]: and a copy
         {{backward_kernel<false, false, false>, backward_kernel<false, false, true>},
-         {backward_kernel<false, true, false>, backward_kernel<false, true, true>}},
+         {backward_kernel<false, true, false>, backward_kernel<false, true, true>},
+         {backward_kernel<false, true, false, FP8_BUILT>, backward_kernel<false, true, true, FP8_BUILT>}},
         {{backward_kernel<true, false, false>, backward_kernel<true, false, true>},
-         {backward_kernel<true, true, false>, backward_kernel<true, true, true>}}};
-    const bool drops = k.drop.dropout.below;
+         {backward_kernel<true, true, false>, backward_kernel<true, true, true>},
+         {backward_kernel<true, true, false, FP8_BUILT>, backward_kernel<true, true, true, FP8_BUILT>}}};
+    const bool drops = k.drop.dropout.below, copies = k.copy.amax, is_fast = backward_is_fast(k.C);
     k.bias = gradients[2].sum;
+    assert(k.bias || !copies);
     k.split = backward_split(B, k.drop.T, k.C);
     k.partials = column_begin(jobs, gradients, k.bias ? 3 : 2, k.split, k.C);
-    return launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
-                  backward_is_fast(k.C) ? fast[k.accumulate][k.bias][drops] : backward_any_kernel, k);
+    TRY(launch({.blocks = k.split.blocks, .threads = backward_threads(k.C), .stream = stream, .early = true}, e,
+               is_fast ? fast[k.accumulate][k.bias + copies][drops] : backward_any_kernel, k));
+    return is_fast ? 0 : fp8_cast(k.copy, drops ? k.dbranch : k.dresidual, (size_t)k.split.rows * k.C, stream, e);
 }

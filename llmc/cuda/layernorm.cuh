@@ -4,6 +4,7 @@
 
 #include "cuda/cuda_common.cuh"
 #include "cuda/dropout.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/reduce.cuh"
 
 // out = (x - mean) * rstd * gamma + beta, statistics in fp32.
@@ -16,6 +17,7 @@ struct LayerNorm {
     const real *gamma, *beta; // (C)
     RowDropout drop;
     int N, C;
+    Fp8Copy copy = {}; // of out
 };
 int layernorm_forward(const LayerNorm &n, cudaStream_t stream, Error *e);
 
@@ -32,6 +34,7 @@ struct LayerNormBackward {
                           // last to the residual stream. May be dy
     RowDropout drop = {}; // of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
+    Fp8Copy copy = {};                     // of dbranch; only with dbias
 };
 
 // gradients: dgamma, dbeta, column sums of dy xhat and of dy; dbias, column sums of dbranch, for the product that ends
