@@ -392,11 +392,25 @@ __device__ void tile_multiply(float (&c)[HALVES][COLUMNS / 2], Shared &s, int tu
     UNROLL_FOR (int h = 0; h < HALVES; h++) registers_settle(c[h]);
 }
 
+// Starts the copies of a tile's first operands of the epilogue. They complete `full`. For one lane.
+template <LinearEpilogue EPILOGUE, bool E4M3>
+__device__ void operands_in(char *slot, real *bias, const CUtensorMap *other, uint64_t *full, const LinearJob &job,
+                            const TilePlace &place) {
+    constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL, SLOPES = EPILOGUE == LINEAR_DGELU;
+    const bool has_bias = takes_bias(EPILOGUE) && (!E4M3 || job.bias);
+    const int bytes = has_bias ? min((int)COLUMNS, job.out - place.column) * sizeof(real) : 0;
+    barrier_expect(full, bytes + (EXTRA ? ROWS_BYTES : SLOPES ? PANELS * SLOPES_BYTES : 0));
+    if (has_bias) copy_run_in(bias, job.bias + place.column, bytes, full);
+    if (EXTRA || (SLOPES && E4M3)) copy_out_wait_read();
+    if (EXTRA) copy_box_in(slot, other, full, 0, place.row, place.column / PANEL);
+    for (int p = 0; SLOPES && p < PANELS; p++) slopes_in(slot, p, other, full, place.row, place.column / PANEL);
+}
+
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *other, const CUtensorMap *codes,
                             const LinearJob &job, int rank) {
     constexpr bool EXTRA = EPILOGUE == LINEAR_RESIDUAL, SLOPES = EPILOGUE == LINEAR_DGELU;
-    constexpr bool BIAS = takes_bias(EPILOGUE), ALONG = E4M3 || is_across(EPILOGUE);
+    constexpr bool ALONG = E4M3 || is_across(EPILOGUE);
     const int group = uniform(threadIdx.x / WARPGROUP), warp = uniform(threadIdx.x / WARP % WARPS);
     const int lane = threadIdx.x % WARP;
     char *slot = s.slot[group][warp];
@@ -404,23 +418,14 @@ __device__ void linear_work(Shared &s, const CUtensorMap *y, const CUtensorMap *
     uint64_t *own_full = &s.own_full[group][warp];
     float c[HALVES][COLUMNS / 2] = {}; // without zeros ptxas up to 12.8 serialises every wgmma (C7515)
     unsigned own_parity = 0, most = 0;
+    for (int i = lane; E4M3 && !job.bias && i < COLUMNS; i += WARP) bias[i] = (real)0.0f;
     for (int turn = group;; turn += GROUPS) {
         const int tile = tile_await<true>(s, turn);
         if (tile < 0) break;
         TilePlace place = tile_place(job, tile, rank);
         place.row += warp * SLOT_ROWS;
         const int panel = place.column / PANEL;
-        if (lane == 0) {
-            const int bytes = BIAS ? min((int)COLUMNS, job.out - place.column) * sizeof(real) : 0;
-            barrier_expect(own_full, bytes + (EXTRA ? ROWS_BYTES : SLOPES ? PANELS * SLOPES_BYTES : 0));
-            if (BIAS) copy_run_in(bias, job.bias + place.column, bytes, own_full);
-            if (EXTRA) {
-                copy_out_wait_read();
-                copy_box_in(slot, other, own_full, 0, place.row, panel);
-            }
-            if (SLOPES && E4M3) copy_out_wait_read();
-            for (int p = 0; SLOPES && p < PANELS; p++) slopes_in(slot, p, other, own_full, place.row, panel);
-        }
+        if (lane == 0) operands_in<EPILOGUE, E4M3>(slot, bias, other, own_full, job, place);
         const int width = job.out - place.column; // less than COLUMNS for narrow tiles
         if (width >= COLUMNS) tile_multiply<COLUMNS, ALONG, E4M3>(c, s, turn, job.depths, rank);
         else if (width > PANEL) tile_multiply<2 * PANEL, ALONG, E4M3>(c, s, turn, job.depths, rank);

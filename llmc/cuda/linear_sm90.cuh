@@ -26,7 +26,8 @@ struct Linear {
     LinearEpilogue epilogue = LINEAR_GELU;
     int rows = 0, in = 0, out = 0;
     const real *x = NULL, *weight = NULL, *bias = NULL, *extra = NULL;
-    const uint8_t *x8 = NULL, *weight8 = NULL; // e4m3 factors instead, if set: x8 (rows, in), weight8 (out, in)
+    // e4m3 factors instead, if set: x8 (rows, in), weight8 (out, in). Then bias may be NULL: none.
+    const uint8_t *x8 = NULL, *weight8 = NULL;
     float scale = 1;                           // multiplies their product
     real *y = NULL;
     Fp8Copy copy = {}; // of y, by LINEAR_GELU and LINEAR_DGELU with e4m3 factors
