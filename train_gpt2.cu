@@ -14,6 +14,7 @@
 #include "cuda/decode.cuh"
 #include "cuda/embedding.cuh"
 #include "cuda/engine.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
@@ -35,11 +36,12 @@ typedef struct {
     AttentionShape attention;
     GnsMode mode;
     Dropout dropout; // dropout of the first row; the layer is not set
+    bool fp8;        // measures amax, and rounds factors that have exponents
 } Pass;
 
 static Pass pass_of(const Engine *engine, int B, int T, GnsMode mode) {
     int C = engine->config.model->config.channels, NH = engine->config.model->config.heads;
-    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}};
+    return {B, T, B * T, C, {B, T, NH, C / NH}, mode, {}, false};
 }
 
 static RowDropout dropout_of_rows(const Pass *p, DropoutPlace place, int l) {
@@ -98,30 +100,102 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
     return CUDA_CALL(cudaEventRecord(engine->sent[slot], engine->stream), e);
 }
 
+// ---- Factors in e4m3 (math/fp8.h) -----------------------------------------------------------------------------------
+
+// Weights of a block in the order of their sites, and the offsets of their copies in C C bytes.
+static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
+static const size_t matrix_at[] = {0, 3, 4, 8, 12};
+
+static int matrix_index(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
+static Fp8Site x_site(TensorKind w) { return (Fp8Site)(FP8_LN1 + matrix_index(w)); }
+static Fp8Site dy_site(TensorKind w) { return (Fp8Site)(FP8_DQKV - matrix_index(w)); }
+
+// Index of the weight that a site of activations multiplies.
+static int weight_of(Fp8Site s) { return s < FP8_DFCPROJ ? s - FP8_LN1 : FP8_DQKV - s; }
+
+static int exponent_of(const Engine *engine, int site, int l) { return engine->exponent[l * FP8_SITES + site]; }
+
+// True if the product of a site of activations and its weight rounds both.
+static bool rounds(const Engine *engine, const Pass *p, Fp8Site s, int l) {
+    return p->fp8 && exponent_of(engine, s, l) != FP8_UNSET &&
+           exponent_of(engine, FP8_QKV_WEIGHT + weight_of(s), l) != FP8_UNSET;
+}
+
+static uint8_t *site_codes(Engine *engine, Fp8Site s) {
+    if (s == FP8_GELU || s == FP8_DFC || s == FP8_DQKV) return engine->copy_wide;
+    return s < FP8_DFCPROJ ? engine->copy_x : engine->copy_branch;
+}
+static uint8_t *weight_codes(Engine *engine, int i, int l, bool transposed) {
+    const size_t C = engine->config.model->config.channels, block = engine->config.shard_weights ? 0 : l;
+    return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
+}
+
+// Returns the copy of a site of activations; without codes unless its product rounds.
+static Fp8Copy copy_of(Engine *engine, const Pass *p, Fp8Site s, int l) {
+    if (!p->fp8) return {};
+    const bool codes = rounds(engine, p, s, l);
+    return {codes ? site_codes(engine, s) : NULL, codes ? ldexpf(1, exponent_of(engine, s, l)) : 1,
+            stats_amax(engine->stats, &engine->config) + l * FP8_SITES + s};
+}
+
+// Sets the e4m3 factors of a product with site s, if it rounds them.
+static void round_factors(Engine *engine, const Pass *p, Linear *l, Fp8Site s, int layer) {
+    const int i = weight_of(s);
+    if (!rounds(engine, p, s, layer)) return;
+    l->x8 = site_codes(engine, s), l->weight8 = weight_codes(engine, i, layer, s < FP8_DFCPROJ);
+    l->scale = ldexpf(1, -exponent_of(engine, s, layer) - exponent_of(engine, FP8_QKV_WEIGHT + i, layer));
+}
+
+// Copies block l's weights, unless the copies in memory are of this step.
+static int weights_copy(Engine *engine, const Pass *p, int l, Error *e) {
+    Fp8Weights copies;
+    if (!p->fp8 || (engine->config.shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
+    for (int i = 0; i < 4; i++) {
+        const Tensor *t = model_tensor(engine->config.model, matrices[i], l);
+        const int site = FP8_QKV_WEIGHT + i, k = exponent_of(engine, site, l);
+        const Fp8Copy copy = {k == FP8_UNSET ? NULL : weight_codes(engine, i, l, false), ldexpf(1, k),
+                              stats_amax(engine->stats, &engine->config) + l * FP8_SITES + site};
+        copies.of[i] = {weight(engine, matrices[i], l), (int)t->rows, (int)t->columns, copy,
+                        weight_codes(engine, i, l, true)};
+    }
+    engine->copied = l;
+    return fp8_weights(copies, engine->stream, e);
+}
+
 // ---- Linear layers: y (N, out) = x (N, in) W (in, out) + b ----------------------------------------------------------
 
-static Linear linear_of(Engine *engine, LinearEpilogue epilogue, real *y, const real *x, TensorKind w, int layer,
-                        int N) {
+static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, real *y, const real *x, TensorKind w,
+                        int layer) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
     Linear l;
     l.epilogue = epilogue;
-    l.rows = N, l.in = (int)t->rows, l.out = (int)t->columns;
+    l.rows = p->N, l.in = (int)t->rows, l.out = (int)t->columns;
     l.x = x, l.weight = weight(engine, w, layer), l.bias = weight(engine, bias_of(w), layer), l.y = y;
     l.ticket = engine->ticket;
+    round_factors(engine, p, &l, x_site(w), layer);
     return l;
 }
 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
 // fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us,
-// linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160).
+// linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160). e4m3 factors always run on
+// linear_sm90: at d48 qkv, proj and fcproj take 618 us, on cuBLASLt 621.
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
-    if (engine->fused_linear && !(residual && l.in > l.out)) return linear_sm90(l, engine->stream, e);
+    if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
     MatmulShape shape = {.m = l.rows, .n = l.out, .k = l.in, .transpose_b = dgelu, .accumulate = residual};
     shape.epilogue = dgelu ? MATMUL_PLAIN : MATMUL_BIAS;
     TRY(matmul_run(engine->matmul, shape, {l.y, l.x, l.weight, l.bias, 1, 1, residual ? l.extra : NULL}, e));
     if (dgelu) return bias_backward(l.columns, l.y, l.slope, l.rows / l.T, l.T, l.out, l.jobs, engine->stream, e);
     return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
+}
+
+// Runs LINEAR_GELU or LINEAR_DGELU; also writes the copy of site s, y.
+static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int layer, Error *e) {
+    const Fp8Copy copy = copy_of(engine, p, s, layer);
+    if (l.x8) l.copy = copy;
+    TRY(linear_run(engine, l, e));
+    return l.x8 ? 0 : fp8_cast(copy, l.y, (size_t)l.rows * l.out, engine->stream, e);
 }
 
 // True if the product that ends a branch also adds the residual. With dropout it cannot: the branch is masked first.
@@ -131,15 +205,19 @@ static bool adds_residual(const Engine *engine, const Pass *p) { return engine->
 static int linear_residual(Engine *engine, const Pass *p, real *sum, const real *residual, const real *x, TensorKind w,
                            int layer, Error *e) {
     const bool adds = adds_residual(engine, p);
-    Linear l = linear_of(engine, adds ? LINEAR_RESIDUAL : LINEAR_BIAS, adds ? sum : engine->delta, x, w, layer, p->N);
+    Linear l = linear_of(engine, p, adds ? LINEAR_RESIDUAL : LINEAR_BIAS, adds ? sum : engine->delta, x, w, layer);
     l.extra = residual;
     return linear_run(engine, l, e);
 }
 
 // dx (N, in) = dy (N, out) W^T
-static int linear_dinput(Engine *engine, real *dx, const real *dy, TensorKind w, int layer, int N, Error *e) {
+static int linear_dinput(Engine *engine, const Pass *p, real *dx, const real *dy, TensorKind w, int layer, Error *e) {
     const Tensor *t = model_tensor(engine->config.model, w, layer);
-    const MatmulShape shape = {.m = N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
+    const MatmulShape shape = {.m = p->N, .n = (int)t->rows, .k = (int)t->columns, .transpose_b = true};
+    Linear l = {.epilogue = LINEAR_BIAS, .rows = shape.m, .in = shape.k, .out = shape.n};
+    l.y = dx, l.ticket = engine->ticket;
+    round_factors(engine, p, &l, dy_site(w), layer);
+    if (l.x8) return linear_sm90(l, engine->stream, e);
     return matmul_run(engine->matmul, shape, {dx, dy, weight(engine, w, layer)}, e);
 }
 
@@ -216,6 +294,12 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
+// Awaits block l's weights; for fp8 also copies them, once a step; with shard_weights once a pass.
+static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
+    TRY(weights_await(engine, 1 + l, e));
+    return weights_copy(engine, p, l, e);
+}
+
 // Requests a bucket's weights; no-op unless it is a block's.
 static int weights_soon(Engine *engine, int bucket, Error *e) {
     const Model *model = engine->config.model;
@@ -235,7 +319,8 @@ static int ln_forward(Engine *engine, const Pass *p, real *sum, real *out, float
                       const real *b, DropoutPlace place, int b_layer, TensorKind w, int l, Error *e) {
     const real *gamma = weight(engine, w, l), *beta = weight(engine, bias_of(w), l);
     const RowDropout drop = dropout_of_rows(p, place, b_layer);
-    return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C}, engine->stream, e);
+    const Fp8Copy copy = w == LNF_W ? Fp8Copy{} : copy_of(engine, p, w == LN1_W ? FP8_LN1 : FP8_LN2, l);
+    return layernorm_forward({sum, out, mean, rstd, a, b, gamma, beta, drop, p->N, p->C, copy}, engine->stream, e);
 }
 
 // Call after linear_residual: out = LN(sum). place, b_layer: the branch that linear_residual ended.
@@ -251,15 +336,19 @@ static int block_ln1(Engine *engine, const Pass *p, const Block *k, int l, Error
 
 // Computes k->gelu from k->x and k->ln1. soon: bucket whose weights to request; 0: none.
 static int block_forward(Engine *engine, const Pass *p, const Block *k, int l, int soon, Error *e) {
-    TRY(linear_run(engine, linear_of(engine, LINEAR_BIAS, k->qkv, k->ln1, QKV_W, l, p->N), e));
+    const size_t n = (size_t)p->N * p->C;
+    TRY(linear_run(engine, linear_of(engine, p, LINEAR_BIAS, k->qkv, k->ln1, QKV_W, l), e));
     TRY(attention_forward(attention_of(engine, p, k, l), engine->stream, e));
+    TRY(fp8_cast(copy_of(engine, p, FP8_ATTENTION, l), k->attention, n, engine->stream, e));
     TRY(weights_soon(engine, soon, e));
     TRY(linear_residual(engine, p, k->x_mid, k->x, k->attention, PROJ_W, l, e));
     TRY(ln_residual(engine, p, k->x_mid, k->ln2, k->mean2, k->rstd2, k->x, DROPOUT_ATTENTION, l, LN2_W, l, e));
-    Linear fc = linear_of(engine, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l, p->N);
+    Linear fc = linear_of(engine, p, k->fc ? LINEAR_BIAS : LINEAR_GELU, k->fc ? k->fc : k->gelu, k->ln2, FC_W, l);
     fc.slope = k->slope;
+    if (!k->fc) return linear_copy(engine, p, fc, FP8_GELU, l, e);
     TRY(linear_run(engine, fc, e));
-    return k->fc ? gelu_forward(k->gelu, k->slope, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e) : 0;
+    TRY(gelu_forward(k->gelu, k->slope, k->fc, 4 * n, engine->stream, e));
+    return fp8_cast(copy_of(engine, p, FP8_GELU, l), k->gelu, 4 * n, engine->stream, e);
 }
 
 // Computes lnf (B, T, C) from engine->tokens (B, T + 1).
@@ -271,7 +360,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
     TRY(embedding_forward(engine->block[0].x, engine->tokens, engine->document_first, weight(engine, WTE, 0),
                           weight(engine, WPE, 0), dropout_of_rows(p, DROPOUT_EMBEDDING, 0), p->B, p->C, engine->stream,
                           e));
-    TRY(weights_await(engine, 1, e));
+    TRY(block_await(engine, p, 0, e));
     TRY(block_ln1(engine, p, &engine->block[0], 0, e));
     for (int l = 0; l < L; l++) {
         const Block *k = &engine->block[l], *next = k + 1;
@@ -279,7 +368,7 @@ static int forward(Engine *engine, const Pass *p, Error *e) {
         TRY(block_forward(engine, p, k, l, l + 2, e));
         TRY(linear_residual(engine, p, sum, k->x_mid, k->gelu, FCPROJ_W, l, e));
         if (l == L - 1) break;
-        TRY(weights_await(engine, l + 2, e)); // weights of the next block
+        TRY(block_await(engine, p, l + 1, e));
         TRY(ln_residual(engine, p, sum, next->ln1, next->mean1, next->rstd1, k->x_mid, DROPOUT_MLP, l, LN1_W, l + 1,
                         e));
     }
@@ -373,6 +462,7 @@ static int ln_backward(Engine *engine, const Pass *p, bool first, const real *x,
     if (bias_layer >= 0) {
         gradients[2] = column_gradient(engine, bias, bias_layer, p->mode);
         k.drop = dropout_of_rows(p, bias == PROJ_B ? DROPOUT_ATTENTION : DROPOUT_MLP, bias_layer);
+        k.copy = copy_of(engine, p, bias == PROJ_B ? FP8_DPROJ : FP8_DFCPROJ, bias_layer);
     }
     return layernorm_backward(k, gradients, p->B, &engine->columns, engine->stream, e);
 }
@@ -395,14 +485,16 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     wide.weight = weight(engine, FCPROJ_W, l), wide.slope = k->slope, wide.y = dwide, wide.ticket = engine->ticket;
     if (bias_is_summed(engine, p, FC_W)) wide.columns = column_gradient(engine, FC_B, l, p->mode);
     wide.T = p->T, wide.jobs = &engine->columns;
-    TRY(linear_run(engine, wide, e)); // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
+    round_factors(engine, p, &wide, FP8_DFCPROJ, l);
+    // dwide = (branch fcproj^T) slope: the slope in the product saves two passes
+    TRY(linear_copy(engine, p, wide, FP8_DFC, l, e));
     TRY(bias_dwide(engine, p, FC_W, l, 4 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln2, dwide, FC_W, l, e));
-    TRY(linear_dinput(engine, dy, dwide, FC_W, l, p->N, e));
+    TRY(linear_dinput(engine, p, dy, dwide, FC_W, l, e));
     TRY(ln_backward(engine, p, false, k->x_mid, k->mean2, k->rstd2, LN2_W, l, PROJ_B, l, e));
     // attention
     TRY(linear_dweight(engine, p, k->attention, branch, PROJ_W, l, e));
-    TRY(linear_dinput(engine, dattention, branch, PROJ_W, l, p->N, e));
+    TRY(linear_dinput(engine, p, dattention, branch, PROJ_W, l, e));
     if (final_comes_later(engine, l + 1))
         TRY(watch_final(&engine->watch, engine->config.model, l + 2, e)); // sends block l + 1
     if (engine->config.shard_weights) TRY(weights_soon(engine, l, e));    // requests block l - 1
@@ -411,9 +503,10 @@ static int block_backward(Engine *engine, const Pass *p, const Block *k, int l, 
     Attention attention = attention_of(engine, p, k, l);
     attention.dout = dattention, attention.dqkv = dwide, attention.workspace = engine->scratch;
     TRY(attention_backward(attention, bias, &engine->columns, engine->stream, e));
+    TRY(fp8_cast(copy_of(engine, p, FP8_DQKV, l), dwide, (size_t)p->N * 3 * p->C, engine->stream, e));
     TRY(bias_dwide(engine, p, QKV_W, l, 3 * p->C, e));
     TRY(linear_dweight(engine, p, k->ln1, dwide, QKV_W, l, e));
-    TRY(linear_dinput(engine, dy, dwide, QKV_W, l, p->N, e));
+    TRY(linear_dinput(engine, p, dy, dwide, QKV_W, l, e));
     // ln_backward writes block l - 1's first gradient, fcproj's bias.
     if (l > 0) TRY(watch_begins(&engine->watch, engine->config.model, l, e));
     TRY(ln_backward(engine, p, false, k->x, k->mean1, k->rstd1, LN1_W, l, FCPROJ_B, l - 1, e));
@@ -453,14 +546,14 @@ static int backward(Engine *engine, const Pass *p, Error *e) {
     const Model *model = engine->config.model;
     const int L = model->config.layers;
     TRY(watch_begins(&engine->watch, model, L, e));
-    TRY(weights_await(engine, L, e)); // block L - 1's bucket, which also holds ln_f
+    TRY(block_await(engine, p, L - 1, e)); // its bucket also holds ln_f
     TRY(ln_backward(engine, p, true, engine->x_final, engine->meanf, engine->rstdf, LNF_W, 0, FCPROJ_B, L - 1, e));
     TRY(column_finish(&engine->columns, engine->stream, e));
     for (int l = L - 1; l >= 0; l--) {
         const Block *k = &engine->block[l];
         const Recompute recompute =
             l < L - 1 ? engine->config.recompute : RECOMPUTE_NONE; // the last block is in memory
-        TRY(weights_await(engine, 1 + l, e));
+        TRY(block_await(engine, p, l, e));
         if (recompute == RECOMPUTE_GELU)
             TRY(gelu_forward(k->gelu, k->slope, k->fc, (size_t)p->N * 4 * p->C, engine->stream, e));
         if (recompute == RECOMPUTE_BLOCK) TRY(block_ln1(engine, p, k, l, e));
@@ -485,14 +578,23 @@ static int cuda_begin_step(Engine *engine, Error *e) {
     engine->columns.sources.stride = ln_parameters(model, model->tensor_count);
     engine->mode = GNS_EXACT;
     engine->rows = 0;
+    engine->copied = -1;
     engine->first = true;
     engine->stats_sent = engine->scaled = false;
-    return 0;
+    if (!engine->measures) return 0;
+    return copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(&engine->config), e);
+}
+
+// Call after the result of the step before: by then its copy of `exponent` to the device is done.
+static void cuda_exponents(Engine *engine, const int8_t *k) {
+    engine->measures = k != NULL;
+    if (k) memcpy(engine->exponent, k, engine_sites(&engine->config));
 }
 
 static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMode mode, Error *e) {
     Pass p = pass_of(engine, n, engine->config.seq_len, mode);
     p.dropout = dropout_at(engine->config.dropout, engine->example, 0);
+    p.fp8 = engine->measures;
     assert(n > 0 && n <= engine->config.micro_batch && mode <= engine->config.gns);
     engine->keeps_rows = engine->rows + n <= engine->config.step_rows; // cuda_tune exceeds it
     TRY(tokens_send(engine, tokens, (size_t)n * (p.T + 1), n, e));
@@ -514,7 +616,7 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
 }
 
 // Runs a micro-step of each kind, so that every product is timed: it overwrites the gradients, it adds to them, it
-// measures exact norms. Drops the results.
+// measures exact norms. Drops the results. cuBLASLt has no e4m3 products.
 static int cuda_tune(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime
@@ -529,11 +631,13 @@ static int cuda_tune(Engine *engine, Error *e) {
         code = CUDA_CALL(cudaMemcpyAsync(engine->weight + first, engine->weight, size_min(first, n) * sizeof(real),
                                          cudaMemcpyDeviceToDevice, engine->stream),
                          e);
+    engine->measures = false;
     if (!code) code = cuda_begin_step(engine, e);
     for (int i = 0; i < (c->gns == GNS_EXACT ? 3 : 2) && !code; i++)
         code = cuda_micro_step(engine, tokens, c->micro_batch, i < 2 ? GNS_OFF : GNS_EXACT, e);
     if (!code) code = cuda_begin_step(engine, e);
     matmul_tune(engine->matmul, false);
+    engine->measures = engine_sites(c) > 0;
     memory_free(tokens);
     return code;
 }
@@ -554,6 +658,8 @@ static int cuda_result(Engine *engine, StepResult *result, Error *e) {
         result->example_sq[i] =
             gns_measures(&model->tensors[i], engine->mode) ? stats_row(stats, model, STATS_EXAMPLE_SQ)[i] : NAN;
     result->example_sq[model_tensor(model, WTE, 0) - model->tensors] += 2 * stats[STAT_CROSS];
+    if (result->amax)
+        memcpy(result->amax, stats_amax(stats, &engine->config), engine_sites(&engine->config) * sizeof(float));
     const double *losses = stats + stats_of_rows(&engine->config, model->tensor_count);
     for (int b = 0; b < engine->rows && result->row; b++) {
         const double *sq = stats + stats_of_rows(&engine->config, 0) + b;
@@ -585,7 +691,8 @@ static int row_product(Engine *engine, LinearEpilogue epilogue, real *y, const r
     const TensorKind ln = w == QKV_W ? LN1_W : LN2_W;
     const real *gamma = normalises ? weight(engine, ln, l) : NULL;
     const real *beta = normalises ? weight(engine, bias_of(ln), l) : NULL;
-    Linear linear = linear_of(engine, epilogue, y, x, w, l, 1);
+    const Pass p = pass_of(engine, 1, 1, GNS_OFF);
+    Linear linear = linear_of(engine, &p, epilogue, y, x, w, l);
     linear.extra = y;
     return decode_linear(linear, gamma, beta, engine->stream, e);
 }
@@ -667,6 +774,7 @@ const EngineApi cuda_engine = {
     .begin_step = cuda_begin_step,
     .examples = [](Engine *engine, uint64_t first) { engine->example = first; },
     .scale_loss = [](Engine *engine, double scale) { engine->loss_scale = (float)scale; },
+    .exponents = cuda_exponents,
     .micro_step = cuda_micro_step,
     .norms = cuda_norms,
     .trust = cuda_trust,

@@ -22,6 +22,14 @@
 //
 //     A weight gradient is weight_gradient where `fuses` (train_gpt2.cu) is true; else cuBLASLt, by example for norms.
 //
+// --dtype fp8 (math/fp8.h). x and dy of a block's products are copied to e4m3, beside their bf16, by the kernels that
+// write them, or by fp8_cast after attention. A copy lasts until the product that reads it:
+//
+//     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
+//     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
+//     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
+//     copy_weight           fp8_weights, at the start of a step
+//
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
 //     bucket       elements transferred at once: 0 the embeddings, 1 + l block l, the last one with ln_f (model_bucket)
@@ -113,6 +121,12 @@ struct Engine {
     real *logits;                             // (rows of a chunk, Vp)
     real *dx, *dy;                            // (B, T, C)  gradient of the residual stream; of a branch
     real *dwide;                              // (B, T, 4C) gradient of qkv, of fc
+    uint8_t *copy_x, *copy_wide;              // (B, T, C), (B, T, 4C) in e4m3: see above
+    uint8_t *copy_branch;                     // (B, T, C)
+    uint8_t *copy_weight;                     // (L, 2, 12 C C) qkv, proj, fc, fcproj; transposed. Sharded: one block's
+    int copied;                               // last block whose weights were copied in this step; -1: none
+    int8_t *exponent, *exponent_there;        // (L, FP8_SITES) pinned, on the device
+    bool measures;                            // steps measure amax, and round factors that have exponents
     uint32_t *sorted;                         // (4, B T) from embedding_sort
     void *scratch;                            // temporary memory (train_gpt2.cu, 2)
     ColumnJobs columns;                       // column gradients of the block whose backward runs
@@ -140,7 +154,8 @@ struct Engine {
 
 // Numbers of a step, summed on the device: loss, smoothed loss, <E, U> (embedding.cuh), then rows of one number per
 // tensor: |g|^2, sum_b |g_b|^2, |g|^2 of this rank's own gradients. Then (LayerNorm tensors + 1, step_rows): each
-// row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Last (sources, sources): StepResult.source_gram.
+// row's |g_b|^2 by LayerNorm tensor, and its sum of losses. Then (sources, sources): StepResult.source_gram. Last, for
+// fp8, amax (L, FP8_SITES) in fp32.
 enum { STAT_LOSS, STAT_SMOOTHED, STAT_CROSS, STAT_TENSORS };
 typedef enum { STATS_GRAD_SQ, STATS_EXAMPLE_SQ, STATS_RANK_SQ, STATS_ROWS } StatsRow;
 static inline double *stats_row(double *stats, const Model *model, StatsRow row) {
@@ -155,7 +170,12 @@ static inline size_t stats_of_rows(const EngineConfig *c, int i) {
 static inline size_t stats_of_sources(const EngineConfig *c) {
     return stats_of_rows(c, c->model->tensor_count) + c->step_rows;
 }
-static inline size_t stats_count(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
+static inline size_t engine_sites(const EngineConfig *c) {
+    return c->dtype == DTYPE_FP8 && !c->inference ? c->model->config.layers * (size_t)FP8_SITES : 0;
+}
+static inline size_t stats_of_amax(const EngineConfig *c) { return stats_of_sources(c) + c->sources * c->sources; }
+static inline float *stats_amax(double *stats, const EngineConfig *c) { return (float *)(stats + stats_of_amax(c)); }
+static inline size_t stats_count(const EngineConfig *c) { return stats_of_amax(c) + engine_sites(c) / 2; }
 
 // Queue a copy between host and device.
 static inline int copy_in(Engine *engine, void *to, const void *from, size_t bytes, Error *e) {

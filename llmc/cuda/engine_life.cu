@@ -118,6 +118,7 @@ static void layout_state(Engine *engine, Arena *a) {
         ADD("small tables", engine->trust, 2 * model->tensor_count, FORWARD, UPDATE);
         ADD("small tables", engine->rate, model->tensor_count, FORWARD, UPDATE);
     }
+    ADD("small tables", engine->exponent_there, engine_sites(&engine->config), FORWARD, UPDATE);
     arena_add(a, "matmul workspace", &engine->matmul_scratch, MATMUL_WORKSPACE_BYTES, FORWARD, UPDATE);
     if (inference) return;
     if (engine->config.sources)
@@ -166,6 +167,13 @@ static void layout_activations(Engine *engine, Arena *a) {
     const size_t sources = c->sources ? c->micro_batch : 0;
     ADD(what, engine->tokens, c->micro_batch + (c->document_mask ? 3 : 1) * N + sources, FORWARD, BACKWARD);
     ADD(what, engine->loss, N, HEAD, BACKWARD);
+    if (engine_sites(c)) {
+        const size_t blocks = c->shard_weights ? 1 : c->model->config.layers;
+        ADD("copies in e4m3", engine->copy_weight, blocks * 24 * C * C, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_x, N * C, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_wide, N * 4 * C, FORWARD, BACKWARD);
+        ADD("copies in e4m3", engine->copy_branch, N * C, BACKWARD, BACKWARD);
+    }
     if (c->label_smoothing == 0 || c->inference) return;
     ADD(what, engine->smoothed, N, HEAD, BACKWARD);
 }
@@ -299,14 +307,15 @@ static int tables_load(Engine *engine, Error *e) {
 }
 
 int cuda_check_dtype(Dtype dtype, Error *e) {
-    if (dtype == REAL_DTYPE) return 0;
+    if (dtype == REAL_DTYPE || (dtype == DTYPE_FP8 && FP8_BUILT)) return 0;
     return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
                 "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
 }
 
-// Only attention limits the model.
+// Attention limits the model, and fp8.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
+    if (config->dtype == DTYPE_FP8) TRY(fp8_check(m->channels, e));
     return attention_check(m->channels / m->heads, e);
 }
 
@@ -314,6 +323,9 @@ static int engine_open(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     TRY(cuda_check(c, e));
     TRY(device_open(&engine->device, e));
+    if (c->dtype == DTYPE_FP8 && !linear_sm90_runs(c->model->config.channels, c->model->config.channels))
+        return FAIL(e, ERR_USAGE, "use --dtype bf16; on Hopper, build with CUDA_ARCH=90a",
+                    "--dtype fp8 needs a Hopper GPU (H100, H200): this is a %s", engine->device.properties.name);
     TRY(weight_gradient_pairs(&engine->pairs, e));
     TRY(memory_alloc_zero((void **)&engine->block, c->model->config.layers * sizeof(Block), "blocks", e));
     TRY(memory_alloc_zero((void **)&engine->matmul, sizeof(Matmul), "matmul plans", e));
@@ -332,6 +344,12 @@ static int engine_open(Engine *engine, Error *e) {
     CUDA_TRY(cudaMallocHost(&engine->logits_host, c->model->config.vocab * sizeof(float)), e);
     CUDA_TRY(cudaMallocHost(&engine->stats_host, (stats_count(c) + 1) * sizeof(double)), e);
     CUDA_TRY(cudaEventCreateWithFlags(&engine->stats_there, cudaEventDisableTiming), e);
+    if (engine_sites(c)) {
+        CUDA_TRY(cudaMallocHost(&engine->exponent, engine_sites(c)), e);
+        memset(engine->exponent, FP8_UNSET, engine_sites(c));
+        TRY(copy_in(engine, engine->exponent_there, engine->exponent, engine_sites(c), e));
+        engine->measures = true;
+    }
     engine->fused_linear = linear_sm90_runs(c->model->config.channels, c->model->config.channels);
     CUDA_TRY(cudaMemsetAsync(engine->ticket, 0, sizeof *engine->ticket, engine->stream), e);
     TRY(tables_load(engine, e));
@@ -341,6 +359,7 @@ static int engine_open(Engine *engine, Error *e) {
 
 void cuda_destroy(Engine *engine) {
     if (engine->stream) cudaStreamSynchronize(engine->stream);
+    if (engine->exponent) cudaFreeHost(engine->exponent);
     if (engine->stats_there) cudaEventDestroy(engine->stats_there);
     if (engine->stats_host) cudaFreeHost(engine->stats_host);
     if (engine->logits_host) cudaFreeHost(engine->logits_host);
@@ -365,7 +384,7 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
     assert((size_t)config->micro_batch * config->seq_len <= MICRO_BATCH_TOKENS_MAX);
     TRY(memory_alloc_zero((void **)out, sizeof(Engine), "the engine", e));
     (*out)->config = *config;
-    (*out)->config.dtype = REAL_DTYPE;
+    if (config->dtype != DTYPE_FP8) (*out)->config.dtype = REAL_DTYPE;
     (*out)->loss_scale = 1;
     int code = engine_open(*out, e);
     if (!code) return 0;
@@ -376,7 +395,8 @@ int cuda_create(Engine **out, const EngineConfig *config, Error *e) {
 
 void cuda_describe(const Engine *engine, char *out, size_t bytes) {
     const cudaDeviceProp *d = &engine->device.properties;
-    snprintf(out, bytes, "%s, %s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME, d->multiProcessorCount,
+    snprintf(out, bytes, "%s, %s%s, %d multiprocessors, %.0f GiB, %s kernels", d->name, REAL_NAME,
+             engine->config.dtype == DTYPE_FP8 ? " with products in e4m3" : "", d->multiProcessorCount,
              (double)d->totalGlobalMem / (1 << 30), engine->pairs.count ? "Hopper's" : "general");
 }
 

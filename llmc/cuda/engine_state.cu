@@ -11,6 +11,7 @@
 #include "math/adamw.h"
 #include "model/shard.h"
 #include "cuda/engine.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/muon.cuh"
 
 #include <assert.h>
@@ -128,8 +129,13 @@ static int norms(Engine *engine, StatsRow row, const float *grad, Range range, b
 }
 
 int cuda_norms(Engine *engine, Range range, Error *e) {
-    const float *sum = engine->grad_sum + shard_grad_sum_place(&engine->config, range);
-    return norms(engine, STATS_GRAD_SQ, sum, range, false, e);
+    const EngineConfig *c = &engine->config;
+    const float *sum = engine->grad_sum + shard_grad_sum_place(c, range);
+    double *squares = stats_row(engine->stats, c->model, STATS_GRAD_SQ);
+    TRY(norms(engine, STATS_GRAD_SQ, sum, range, false, e));
+    if (!engine->measures) return 0;
+    const float *amax = stats_amax(engine->stats, c);
+    return fp8_veto(squares, engine->exponent_there, amax, (int)engine_sites(c), engine->stream, e);
 }
 
 int cuda_rank_norms(Engine *engine, Range range, Error *e) {

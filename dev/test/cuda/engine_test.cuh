@@ -8,7 +8,8 @@
 #include "call_ok.cuh"
 
 #include "base/common.h"
-#include "cuda/cuda_common.cuh"
+#include "cuda/fp8.cuh"
+#include "cuda/linear_sm90.cuh"
 #include "model/engine.h"
 #include "../small_model.h"
 
@@ -48,6 +49,7 @@ enum { SEPARATOR = 1, SOURCES = 3 };
 static const uint64_t FIRST_EXAMPLE = (uint64_t)1 << 40;
 
 static int sources = SOURCES; // of engines made from here on; a row's is its number modulo SOURCES
+static bool fp8;              // engines made from here on are of DTYPE_FP8, with `exponents`
 static bool masked;           // engines made from here on have dropout, documents and label smoothing
 static bool small;
 static int case_count = CASES;
@@ -103,6 +105,11 @@ inline World::World(const Case *c_, int steps) : c(c_) {
     small_tokens(c->config.vocab, seed, tokens.size(), tokens);
 }
 
+// True if there is --dtype fp8 here, for this case.
+static inline bool fp8_runs(const Case *c) {
+    return FP8_BUILT && linear_sm90_runs(c->config.channels, c->config.channels);
+}
+
 // Creates an engine with the world's parameters; NULL on failure.
 static inline Engine *world_engine(const Api *api, const World *w, const EngineConfig &config) {
     Engine *engine = NULL;
@@ -127,6 +134,7 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     config.source = [](const void *, uint64_t example) { return (int)(example % SOURCES); };
     config.recompute = recompute;
     config.optimizer = optimizer;
+    if (fp8) config.dtype = DTYPE_FP8;
     if (masked) {
         config.dropout = dropout_of(0.2, seed);
         config.document_mask = true;
@@ -138,10 +146,20 @@ static inline Engine *engine_of(const Api *api, const World *w, int micro_batch,
     return engine;
 }
 
+// Exponents of the next step. train begins without any, and measure leaves them as they are.
+static Array<int8_t> exponents;
+
+static inline void exponents_begin(const World *w) {
+    exponents.assign((size_t)w->c->config.layers * FP8_SITES, (int8_t)FP8_UNSET);
+}
+static inline void exponents_next(const float *amax) {
+    for (size_t i = 0; i < exponents.size(); i++) exponents[i] = (int8_t)fp8_next(exponents[i], amax[i]);
+}
+
 // The results of one step over a batch.
 struct Outcome {
     double loss, nll;
-    Array<float> grad; // flat
+    Array<float> grad, amax; // grad: flat
     Array<double> grad_sq, example_sq;
     Array<RowResult> row;
     double source_gram[SOURCES][SOURCES] = {};
@@ -154,10 +172,12 @@ static Outcome measure(const Api *api, Engine *engine, const World *w, const uin
     Outcome o = {NAN,
                  NAN,
                  Array<float>(w->model.flat_count, NAN),
+                 Array<float>(exponents.size(), NAN),
                  Array<double>(tensors, NAN),
                  Array<double>(tensors, NAN),
                  Array<RowResult>(w->c->batch, RowResult{NAN, NAN})};
-    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row, *o.source_gram};
+    StepResult r = {NAN, o.grad_sq, o.example_sq, NULL, NAN, o.row, *o.source_gram, fp8 ? (float *)o.amax : NULL};
+    if (fp8) api->exponents(engine, exponents);
     CALL_OK(api->begin_step(engine, &e));
     api->examples(engine, FIRST_EXAMPLE + (size_t)(tokens - w->tokens) / (size_t)(w->c->seq_len + 1));
     for (int b = 0; b < rows; b += micro_batch) {
@@ -185,11 +205,13 @@ static inline UpdateConfig update_config(const Case *c, int step) {
 
 static inline void train(const Api *api, Engine *engine, const World *w, double *losses) {
     size_t step_tokens = (size_t)rows_of(w->c) * (size_t)(w->c->seq_len + 1);
+    exponents_begin(w);
     for (int step = 1; step <= steps; step++) {
         UpdateConfig update = update_config(w->c, step);
         Outcome o = measure(api, engine, w, w->tokens + (size_t)(step - 1) * step_tokens, rows_of(w->c),
                             w->c->micro_batch, GNS_LN);
         losses[step - 1] = o.loss / rows_of(w->c);
+        if (fp8) exponents_next(o.amax);
         if (optimizer == OPTIMIZER_LAMB) CALL_OK(api->trust(engine, all_of(&w->model), &update, &e));
         CALL_OK(api->update(engine, all_of(&w->model), &update, &e));
     }
@@ -207,7 +229,7 @@ static inline int engine_test_begin(const char *name, int argc, char **argv) {
     small = argc > 2 && strcmp(argv[2], "small") == 0;
     seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
     if (!seed) seed = (uint64_t)time(NULL);
-    if (small) case_count = SMALL_CASES, steps = 1;
+    if (small) case_count = SMALL_CASES, steps = 2; // fp8 rounds from the second step on
     setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%s %s, seed %llu\n", name, REAL_NAME, (unsigned long long)seed);
     if (model_create(&model, &cases[1].config, &e)) return 1;

@@ -30,16 +30,22 @@ static void compare_with(const World *w, Recompute recompute, const char *what) 
     }
 }
 
-static void test_same_bits(void) {
+static void same_bits(bool of_fp8) {
+    fp8 = of_fp8;
     for (int i = 0; i < 2 * case_count; i++) {
+        const Case *c = &cases[i / 2];
         masked = i % 2;
-        World w(&cases[i / 2], steps);
+        if (fp8 && !fp8_runs(c)) continue;
+        World w(c, steps);
         if (!small) compare_with(&w, RECOMPUTE_NONE, "two runs");
         compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
         compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
     }
-    masked = false;
+    masked = fp8 = false;
 }
+
+static void test_same_bits(void) { same_bits(false); }
+static void test_same_bits_fp8(void) { same_bits(true); }
 
 // Finds memory that is read before it is written: an engine whose whole memory is filled with a byte after it is
 // created, except for its tables, its ticket and the state that is loaded.
@@ -164,6 +170,11 @@ static void test_inference(void) {
 // The same bits over memory full of NaN (0xff in every type) as over zeros, in every kind of step.
 // compute-sanitizer's initcheck cannot show it: it does not see the bulk stores of cuBLASLt's kernels.
 static void compare_filled(const World *w, Recompute recompute, const char *what) {
+    if (fp8) {
+        exponents_begin(w);
+        Engine *engine = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
+        exponents_next(measure(&gpu, engine, w, w->tokens, rows_of(w->c), w->c->micro_batch, GNS_OFF).amax);
+    }
     Engine *a = engine_filled(w, 0xff, recompute), *b = engine_filled(w, 0, recompute);
     if (a && b) {
         check_same_inference(w, a, b, what);
@@ -179,15 +190,21 @@ static void compare_filled(const World *w, Recompute recompute, const char *what
     }
 }
 
-static void test_filled_memory(void) {
+static void filled_memory(bool of_fp8) {
+    fp8 = of_fp8;
     for (int i = 0; i < 2 * case_count; i++) {
+        const Case *c = &cases[i / 2];
         masked = i % 2;
-        World w(&cases[i / 2], 1);
+        if (fp8 && !fp8_runs(c)) continue;
+        World w(c, 1);
         compare_filled(&w, RECOMPUTE_NONE, "memory filled");
         compare_filled(&w, RECOMPUTE_BLOCK, "memory filled, recompute block");
     }
-    masked = false;
+    masked = fp8 = false;
 }
+
+static void test_filled_memory(void) { filled_memory(false); }
+static void test_filled_memory_fp8(void) { filled_memory(true); }
 
 // The batch's gradient in one micro-step and in parts.
 static void compare_parts(const World *w, Engine *engine, int micro_batch, GnsMode mode) {
@@ -268,7 +285,7 @@ static void test_ranges(void) {
     check_same_bits(&w, a, b, "update in pieces");
     Array<double> sum(w.model.tensor_count, NAN);
     for (int k = 0; k < w.model.tensor_count; k++) sum[k] = 0;
-    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL, 0, NULL, NULL};
+    StepResult r = {NAN, other.grad_sq, other.example_sq, NULL, 0, NULL, NULL, NULL};
     for (int i = 0; i < 3; i++) {
         CALL_OK(gpu.norms(b, Range{cut[i], cut[i + 1]}, &e));
         CALL_OK(gpu.result(b, &r, &e));
@@ -425,6 +442,54 @@ static void test_overflow(void) {
     check_same_bits(&w, a, b, "after an overflow");
 }
 
+static double cosine_of(const float *a, const float *b, size_t n) {
+    double aa = 0, bb = 0, ab = 0;
+    for (size_t i = 0; i < n; i++) aa += (double)a[i] * a[i], bb += (double)b[i] * b[i], ab += (double)a[i] * b[i];
+    return ab / sqrt(aa * bb);
+}
+
+// --dtype fp8 without exponents has the bits of bf16; with exponents it rounds; a site that saturates changes nothing.
+static void test_fp8(void) {
+    const Case *c = &cases[3];
+    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
+    World w(c, 1);
+    Engine *plain = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    const Outcome want = measure(&gpu, plain, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    fp8 = true;
+    exponents_begin(&w);
+    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    const Outcome first = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    check_same_outcome(&w, &want, &first, "fp8 without exponents");
+    exponents_next(first.amax);
+    Outcome o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    CHECK(o.loss != first.loss, "loss %g is that of bf16", o.loss);
+    CHECK_CLOSE(o.loss, first.loss, 2e-2, 0);
+    double least = 1;
+    for (const Tensor *t = w.model.tensors; t < w.model.tensors + w.model.tensor_count; t++)
+        least = fmin(least, cosine_of(o.grad + t->offset, first.grad + t->offset, t->count));
+    printf("  least cosine with bf16's gradient %.5f\n", least);
+    CHECK(least >= 0.99, "cosine %.5f", least);
+
+    UpdateConfig update = update_config(c, 1);
+    Array<float> after(w.model.flat_count, NAN);
+    for (size_t i = 0; i < exponents.size(); i++) {
+        CHECK(exponents[i] != FP8_UNSET, "site %zu has no exponent", i);
+        exponents[i] += 6; // beyond [14, 28): to 896 at least
+        o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        CHECK(isfinite(o.loss) && o.grad_sq[0] == INFINITY, "site %zu: loss %g, norm %g", i, o.loss, o.grad_sq[0]);
+        CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
+        exponents[i] -= 6;
+    }
+    CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), after, &e));
+    CHECK(memcmp(after, w.param, w.model.flat_count * sizeof(float)) == 0, "parameters moved");
+
+    for (size_t i = 0; i < exponents.size(); i++)
+        if (i % FP8_SITES >= FP8_QKV_WEIGHT) exponents[i] = FP8_UNSET;
+    o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
+    check_same_outcome(&w, &want, &o, "fp8 without weights' exponents");
+    fp8 = false;
+}
+
 static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
     MemoryPlan plan;
     EngineConfig config = {};
@@ -467,6 +532,9 @@ static void test_memory(void) {
 int main(int argc, char **argv) {
     int code = engine_test_begin("test_engine_bits_cuda", argc, argv);
     if (code) return code;
+    RUN(test_fp8);
+    RUN(test_same_bits_fp8);
+    if (!small) RUN(test_filled_memory_fp8);
     RUN(test_same_bits);
     RUN(test_inference);
     RUN(test_only_training_drops);
