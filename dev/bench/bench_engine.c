@@ -8,10 +8,11 @@
 //
 //     model   a preset; `demo`: that of make demo; `study`: that of dev/docs/gns-study.md
 //     words   gelu, block: recompute; exact: measure exact GNS steps too; tune: and steps with tuned matrix products;
+//             fp8: steps of --dtype fp8, too, beside bf16;
 //             lamb, muon: the optimizer; accumulate: 8 micro-steps a step; dropout (0.1), smoothing (0.1), documents (of
 //             300 tokens on average), sources (two in turn): with it;
 //             sample: instead, logits of a token after a short and a full text, keys and values in memory or not;
-//             turns: instead, for turns.py: reads lines "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS" and answers each
+//             turns: instead, for turns.py: reads lines "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS" and answers each
 //             with the milliseconds and tokens of a step; ROWS of a micro-step, 0: micro-batch
 #include "bench.h"
 #include "plan/devices.h"
@@ -20,12 +21,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, LEARNING = 15, ARMS_MAX = 4, DOCUMENT_TOKENS = 300 };
+enum { ROUNDS_MAX = 1000, WARM_UP = 1, TURN = 4, LEARNING = 15, ARMS_MAX = 6, DOCUMENT_TOKENS = 300 };
 
 // One of the compared variants.
 typedef struct {
     const char *name;
     GnsMode mode;
+    bool fp8;
     const char *tuning;  // of the matrix products; "": the heuristic's
     const char *against; // name of the variant to compare with; or NULL
     double seconds[ROUNDS_MAX], queued[ROUNDS_MAX];
@@ -38,6 +40,8 @@ typedef struct {
     double peak;           // of the device, FLOP/s; 0: unknown
     uint16_t *tokens;      // (B, T + 1)
     StepResult result;
+    bool fp8;          // the next steps are of --dtype fp8
+    int8_t *exponent;  // (L, FP8_SITES) of the next one; NULL: the engine has no fp8
     int rounds, steps; // rounds to do; steps done
     char tuning[TUNING_BYTES];
     Arm arm[ARMS_MAX];
@@ -57,6 +61,12 @@ static int bench_create(Bench *b, Error *e) {
         bool opens = rng_uniform(1, 2, i) * DOCUMENT_TOKENS < 1;
         b->tokens[i] = (uint16_t)(opens ? separator(model) : pow((double)separator(model), rng_uniform(1, 1, i)) - 1);
     }
+    if (b->config.dtype == DTYPE_FP8) {
+        const size_t sites = (size_t)model->config.layers * FP8_SITES;
+        TRY(memory_alloc((void **)&b->exponent, sites, "exponents", e));
+        TRY(memory_alloc((void **)&b->result.amax, sites * sizeof(float), "exponents", e));
+        memset(b->exponent, FP8_UNSET, sites);
+    }
     TRY(engine_create(&GNS_ENGINE, &b->engine, &b->config, e));
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
@@ -67,6 +77,8 @@ static int bench_create(Bench *b, Error *e) {
 static void bench_destroy(Bench *b) {
     engine_destroy(b->engine);
     memory_free(b->tokens);
+    memory_free(b->exponent);
+    memory_free(b->result.amax);
     memory_free(b->result.example_sq);
     memory_free(b->result.grad_sq);
     memory_free(b);
@@ -83,6 +95,7 @@ static void add_arm(Bench *b, const char *name, GnsMode mode, const char *tuning
 // ---- Measuring ------------------------------------------------------------------------------------------------------
 
 static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
+    const int sites = b->exponent && b->fp8 ? b->config.model->config.layers * FP8_SITES : 0;
     Range all = {0, b->config.model->flat_count};
     UpdateConfig u = {.lr = b->steps < LEARNING ? 1e-3 : 0,
                       .beta1 = 0.9,
@@ -95,13 +108,16 @@ static int step(Bench *b, GnsMode mode, double *queued, Error *e) {
     u.step = ++b->steps;
     u.batch = (int64_t)b->micro_steps * b->rows;
     double start = clock_seconds();
+    if (b->exponent) engine_exponents(b->engine, b->fp8 ? b->exponent : NULL);
     TRY(engine_begin_step(b->engine, e));
     for (int i = 0; i < b->micro_steps; i++) TRY(engine_micro_step(b->engine, b->tokens, b->rows, mode, e));
     TRY(engine_norms(b->engine, all, e));
     if (b->config.optimizer == OPTIMIZER_LAMB) TRY(engine_trust(b->engine, all, &u, e));
     TRY(engine_update(b->engine, all, &u, e));
     *queued = clock_seconds() - start;
-    return engine_result(b->engine, &b->result, e);
+    TRY(engine_result(b->engine, &b->result, e));
+    for (int i = 0; i < sites; i++) b->exponent[i] = (int8_t)fp8_next(b->exponent[i], b->result.amax[i]);
+    return 0;
 }
 
 // Mean seconds of a step, and of queueing it, over `count` steps. The `skipped` steps before set up new algorithms.
@@ -119,8 +135,9 @@ static int steps_time(Bench *b, GnsMode mode, int skipped, int count, double *se
 
 static int turn(Bench *b, Arm *arm, int round, Error *e) {
     double seconds, queued;
+    b->fp8 = arm->fp8;
     if (strcmp(engine_tuning(b->engine), arm->tuning) != 0) TRY(engine_set_tuning(b->engine, arm->tuning, e));
-    TRY(steps_time(b, arm->mode, 1, TURN - 1, &seconds, &queued, e));
+    TRY(steps_time(b, arm->mode, 1 + (round < 0), TURN - 1, &seconds, &queued, e)); // fp8's first step does not round
     if (round < 0) return 0;
     arm->seconds[round] = seconds;
     arm->queued[round] = queued;
@@ -204,6 +221,7 @@ static bool read_setting(Bench *b, const char *word) {
     else if (strcmp(word, "exact") == 0) c->gns = GNS_EXACT;
     else if (strcmp(word, "lamb") == 0) c->optimizer = OPTIMIZER_LAMB;
     else if (strcmp(word, "muon") == 0) c->optimizer = OPTIMIZER_MUON;
+    else if (strcmp(word, "fp8") == 0) c->dtype = DTYPE_FP8;
     else if (strcmp(word, "dropout") == 0) c->dropout = dropout_of(0.1, 1);
     else if (strcmp(word, "smoothing") == 0) c->label_smoothing = 0.1f;
     else if (strcmp(word, "sources") == 0) c->sources = 2, c->source = source_of;
@@ -251,9 +269,11 @@ static int bench_turns(Bench *b, Words words, Error *e) {
         int m = -1;
         if (sscanf(line, "%15s %d %d %d %d", mode, &b->rows, &b->micro_steps, &skipped, &count) == 5)
             for (m = (int)b->config.gns; m >= 0 && strcmp(mode, names[m]) != 0;) m--;
+        b->fp8 = b->exponent && strcmp(mode, "fp8") == 0;
+        if (b->fp8) m = GNS_LN;
         if (b->rows == 0) b->rows = b->config.micro_batch;
         if (m < 0 || count < 1 || b->micro_steps < 1 || b->rows < 0 || b->rows > b->config.micro_batch)
-            return FAIL(e, ERR_USAGE, "off|ln|exact ROWS MICRO_STEPS SKIPPED STEPS", "no turn of this engine: %s",
+            return FAIL(e, ERR_USAGE, "off|ln|exact|fp8 ROWS MICRO_STEPS SKIPPED STEPS", "no turn of this engine: %s",
                         line);
         TRY(steps_time(b, (GnsMode)m, skipped, count, &seconds, &queued, e));
         printf("%.4f %d\n", 1e3 * seconds, b->micro_steps * b->rows * b->config.seq_len);
@@ -301,11 +321,13 @@ static int bench_run(Bench *b, Words words, const char *name, Error *e) {
     if (words.turns) return bench_turns(b, words, e);
     tell_memory(b, name);
     TRY(bench_create(b, e));
-    add_arm(b, "gns off", GNS_OFF, "", NULL);
+    if (!b->exponent) add_arm(b, "gns off", GNS_OFF, "", NULL);
     add_arm(b, "gns ln", GNS_LN, "", "gns off");
     if (b->config.gns == GNS_EXACT) add_arm(b, "gns exact", GNS_EXACT, "", "gns off");
+    if (b->exponent) add_arm(b, "fp8", GNS_LN, "", "gns ln"), b->arm[b->arms - 1].fp8 = true;
     if (words.tune) {
         TRY(tuned(b, e));
+        if (b->exponent) add_arm(b, "fp8, tuned", GNS_LN, b->tuning, "tuned"), b->arm[b->arms - 1].fp8 = true;
         add_arm(b, "tuned", GNS_LN, b->tuning, "gns ln");
     }
     TRY(measure(b, e));

@@ -9,12 +9,13 @@
 //     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks: d12 and d48 in 30 s
 //     tune    products with the algorithms that --tune chooses
 //     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
-//     only    the products and kernels with this in their name
+//     only    the products and kernels with this in their name; e4m3: those of --dtype fp8
 #include "timing.cuh"
 #include "../test/cuda/hold.cuh"
 #include "cuda/attention.cuh"
 #include "cuda/crossentropy.cuh"
 #include "cuda/embedding.cuh"
+#include "cuda/fp8.cuh"
 #include "cuda/gelu.cuh"
 #include "cuda/layernorm.cuh"
 #include "cuda/linear_sm90.cuh"
@@ -92,8 +93,8 @@ static bool wanted(const Bench *b, const char *name) {
     return b->only.empty();
 }
 
-// True if the run is quick and a step does not make this call.
-static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0; }
+// True if the run is quick and a step does not make this call, and it is not named.
+static bool left_out(const Bench *b, int times) { return b->seconds < 1 && times == 0 && b->only.empty(); }
 
 // How many times as long the call takes beside a kernel that holds HELD multiprocessors.
 static double time_held(Bench *b, const BenchCall &call, double seconds) {
@@ -133,6 +134,14 @@ static Timing run_case(Bench *b, const char *name, int times, double flops, doub
 
 // ---- Matrix products ------------------------------------------------------------------------------------------------
 
+// Returns the e4m3 copy of x (n); frees nothing.
+static uint8_t *codes_of(const real *x, size_t n, float scale) {
+    Error e = {};
+    const Fp8Copy copy = {zeros<uint8_t>(n), scale, zeros<float>(1)};
+    bench_check(fp8_cast(copy, x, n, 0, &e), &e);
+    return copy.codes;
+}
+
 static void product(Bench *b, const char *name, int times, MatmulShape s) {
     if (!wanted(b, name) || left_out(b, times)) return;
     const size_t out_count = (size_t)s.m * s.n, out_bytes = out_count * (s.out_float ? sizeof(float) : sizeof(real));
@@ -150,11 +159,12 @@ static void product(Bench *b, const char *name, int times, MatmulShape s) {
 
 // counted: the vocabulary, for LINEAR_SOFTMAX.
 static void fused_product(Bench *b, const char *name, int times, LinearEpilogue epilogue, int rows, int in, int out,
-                          int counted = 0) {
-    if (!b->fused || !wanted(b, name)) return;
+                          int counted = 0, bool e4m3 = false) {
+    if (!b->fused || !wanted(b, name) || left_out(b, times)) return;
     const size_t n = (size_t)rows * out, x = (size_t)rows * in, w = (size_t)in * out;
     const bool residual = epilogue == LINEAR_RESIDUAL, slope = epilogue == LINEAR_GELU || epilogue == LINEAR_DGELU;
-    const double bytes = (x + w + (residual ? 2.0 : 1.0) * n) * sizeof(real) + (slope ? n : 0) * sizeof(GeluSlope);
+    const double bytes = (x + w) * (e4m3 ? 1.0 : sizeof(real)) + (residual ? 2.0 : 1.0) * n * sizeof(real) +
+                         (slope ? n : 0) * (sizeof(GeluSlope) + (e4m3 ? 1.0 : 0.0));
     real *left = randoms<real>(SETS * x);
     Linear l;
     l.epilogue = epilogue;
@@ -164,9 +174,13 @@ static void fused_product(Bench *b, const char *name, int times, LinearEpilogue 
     l.y = zeros<real>(n), l.ticket = zeros<unsigned>(1);
     l.row_values = randoms<float>(rows), l.row_sums = zeros<float>((size_t)linear_sm90_tiles(out) * rows);
     l.counted = counted;
+    const uint8_t *left8 = e4m3 ? codes_of(left, SETS * x, 4) : NULL;
+    if (e4m3) l.weight8 = codes_of(l.weight, w, 256), l.scale = 0x1p-10f;
+    if (e4m3 && slope) l.copy = {zeros<uint8_t>(n), 16, zeros<float>(1)};
     Error e = {};
     run_case(b, name, times, 2.0 * rows * in * out, bytes, [&](int i) {
         l.x = left + i % SETS * x;
+        if (e4m3) l.x8 = left8 + i % SETS * x;
         bench_check(linear_sm90(l, 0, &e), &e);
     });
 }
@@ -235,6 +249,47 @@ static void products(Bench *b, const ModelConfig *m, int B) {
     dweights(b, B, C, L);
 }
 
+// Factors in e4m3.
+static void e4m3_products(Bench *b, const ModelConfig *m, int B) {
+    const int C = m->channels, N = B * T;
+    const struct {
+        const char *name;
+        int in, out;
+        LinearEpilogue ours;
+    } layers[] = {{"qkv", C, 3 * C, LINEAR_BIAS},
+                  {"proj", C, C, LINEAR_RESIDUAL},
+                  {"fc", C, 4 * C, LINEAR_GELU},
+                  {"fcproj", 4 * C, C, LINEAR_RESIDUAL}};
+    for (const auto &l : layers) {
+        const std::string name = l.name;
+        const LinearEpilogue backward = l.in > l.out ? LINEAR_DGELU : LINEAR_BIAS;
+        fused_product(b, (name + " forward, e4m3").c_str(), 0, l.ours, N, l.in, l.out, 0, true);
+        fused_product(b, (name + " dinput, e4m3").c_str(), 0, backward, N, l.out, l.in, 0, true);
+    }
+    if (wanted(b, "copy of attention, e4m3") && !left_out(b, 0)) {
+        const size_t n = (size_t)N * C;
+        const real *x = randoms<real>(SETS * n);
+        const Fp8Copy copy = {zeros<uint8_t>(n), 16, zeros<float>(1)};
+        Error e = {};
+        run_case(b, "copy of attention, e4m3", 0, 0, 3.0 * n,
+                 [&](int i) { bench_check(fp8_cast(copy, x + i % SETS * n, n, 0, &e), &e); });
+    }
+    if (wanted(b, "copies of weights, e4m3") && !left_out(b, 0)) {
+        Fp8Weights w;
+        Error e = {};
+        for (int i = 0; i < 4; i++) {
+            const size_t n = (size_t)layers[i].in * layers[i].out;
+            w.of[i] = {randoms<real>(n),
+                       layers[i].in,
+                       layers[i].out,
+                       {zeros<uint8_t>(n), 16, zeros<float>(1)},
+                       zeros<uint8_t>(n)};
+        }
+        run_case(b, "copies of weights, e4m3", 0, 0, 4.0 * 12 * C * C,
+                 [&](int) { bench_check(fp8_weights(w, 0, &e), &e); });
+    }
+}
+
 // logits = x wte^T
 static void head_products(Bench *b, int rows, int C, int V, int Vp, int chunks) {
     const int alone = b->fused ? 0 : chunks;
@@ -249,14 +304,17 @@ static void head_products(Bench *b, int rows, int C, int V, int Vp, int chunks) 
 // ---- Kernels --------------------------------------------------------------------------------------------------------
 
 static void layernorms(Bench *b, int B, int C, int L) {
-    if (!wanted(b, "layernorm forward") && !wanted(b, "layernorm backward")) return;
     Error e = {};
     const int N = B * T;
     const size_t n = (size_t)N * C;
     const double tensor = (double)n * sizeof(real);
-    for (const char *name : {"layernorm forward, of a sum", "layernorm forward", "layernorm backward"}) {
-        const bool sum = strchr(name, ','), backward = strstr(name, "backward");
-        if (!backward && left_out(b, sum != b->fused)) continue;
+    for (const char *name : {"layernorm forward, of a sum", "layernorm forward", "layernorm backward",
+                             "layernorm forward, e4m3", "layernorm backward, e4m3"}) {
+        const bool e4m3 = strstr(name, "e4m3"), sum = strstr(name, "sum"), backward = strstr(name, "backward");
+        const int times = e4m3 || (!backward && sum == b->fused) ? 0 : 2 * L + backward;
+        if (!wanted(b, name) || left_out(b, times)) continue;
+        const Fp8Copy copy = e4m3 ? Fp8Copy{zeros<uint8_t>(n), 16, zeros<float>(1)} : Fp8Copy{};
+        const double copy_bytes = e4m3 ? n : 0;
         real *x = randoms<real>(SETS * n), *y = randoms<real>(SETS * n), *dr = randoms<real>(SETS * n);
         real *out = zeros<real>(n), *gamma = randoms<real>(C, 1.0f, 0.2f), *beta = randoms<real>(C);
         float *mean = zeros<float>(N), *rstd = randoms<float>(N, 1.0f, 0.0f), *sums = zeros<float>(3 * C);
@@ -265,17 +323,17 @@ static void layernorms(Bench *b, int B, int C, int L) {
         const ColumnGradient gradients[] = {
             {sums, squares, true}, {sums + C, squares + 1, true}, {sums + 2 * C, squares + 2, true}};
         if (!backward)
-            run_case(b, name, sum != b->fused ? 2 * L : 0, 0, (sum ? 4 : 2) * tensor, [&](int i) {
+            run_case(b, name, times, 0, (sum ? 4 : 2) * tensor + copy_bytes, [&](int i) {
                 const size_t s = i % SETS * n;
                 const real *other = sum ? y + s : NULL;
-                bench_check(layernorm_forward({dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C}, 0, &e),
-                            &e);
+                const LayerNorm k = {dr + s, out, mean, rstd, x + s, other, gamma, beta, {}, N, C, copy};
+                bench_check(layernorm_forward(k, 0, &e), &e);
             });
         else
-            run_case(b, name, 2 * L + 1, 0, 4 * tensor, [&](int i) {
+            run_case(b, name, times, 0, 4 * tensor + copy_bytes, [&](int i) {
                 const size_t s = i % SETS * n;
                 LayerNormBackward k = {dr + s, y + s, x + s, mean, rstd, gamma};
-                k.C = C, k.accumulate = true, k.drop = row_dropout({}, DROPOUT_MLP, T);
+                k.C = C, k.accumulate = true, k.drop = row_dropout({}, DROPOUT_MLP, T), k.copy = copy;
                 bench_check(layernorm_backward(k, gradients, B, &jobs, 0, &e), &e);
                 if (i % 2) bench_check(column_finish(&jobs, 0, &e), &e); // a block has two
             });
@@ -470,6 +528,7 @@ static void bench_model(Bench *b, const char *name) {
     bench_check(weight_gradient_pairs(&b->pairs, &e), &e);
     printf("%s, micro-batch %d x %d\n", name, B, T);
     products(b, &m, B);
+    if (FP8_BUILT && b->fused) e4m3_products(b, &m, B);
     head_products(b, examples * T, m.channels, m.vocab, model.vocab_padded, chunks);
     attention_case(b, s, m.layers, "");
     if (b->seconds >= 1) {
