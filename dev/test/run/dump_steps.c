@@ -38,6 +38,7 @@ typedef struct {
 // few words that all of them recur (the cross term of the tied weight); and T and C above the blocks in which kernels
 // take them. Clipping is active in some cases and off or out of reach in others.
 // Adam hardly feels the gradient's scale, so one case has an eps that lets it (and would show an eps out of place).
+// The case of fp8 is so small that no value lies beside a tie, where fp32 and float64 round to different neighbours.
 static const Case cases[] = {
     {"l2_c32_v61_t13_b3", {2, 2, 32, 61, 13}, 13, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
     {"l1_c24_v37_t7_b1", {1, 1, 24, 37, 16}, 7, 1, 1, 0.0, 0.0, 1e-8, 0, OPTIMIZER_ADAMW, 0, -1, false},
@@ -63,7 +64,7 @@ static const Case cases[] = {
      0.25,
      6,
      false},
-    {"fp8_l1_c48_v29_t20_b3", {1, 3, 48, 29, 20}, 20, 3, 2, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, true},
+    {"fp8_l1_c24_v29_t6_b2", {1, 2, 24, 29, 6}, 6, 2, 1, 1.0, 0.1, 1e-8, 0, OPTIMIZER_ADAMW, 0.2, -1, true},
 };
 
 enum { FIRST_EXAMPLE = 1 << 20 }; // the number of the first row: dropout's masks depend on it
