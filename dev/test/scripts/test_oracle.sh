@@ -9,6 +9,9 @@ if python=$(find_python jax ml_dtypes numpy safetensors); then
     "$build/dev/test/run/dump_steps" "$work" || { echo "FAIL oracle/dump_steps: exit code $?" && failed=1; }
     "$python" dev/oracle/check_engine.py "$work" || failed=1
     "$python" dev/oracle/check_evaluation.py "$build" || failed=1
+    begin
+    returns 0 "$python" dev/bench/metric_study.py check
+    end metric_study
 else
     echo "SKIP oracle: no Python with jax, numpy and safetensors; scripts/deps.sh venv installs them"
 fi
