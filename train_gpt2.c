@@ -50,8 +50,8 @@ static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t strid
 // Number of a block's linear layer in the order of Fp8Site; the gradients' sites have the reverse order.
 static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
 
-// The factors of a product of linear layer w: x (n), which belongs to `site`, and W. With fp8 it raises both sites' amax,
-// and if both have exponents it returns copies rounded to e4m3.
+// The factors of a product of linear layer w: x (n), which belongs to `site`, and W. With fp8, factors_of raises both
+// sites' amax; if both have exponents, it returns copies rounded to e4m3.
 typedef struct {
     const void *x, *W;
 } Factors;

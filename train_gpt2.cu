@@ -102,7 +102,7 @@ static int tokens_send(Engine *engine, const uint16_t *tokens, size_t count, int
 
 // ---- Factors in e4m3 (math/fp8.h) -----------------------------------------------------------------------------------
 
-// Weights of a block in the order of their sites, and the offsets of their copies in C C bytes.
+// Weights of a block in the order of their sites, and the offsets of their copies in units of C^2 bytes.
 static const TensorKind matrices[] = {QKV_W, PROJ_W, FC_W, FCPROJ_W};
 static const size_t matrix_at[] = {0, 3, 4, 8, 12};
 
@@ -179,7 +179,7 @@ static Linear linear_of(Engine *engine, const Pass *p, LinearEpilogue epilogue, 
 // Runs LINEAR_GELU, LINEAR_RESIDUAL, LINEAR_DGELU or LINEAR_BIAS; without linear_sm90 by cuBLASLt and gelu.cuh.
 // fcproj with its residual runs on cuBLASLt, which is faster there in total over d12, d24 and d48 (H200, us,
 // linear_sm90 / cuBLASLt: 503/502, 470/419, 547/549; proj 149/151, 131/128, 148/160). e4m3 factors always run on
-// linear_sm90: at d48 qkv, proj and fcproj take 618 us, on cuBLASLt 621.
+// linear_sm90: d48's qkv, proj and fcproj take 618 us, with e4m3 on cuBLASLt 621.
 static int linear_run(Engine *engine, const Linear &l, Error *e) {
     const bool residual = l.epilogue == LINEAR_RESIDUAL, dgelu = l.epilogue == LINEAR_DGELU;
     if (l.x8 || (engine->fused_linear && !(residual && l.in > l.out))) return linear_sm90(l, engine->stream, e);
@@ -190,7 +190,7 @@ static int linear_run(Engine *engine, const Linear &l, Error *e) {
     return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
 }
 
-// Runs LINEAR_GELU or LINEAR_DGELU; also writes the copy of site s, y.
+// Runs LINEAR_GELU or LINEAR_DGELU; also writes the e4m3 copy of y, which belongs to site s.
 static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int layer, Error *e) {
     const Fp8Copy copy = copy_of(engine, p, s, layer);
     if (l.x8) l.copy = copy;
@@ -281,7 +281,7 @@ static int linear_dweight(Engine *engine, const Pass *p, const real *x, const re
 //
 // NCCL holds 24 multiprocessors during a transfer (a third of a millisecond). A kernel whose blocks fetch tiles one by
 // one (attention, linear_sm90, cuBLASLt's persistent products) loses only those 24. A kernel whose tiles are assigned
-// at launch takes 1.5 times as long: on Hopper, weight gradients. So:
+// at launch (weight gradients on Hopper) takes 1.5 times as long. So:
 // 1. Send block l + 1's gradients right before attention_backward of block l.
 // 2. Request block l + 1's weights right after attention_forward of block l, before persistent products.
 // 3. With shard_grads, send gradients at their block's end: the next block needs their memory.
@@ -615,8 +615,8 @@ static int cuda_micro_step(Engine *engine, const uint16_t *tokens, int n, GnsMod
     return 0;
 }
 
-// Runs a micro-step of each kind, so that every product is timed: it overwrites the gradients, it adds to them, it
-// measures exact norms. Drops the results. cuBLASLt has no e4m3 products.
+// Times every product of cuBLASLt in a micro-step of each kind: one overwrites the gradients, one adds to them, one
+// measures exact norms. Drops the results. fp8 is off meanwhile: no e4m3 product runs on cuBLASLt.
 static int cuda_tune(Engine *engine, Error *e) {
     const EngineConfig *c = &engine->config;
     const size_t count = (size_t)c->micro_batch * (c->seq_len + 1), stride = 7919; // a prime

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Converts a nanoGPT checkpoint to a Hugging Face directory: from_nanogpt.py CKPT.pt DIRECTORY [--meta META.pkl]
 
-nanoGPT keeps matrices as (out, in), GPT-2 as (in, out); it pads the vocabulary, and its models may lack biases, which
+nanoGPT pads the vocabulary and keeps matrices as (out, in), GPT-2 as (in, out). A nanoGPT model may lack biases: they
 become zeros. Writes model.safetensors and config.json; for a character model also its tokenizer, from the meta.pkl of its
 data (by default where nanoGPT keeps it: data/DATASET/ next to the checkpoint's directory). Needs the Python packages torch
 and safetensors.

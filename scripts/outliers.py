@@ -2,7 +2,7 @@
 """Prints the outliers of a run (train_gpt2 --outliers N) as text: outliers.py RUN
 
 Loud rows have the largest gradients of their step, quiet rows the smallest, strange rows a high loss for their gradient, as
-garbage has. Rows that share 32 tokens in a row are one group, with the text and the numbers of its farthest row.
+garbage has. Rows that share 32 successive tokens are one group, printed with the text and the numbers of its farthest row.
 """
 
 import glob

@@ -7,16 +7,16 @@
 G, Sigma: mean and covariance of a row's gradient. g_B: mean of B rows. u: a direction. Batches and scales are in rows, +- is a
 jackknife over 16 blocks. The gradients are of the examples that the run would read next.
   B_*       tr(P Sigma) / G'PG; P = 1 (McCandlish et al. 2018, arXiv 1812.06162), for `weighted` P = 1 / (sqrt v + eps).
-  e(B)      A step -eta u changes a quadratic loss by -eta <G, u> + eta^2 u'Hu / 2: at the best eta by -(E<G, u>)^2 / (2 E u'Hu). With
-            H = h that is |G|^2 / 2h times the squared cosine e(B) = (E<G, u(g_B)>)^2 / (|G|^2 E|u(g_B)|^2).
-  B_u_*     The batch at which e is half its limit; fits 1 / e = (1 + B_u / B) / limit. Exact for u = g: B_u = tr Sigma / |G|^2, and for
-            sign and U V' if noise and elements of G are Gaussian with one variance each, with the same B_u.
-  B_rho_*   B (1 - rho) / rho at the run's batch, rho = E<g'_B, u(g_B)> / E<g_B, u(g_B)>, g' independent; u = Pg: tr(P Sigma) / G'PG.
-  B_dual_*  (E|noise of a row| / |G|)^2 in the norm that u maximizes: sum of absolute values for sign, nuclear norm for Muon (dual
-            norms as in Naganuma et al. 2026, arXiv 2602.03001). |x| is <x, u(x)>, |G| the fit's limit of E<G, u>.
+  e(B)      A step -eta u changes a quadratic loss by -eta <G, u> + eta^2 u'Hu / 2: at the best eta by -(E<G, u>)^2 / (2 E u'Hu). For
+            H = h I this is -|G|^2 / 2h times the squared cosine e(B) = (E<G, u(g_B)>)^2 / (|G|^2 E|u(g_B)|^2).
+  B_u_*     The batch at which e is half its limit; fits 1 / e = (1 + B_u / B) / limit. The fit is exact, with B_u = tr Sigma / |G|^2,
+            for u = g; also for sign and U V' if noise and elements of G are Gaussian with one variance each.
+  B_rho_*   B (1 - rho) / rho at the run's batch, rho = E<g'_B, u(g_B)> / E<g_B, u(g_B)>, g' independent. If u = Pg: tr(P Sigma) / G'PG.
+  B_dual_*  (E|noise of a row| / |G|)^2 in the norm |x| = <x, u(x)>: sum of absolute values for sign, nuclear norm for Muon (dual
+            norms as in Naganuma et al. 2026, arXiv 2602.03001). |G| is the limit of E<G, u> in the fit.
 c = B_all / B_ln, c_u = B_u / B_ln and k_u = B_u / B_all, with B_u of `fresh` and the blocks' matrices.
 Directions: `sign`; `spectral` (llmc/math/muon.h, blocks' matrices); `step`, the optimizer's next one; `fresh`, the same without old
-momentum. Both clip the gradient; AdamW's v includes it."""
+momentum. Both clip the gradient; AdamW's v includes this gradient."""
 
 import argparse
 import json

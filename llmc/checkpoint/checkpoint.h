@@ -36,7 +36,7 @@ int checkpoint_verify_model(const char *path, bool moments, Share share, const P
 int checkpoint_digest_model(const char *path, FileDigest *digest, Error *e);
 
 // Reads the weights (F32, F16 or BF16) of `count` wanted ranges, which ascend, and hands them to `load`; count 0: all.
-// Checks all shapes first. May hand over more: of llm.c's .bin always all.
+// Checks all shapes first. May hand over more: always all of llm.c's .bin.
 int checkpoint_load_model(const char *path, const Model *model, const Range *wanted, int count, StateWriter load,
                           void *context, Error *e);
 

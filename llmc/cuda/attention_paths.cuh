@@ -5,7 +5,7 @@
 #include <float.h>
 #include <math.h>
 
-// Softmax runs in base 2: exp2(x log2 e) is one multiply-add and one instruction.
+// Softmax runs in base 2: exp(x) = exp2(x log2 e) takes one multiply-add and one ex2 instruction.
 constexpr float LN2 = 0.6931471805599453f;
 
 // Workspace of the backward, filled by its first kernel. Rows from T on are padding: lse2 is infinite, so P = exp2(S -
@@ -49,8 +49,8 @@ struct HeadDropout {
           blocks(masks.constants, dropout_counter(dropout, DROPOUT_PROBABILITY, head_, 0, 0)) {}
 };
 
-// Returns the bit of a lane's element i in a mask of kept elements. For movmatrix, bits k of all lanes' 16-bit halves
-// form the k-th 8 x 8 matrix.
+// Returns the bit of a lane's element i in a mask of kept elements: bit i / 2 of the mask's half i % 2. movmatrix moves
+// whole halves, so it transposes one 8 x 8 matrix per bit: bit k of all lanes' halves.
 __device__ static inline unsigned kept_bit(int i) { return 1u << (i % 2 * 16 + i / 2); }
 
 constexpr int VECTOR = 16 / sizeof(real); // elements of a 16-byte access
@@ -85,8 +85,8 @@ __device__ static inline RngBlock lane_block(const HeadDropout &h, unsigned quer
     return h.blocks.block(((lane / 4) << 16 | lane % 4) + ((query0 / 2) << 16) + key0 / 4);
 }
 
-// Returns a mask of a lane's E elements in a tile of 16 rows, from `row`, and 2 E columns. 1: kept. Rows are queries;
-// TRANSPOSED: keys. Then one movmatrix transposes all 8 x 8 matrices, bit by bit.
+// Returns the mask (kept_bit) of a lane's E elements in a tile of 16 rows and 2 E columns at (row, column). Rows are
+// queries. TRANSPOSED: rows are keys; one movmatrix then transposes the mask of queries.
 template <int E, bool TRANSPOSED>
 __device__ static inline unsigned lane_kept(const HeadDropout &h, int row, int column) {
     unsigned kept = 0, transposed;

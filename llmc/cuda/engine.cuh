@@ -28,7 +28,7 @@
 //     copy_x       (N, C)   ln1 -> qkv, attention -> proj, ln2 -> fc
 //     copy_wide    (N, 4C)  gelu -> fcproj; dfc -> dln2, dqkv -> dln1
 //     copy_branch  (N, C)   gradient of the MLP branch -> dfc, of the attention branch -> dattention
-//     copy_weight           fp8_weights, at the start of a step
+//     copy_weight           fp8_weights, before a block's first use in a step; with shard_weights, in a pass
 //
 // Words of this room:
 //     granule      64 elements of the flat arrays, all of one tensor and one update rule (DECAY_GRANULE)
@@ -135,7 +135,7 @@ struct Engine {
     float *head_at_token; // (B, T, C)  each example's head gradient at its own tokens (exact)
     int *head_row_at;     // (examples of a chunk, Vp)  position of each token, from embedding_rows (exact)
 
-    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`; pinned host memory, as is the next
+    uint16_t *staged[TOKEN_SLOTS];        // as `tokens`; this and below: pinned host memory
     uint32_t *staged_sorted[TOKEN_SLOTS]; // (2, 4, B T) by token; by position in the document
     cudaEvent_t sent[TOKEN_SLOTS];        // recorded after the last copy from the slot's buffers
     int slot;                             // of the present pass

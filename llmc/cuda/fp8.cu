@@ -3,7 +3,7 @@
 
 enum { THREADS = 256, PACKS = 4 }; // packs in flight per thread
 
-// Raises *amax to the largest of a block. All threads must call.
+// Raises *amax to the largest `most` of a block's threads. All threads must call.
 __device__ static void block_raise(float *amax, unsigned most) {
     __shared__ float of_block;
     if (threadIdx.x == 0) of_block = 0;

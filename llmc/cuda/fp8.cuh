@@ -24,8 +24,8 @@ __device__ static inline uint16_t fp8_pack(float low, float high) {
     return codes;
 }
 
-// Raise *amax to x >= 0 (or NaN), to the largest x of a warp. Bits of such floats sort like integers. For fp8_raise all
-// lanes must call.
+// fp8_raise_to raises *amax to x >= 0 or NaN; bits of such floats sort like integers. fp8_raise raises it to a warp's
+// largest x: all lanes must call.
 __device__ static inline void fp8_raise_to(float *amax, float x) {
     if (x != 0) atomicMax((unsigned *)amax, __float_as_uint(x));
 }
@@ -36,7 +36,7 @@ __device__ static inline void fp8_raise(float *amax, float x) {
 #endif
 }
 
-// The largest |x| of a thread's bf16 values so far: bits of two of them in one register.
+// Running maxima of |x| over a thread's bf16 values, as bits: one maximum in each half of `most`.
 __device__ static inline void fp8_most(unsigned &most, const Pack<VEC> &x) {
     UNROLL_FOR (int i = 0; i < VEC / 2; i++) most = __vmaxu2(most, x.words[i] & 0x7fff7fff);
 }
@@ -53,13 +53,13 @@ __device__ static inline uint2 fp8_codes(const Pack<VEC> &x, float scale) {
     return {codes[0] | codes[1] << 16, codes[2] | codes[3] << 16};
 }
 
-// Writes the codes of y's values [i, i + 8), and adds them to `most`.
+// Writes the codes of y's values [i, i + 8), and raises `most` to these values (fp8_most).
 __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack<VEC> &y, unsigned &most) {
     if (copy.codes) *(uint2 *)(copy.codes + i) = fp8_codes(y, copy.scale);
     fp8_most(most, y);
 }
 
-// copy = that of y (n), n a multiple of 8. No-op if copy.amax is NULL.
+// Writes the copy of y (n), n a multiple of 8. No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
 
 // The weights W (in, out) of a block's four linear layers, in and out multiples of 64, and their copies.
@@ -68,7 +68,7 @@ struct Fp8Weights {
         const real *weight;
         int in, out;
         Fp8Copy copy;        // like W
-        uint8_t *transposed; // (out, in); NULL where copy.codes is
+        uint8_t *transposed; // (out, in); not written if copy.codes is NULL
     } of[4];
 };
 int fp8_weights(const Fp8Weights &w, cudaStream_t stream, Error *e);

@@ -315,7 +315,7 @@ __global__ static void __launch_bounds__(ROW_THREADS) backward_any_kernel(const 
 static bool backward_is_fast(int C) { return C % VEC == 0 && C <= VEC * BACKWARD_THREADS_MAX; }
 static int backward_threads(int C) { return backward_is_fast(C) ? (int)round_up((size_t)C / VEC, WARP) : ROW_THREADS; }
 
-// As many blocks as 132 multiprocessors hold, with registers for 512 threads each in the fast kernel.
+// As many blocks as 132 multiprocessors hold; each has registers for 512 threads of the fast kernel.
 static ColumnSplit backward_split(int B, int T, int C) {
     return column_split(B, T, 132 * (BACKWARD_THREADS_MAX / backward_threads(C)));
 }

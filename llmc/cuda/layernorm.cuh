@@ -37,9 +37,8 @@ struct LayerNormBackward {
     Fp8Copy copy = {};                     // of dbranch; only with dbias
 };
 
-// gradients: dgamma, dbeta, column sums of dy xhat and of dy; dbias, column sums of dbranch, for the product that ends
-// this branch. dbias.sum NULL: not wanted. Adds them as one job to jobs, whose memory must have
-// layernorm_backward_bytes left.
+// gradients: column sums of dy xhat (dgamma), dy (dbeta) and dbranch (dbias, for the product that ends the branch;
+// sum NULL: not wanted). Adds them as one job to jobs, whose memory must have layernorm_backward_bytes left.
 size_t layernorm_backward_bytes(int B, int T, int C, int sources = 0);
 int layernorm_backward(LayerNormBackward k, const ColumnGradient (&gradients)[3], int B, ColumnJobs *jobs,
                        cudaStream_t stream, Error *e);

@@ -26,9 +26,9 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
-// A warp's slot holds SLOT_ROWS rows of all panels. For GELU it holds the slopes of all panels, and two panels in turn.
-// With e4m3 factors LINEAR_GELU's holds two panels of slopes in turn, then one of codes; LINEAR_DGELU puts codes over
-// slopes.
+// A warp's slot holds SLOT_ROWS rows of all panels of y. by_panel: it holds two panels of y, which alternate, then the
+// slopes of all panels. With e4m3 factors LINEAR_GELU keeps two panels of slopes, which alternate, then one of codes;
+// LINEAR_DGELU overwrites a panel's slopes with its codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -174,7 +174,7 @@ __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);
 }
 
-// Starts the copy of a warp's slot to memory; an empty one unless `wanted`.
+// Starts the copy of a warp's slot to memory. Unless `wanted`, commits an empty copy, which slot_wait counts too.
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel, bool wanted = true) {
     fence_before_copies();
     __syncwarp();
@@ -267,8 +267,8 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
-// codes = the e4m3 copy of the first `rows` rows of a panel, as slopes lie. Raises both halves of `most` to the largest
-// |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
+// codes = the e4m3 copy of the first `rows` rows of a panel, laid out like slopes. Raises both halves of `most` to the
+// largest |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
 __device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
@@ -289,8 +289,8 @@ __device__ void panel_encode(char *codes, const char *panel, float scale, int ro
 }
 
 // Applies an epilogue that is by_panel to 16 rows of half h of a tile and stores them. LINEAR_DGELU: the slot holds
-// their slopes on entry; after half 0, `full` completes when those of half 1 are there. sums: y's column sums, or NULL.
-// E4M3: also stores job.copy, and raises `most` (panel_encode).
+// their slopes on entry; half 0 fetches half 1's slopes, whose arrival completes `full`. sums: column sums of y, or
+// NULL. E4M3: also stores job.copy, and raises `most` (panel_encode).
 template <LinearEpilogue EPILOGUE, bool E4M3>
 __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const real *bias, const CUtensorMap *y,
                              const CUtensorMap *slope, const CUtensorMap *codes, const LinearJob &job, uint64_t *full,
@@ -320,12 +320,12 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
                 }
             }
             matrices_store(values, j, r);
-            UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) // last: reads of the bias stay below these stores
-                *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
+            // Last: the next reads of the bias cannot move above these stores.
+            UNROLL_FOR (int q = 0; FORWARD && q < 4; q++) *slopes_at(slopes, 2 * j + q / 2, q) = (uint16_t)pair[q];
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
         slot_out(y, values, row, panel + p);
-        if (E4M3) { // the next panel may write what the panel before this one has copied out
+        if (E4M3) { // wait until the panel before this one is copied out: its memory is written next
             char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);

@@ -1,9 +1,9 @@
-// linear_sm90: products on Hopper with fused epilogues, each of which saves a pass over memory. Elsewhere cuBLASLt
+// linear_sm90: products on Hopper with fused epilogues; each epilogue saves a pass over memory. Elsewhere cuBLASLt
 // multiplies and separate kernels follow (matmul.cuh, gelu.cuh, layernorm.cuh), with the same roundings, except that a
 // product is rounded before GELU's slope multiplies it. crossentropy.cuh uses LINEAR_SCALED and LINEAR_SOFTMAX; the
-// other four also multiply e4m3 factors (fp8.cuh). Their products are accumulated with about 14 bits.
-// bf16 / e4m3, both with what follows (H200, us; test_linear_cuda 0 bench): d48 qkv 317/184, proj 126/81, fc with GELU
-// 445/335, DGELU 448/310; d12 304/181, 123/84, 493/435, 453/382.
+// other four also multiply e4m3 factors (fp8.cuh). Hopper accumulates e4m3 products with about 14 bits.
+// us with bf16 / e4m3 factors, with their epilogues (H200; test_linear_cuda 0 bench): d48 qkv 317/184, proj 126/81, fc
+// with GELU 445/335, DGELU 448/310; d12 304/181, 123/84, 493/435, 453/382.
 #pragma once
 
 #include "cuda/fp8.cuh"

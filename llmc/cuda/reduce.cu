@@ -278,7 +278,7 @@ int reduce_squares(double *squares, const float *x, Range range, const Range *se
 
 enum { EXAMPLES_AT_ONCE = 8 }; // per kernel; their squares stay in registers
 
-// gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): of x^2.
+// gradient (n) += x (E, n), W columns per thread at a time, E <= EXAMPLES_AT_ONCE. partials (E, gridDim.x): sum of x^2.
 template <int W>
 __global__ void __launch_bounds__(FLAT_THREADS)
     examples_kernel(float *gradient, double *partials, const float *x, int E, size_t n) {

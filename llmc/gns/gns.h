@@ -16,9 +16,9 @@
 // / G2^2. The covariance matters: a large q raises G2 and lowers S.
 //
 // If G2 is insignificant, the scale lies far above B; a lower bound is still known. gns_lower is Fieller's (1954, "Some
-// problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0. Significant is k =
-// 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the bound covers the
-// truth in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
+// problems in interval estimation"): the smallest R for which S - R G2 is not significantly above 0. Significantly: by
+// k = 2 (1 + 5 / m) standard errors; m = 1 / sum w_t^2 is the effective number of steps. In simulation the bound covers
+// the truth in 95% of runs or more, from half-lives of 0.7 steps up, even if one direction carries 90% of the noise.
 #pragma once
 
 #include "base/common.h"
@@ -149,10 +149,10 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 
 // Calibration: the ratio c of the whole model's scale to the LayerNorms', both averaged over the same sampled steps.
 // Samples are few and c moves slowly, so the half-life is five times the LayerNorms' own. It is at most a tenth of the
-// tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, as averages
-// decay, so c rests on the same number of samples at any batch.
+// tokens done: a run's first steps have gradients thousands of times larger. Samples are spaced in tokens, and averages
+// decay in tokens, so c rests on the same number of samples at any batch.
 //
-// During so long an average |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
+// Over such a long average, |G|^2 falls by orders of magnitude, and a step's variance with it. So each step has its own
 // variance, half the square of its difference: SE^2 = sum w_t^2 (x_t - x_{t-1})^2 / 2 (White 1980, "A
 // heteroskedasticity-consistent covariance matrix estimator"). This error forgets as fast as the average, but rests on
 // half as many steps: the calibration demands 10 / m more errors. The LayerNorms' own tracker keeps the mean square of

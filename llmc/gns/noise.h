@@ -53,7 +53,7 @@ void noise_observe_ranks(Noise *noise, double B, double rows_sq, double rank_sq,
 //   source[2 n + ...]  for s < t (|G_s|^2, <G_s, G_t>), (|G_t|^2, <G_s, G_t>), (|G_s|^2, |G_t|^2): noise_cosine
 // Let rank r compute m_r examples, each of source s with probability p_s, and let v_s be the sum of its g_b of source s:
 //   E sum_r <v_s, v_t> = p_s p_t <G_s, G_t> sum_r m_r (m_r - 1)   for s != t
-//   E sum_r |v_s|^2    = the same + p_s B mean |g_b|^2
+//   E sum_r |v_s|^2    = p_s^2 |G_s|^2 sum_r m_r (m_r - 1) + p_s B mean |g_b|^2 of source s
 // so pairs of examples on different ranks are not needed.
 //   share  (n) p_s
 //   sq     (n) sum of |g_b|^2 of each source's examples

@@ -80,7 +80,7 @@ typedef struct {
 // or is NULL.
 int ramp_parse(const char *text, RampMode *mode, const char **argument, Error *e);
 
-// Sets the fewest and the most rows of a LIST. ERR_USAGE unless it begins with 0 tokens and their numbers rise.
+// Sets the fewest and the most rows of a LIST. ERR_USAGE unless its TOKENS begin at 0 and rise.
 int ramp_check_list(const char *list, int64_t *fewest, int64_t *most, Error *e);
 
 // argument: LIST or FILE, kept. ERR_INPUT unless the file covers the whole horizon.

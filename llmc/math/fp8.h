@@ -3,8 +3,8 @@
 // 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9; 0x7f is NaN.
 // Every e4m3 number times a power of two is exactly a bf16 number.
 //
-// The exponent k belongs to one site of one block. It changes rarely, since e4m3's relative error is flat over nine
-// binades: fp8_next keeps the step's largest |x| 2^k within [3.5, 112], and sets it to [14, 28) where it leaves that range.
+// The exponent k belongs to one site of one block. It changes rarely: a tensor's relative rounding error is flat over
+// nine binades of its largest |x| 2^k. fp8_next keeps k while this lies in [3.5, 112], else moves it to [14, 28).
 #pragma once
 
 #include "base/common.h"

@@ -47,7 +47,7 @@ typedef struct {
     bool of_invocation; // not part of a run: --config RUN/run.json ignores it
 } OptionRow;
 
-// names: in other programs, separated by blanks; ours: our name (NULL: none); note: what to know (NULL: nothing).
+// Another program's option. names: there, separated by blanks; ours: its name here (NULL: none); note: a hint or NULL.
 typedef struct {
     const char *names, *ours, *note;
 } ForeignName;
@@ -100,7 +100,7 @@ int row_set(const OptionTable *t, int id, const char *said, const char *text, in
 // Prints the option's lines of --help, at most 100 columns wide.
 void row_print_help(FILE *f, const OptionRow *row);
 
-void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: a choice's
+void row_write_json(FILE *f, OptionType type, const char *names, const void *field); // names: see OptionRow
 
 // Writes "name = value", a line of a --config file. ERR_USAGE for a text that no line can hold.
 int row_write_config(FILE *f, const OptionRow *row, const void *field, Error *e);

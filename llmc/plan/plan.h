@@ -10,7 +10,7 @@
 // concurrent kernels.
 //
 // Time of a collective: a ring (Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)): K - 1 rounds in which
-// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies. In a torus rings run
+// each rank passes on 1/K of the bytes, so (K - 1)/K of them over the link, and K - 1 latencies. In a torus, rings run
 // along all axes at once, both ways: they share the bytes, and an axis of k ranks takes (k - 1)/2 latencies.
 #pragma once
 
@@ -23,7 +23,7 @@
 // The fractions of a machine's figures that a program reaches.
 typedef struct {
     double of_peak[WORK_STREAM]; // by WorkKind: fraction of the peak; attention's backward counts five products
-    double matmul_reads;         // fraction of the time to read a product's operands that arithmetic does not hide
+    double matmul_reads;         // a product's time to read its operands: the fraction that arithmetic does not hide
     double stream;               // fraction of the bandwidth that streaming kernels reach
     double copy;                 // fraction of the bandwidth that a plain copy, and a product's writing, reach
     double link;                 // fraction of link and network that large collectives reach
@@ -65,7 +65,7 @@ typedef struct {
     int64_t rows;                             // the batch that the page describes
     int64_t val_rows;                         // rows of a validation; 0: none
     double train_tokens;                      // tokens in --train; 0: not read
-    double epoch_tokens;                      // tokens of training that read --train's most repeated source once
+    double epoch_tokens;                      // tokens to train on until --train's most repeated source is read once
     bool mixture;                             // several sources
     bool copies;                              // checkpoints are written from a copy on the host
     double checkpoint_bytes, disk_free_bytes; // disk_free_bytes -1: unknown
@@ -80,7 +80,7 @@ typedef struct {
     double pass[PASSES]; // s
 } PlanWork;
 
-// A step of `rows` rows over all ranks, on the rank that has most of them.
+// A step of `rows` rows over all ranks, as seen by the rank with the most rows.
 typedef struct {
     PlanWork all;         // micro-steps and update
     PlanWork first, last; // first and last micro-step; they hide transfers
@@ -93,13 +93,14 @@ PlanStep plan_step(const Plan *plan, int64_t rows);
 double plan_step_bytes(const Plan *plan);                        // bytes that a rank passes on in a step
 double plan_link_bandwidth(const PlanDevice *device, int ranks); // B/s per rank, each way; 0: unknown
 double plan_ring_seconds(const PlanDevice *device, int ranks, double bytes);
-double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // of an array of all ranks
+double plan_all_to_all_seconds(const PlanDevice *device, int ranks, double bytes); // bytes: over all ranks
 
-// What bounds a step by bytes alone, on a batch of `tokens`. hidden: channels within the MLP.
+// Where a step of `tokens` turns from compute-bound to bandwidth-bound, ignoring latencies. hidden: channels within the
+// MLP.
 typedef struct {
-    double fsdp;         // tokens a rank from which data parallelism and FSDP are compute-bound
-    double tensor_ranks; // most ranks on which tensor parallelism is, whatever the tokens
-    double both;         // tokens a rank from which FSDP with tensor parallelism is; above `fsdp`: it loses
+    double fsdp;         // fewest tokens per rank with which data parallelism and FSDP are compute-bound
+    double tensor_ranks; // most ranks on which tensor parallelism is compute-bound, whatever the tokens
+    double both;         // `fsdp` for FSDP combined with tensor parallelism; above `fsdp`: no gain
     double fsdp_ranks;   // the best split: ranks of FSDP; the tensors are divided among ranks / fsdp_ranks
 } PlanBounds;
 PlanBounds plan_bounds(const PlanDevice *device, int ranks, double tokens, double hidden);

@@ -18,7 +18,7 @@ typedef struct {
     int cores;                   // cores that this rank may run on: mpirun and srun may bind it to some
     int cores_here;              // cores that the launcher of this machine's ranks may run on
     double beat_at;              // rank 0's last comm_beat, seconds of the clock
-    Error beat_failed;           // why it failed: the next broadcast returns it. Code 0: it did not
+    Error beat_failed;           // a failure of comm_beat, which the next broadcast returns; code 0: none
     bool settled;                // all ranks know the error that they return, and `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
@@ -39,7 +39,7 @@ int comm_check_launch(const Comm *comm, Error *e);
 // From here on the end of the launcher is a request to stop, and does not end this process.
 void comm_outlive_launcher(void);
 
-// True if this rank was asked to stop (base/signals.h), whether or not the others know; also without its launcher.
+// True if this rank was asked to stop (base/signals.h) or its launcher is gone, whether or not other ranks know.
 bool comm_asked_to_stop(const Comm *comm);
 
 // Last call of the program: prints the error's line, if any, and returns the exit code. Each rank ends by itself after
@@ -57,7 +57,7 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
 // Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
-// least: the smallest values[0] before that, and the lowest rank that has it; may be NULL.
+// least: the smallest values[0] of any rank, and the lowest rank that has it; may be NULL.
 typedef struct {
     int rank;
     double value;

@@ -26,8 +26,8 @@
 //
 // --zero (Rajbhandari et al. 2020, ZeRO, arXiv 1910.02054) says which rank keeps what:
 //   0  Every rank gathers all gradients and updates all weights. It keeps all moments.
-//   1  Every rank updates what it owns and keeps only the moments of that. The next forward pass begins with gathering
-//      the weights.
+//   1  Every rank updates its owned parts, and keeps only their moments. The next forward pass begins by gathering the
+//      weights.
 //   2  Shards gradients, too: memory holds a micro-step's gradients of two blocks and of the embeddings. After a
 //      bucket's reduction the owned part is collected.
 //   3  Shards weights, too: a rank keeps the embeddings' weights and the masters of what it owns (on a GPU also
@@ -123,14 +123,14 @@ int parallel_drain(Parallel *p, Error *e);
 
 // Sums the step's numbers over all ranks. At any time after the norms.
 typedef struct {
-    StepResult *result; // from engine_result; summed over ranks, except amax, the largest of any rank, and grad_sq,
-                        // already the batch's
+    StepResult *result; // from engine_result; summed over ranks, except amax (the largest of any rank) and grad_sq
+                        // (already summed: parallel_norms)
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
     int slowest;        // the rank that waited the least for transfers: the others waited for it
-    double lost;        // seconds that a rank waited longer than it, in the mean
-    bool stop;          // in: asked of this rank; out: of any
-    double *more;       // (more_count): numbers of the caller's; summed over ranks
+    double lost;        // mean seconds that a rank waited longer than rank `slowest`
+    bool stop;          // in: this rank was asked to stop; out: any rank was
+    double *more;       // (more_count) the caller's numbers; summed over ranks
     int more_count;
 } StepSums;
 int parallel_sums(Parallel *p, StepSums *sums, Error *e);

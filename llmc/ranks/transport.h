@@ -29,7 +29,7 @@ static inline Range transport_part(Range bucket, int r, int ranks) {
     return (Range){begin, r + 1 < ranks ? begin + each : bucket.end};
 }
 
-// Device memory, bytes. NCCL's own, some of it from the first transfer on, measured with NCCL_NVLS_ENABLE=0
+// Bytes of device memory. First what NCCL allocates, in part at the first transfer, measured with NCCL_NVLS_ENABLE=0
 // (plan/memory.c); NVLink multicast, NCCL's default, may need more. Then the buffer of rounded gradients.
 #define TRANSPORT_NCCL_BYTES ((size_t)860 << 20)
 static inline size_t transport_buffer_bytes(WireType wire, size_t largest) {
@@ -53,7 +53,7 @@ typedef struct {
     int (*device)(Comm *comm, Error *e);
 
     // All ranks together. largest: elements of the largest bucket, for buffers. whole: cut by transport_whole_part of
-    // this model; NULL: by transport_part. stream: engine_stream's.
+    // this model; NULL: by transport_part. stream: from engine_stream.
     int (*create)(Transport **out, Comm *comm, WireType wire, size_t largest, const Model *whole, void *stream,
                   Error *e);
     void (*destroy)(Transport *t);

@@ -23,7 +23,7 @@
 // too long, never too short.
 enum { MARKS = 512 };
 
-enum { WAITS = 2048 }; // waits of the engine's stream that are timed at most: the last ones
+enum { WAITS = 2048 }; // how many of the engine stream's last waits are timed
 
 struct Transport {
     Comm *comm;
@@ -36,7 +36,7 @@ struct Transport {
     struct {
         cudaEvent_t begin, end; // recorded on `engine` around a wait
     } wait[WAITS];
-    int64_t waits, told;    // number of waits so far; of those that nccl_waited has told
+    int64_t waits, told;    // waits so far; waits that nccl_waited has reported
     __nv_bfloat16 *rounded; // a bucket's gradients in bf16
     size_t largest;         // elements of the largest bucket
     const Model *whole;     // set: ranks own unequal parts (transport_whole_part); NULL: equal ones (transport_part)

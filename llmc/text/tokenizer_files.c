@@ -223,7 +223,7 @@ static int find_eot(const VocabReader *r) {
     return -1;
 }
 
-// Fills text, start and by_text from the names. Clears ADDED of the end token: encoding never finds it in a text.
+// Fills text, start and by_text from the names. The end token keeps only LITERAL: encoding never finds it.
 static int spell_tokens(VocabReader *r, Error *e) {
     Tokenizer *t = r->t;
     t->eot = find_eot(r);
@@ -382,7 +382,7 @@ static void put_token(const Tokenizer *t, int token, bool json, FILE *f) {
 static void put_vocab(const Tokenizer *t, FILE *f) {
     const char *before = "{\"";
     for (int token = 0; token < t->vocab_size; token++) {
-        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // it could be read as another token's byte
+        if (t->lacks_some && t->flags[token] & TOKEN_ADDED) continue; // its text could be read as a byte's name
         fputs(before, f);
         before = ", \"";
         put_token(t, token, true, f);
