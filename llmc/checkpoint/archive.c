@@ -233,6 +233,11 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
     return code;
 }
 
+// False if a side has no id: an older build's checkpoint, or a run that has not chosen one.
+static bool of_another_run(const Archive *archive, const Manifest *manifest) {
+    return *archive->id && *manifest->run && strcmp(manifest->run, archive->id) != 0;
+}
+
 // ---- Removing -------------------------------------------------------------------------------------------------------
 
 // Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 if it is another run's, an older build's
@@ -284,7 +289,7 @@ int archive_thin(const Archive *archive, int64_t keep, int64_t before, int64_t p
         Error ignored;
         if (enough && (!protect || steps.step[i] != protect)) code = archive_remove(archive, steps.step[i], notes, e);
         if (enough || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
-        if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's do not count
+        if (of_another_run(archive, &manifest)) continue;
         enough = ++complete >= keep && steps.step[i] <= before;
     }
     memory_free(steps.step);
@@ -330,13 +335,14 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
     Steps steps;
     *newest = (Newest){0};
     TRY(steps_list(archive, &steps, e));
-    int code = 0, skipped = 0;
+    int code = 0, skipped = 0, later = 0;
+    while (later < steps.count && steps.step[later] > latest) later++;
     for (int i = 0; i < steps.count && !newest->found; i++) {
         Manifest manifest;
-        if (steps.step[i] > latest) continue;
-        newest->step = steps.step[i];
+        newest->step = steps.step[later + i < steps.count ? later + i : steps.count - 1 - i];
         step_path(archive, newest->step, FINAL, newest->directory);
         code = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
+        if (of_another_run(archive, &manifest)) continue;
         if (!code) code = verify(context, newest->directory, e);
         strcpy(newest->run, manifest.run);
         if (code && e->unreadable)
@@ -365,7 +371,7 @@ int archive_set_aside_after(const Archive *archive, int64_t step, const char *su
     for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
         archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
-        if (*manifest.run && strcmp(manifest.run, archive->id) != 0) continue; // another run's
+        if (of_another_run(archive, &manifest)) continue;
         step_path(archive, steps.step[i], FINAL, path);
         code = rename_aside(archive, steps.step[i], path, suffix, aside, e);
         if (!code) fprintf(notes, "%s is now %s\n", path, aside);

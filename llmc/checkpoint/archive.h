@@ -67,8 +67,9 @@ typedef struct {
     char run[HASH_TEXT]; // its run's id; "": of an older build
 } Newest;
 
-// Skips damaged checkpoints (`verify` returns ERR_INPUT) and those after step `latest`. newest->found is false if
-// there is no checkpoint. ERR_INPUT if all are damaged, or if a newer one cannot be read or has another build's format.
+// Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips damaged ones
+// (`verify` returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if there is none.
+// ERR_INPUT if all are damaged, or if one cannot be read or has another build's format before an undamaged one is found.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);

@@ -190,6 +190,7 @@ int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e) {
     char path[PATH_MAX + 16], *lines;
     off_t keep;
     int fd;
+    TRY(metrics_flush(m, e));
     TRY(bytes_until(m->fd, m->steps.path, step, bytes, &keep, e));
     if (m->bytes <= keep) return 0;
     const size_t cut = (size_t)(m->bytes - keep);

@@ -74,10 +74,11 @@ int metrics_open(Metrics **out, int dir, const char *directory, LockHolder *hold
 // Writes this process into written_by. Until then the holder of the lock is unknown.
 int run_lock_sign(int dir, const char *directory, Error *e);
 
-// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. Call before any line is written.
+// Truncates both logs to `step` steps, and metrics.jsonl to at most `bytes` bytes. No line may wait.
 int metrics_begin(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
-// Call before metrics_begin, in a rollback: appends the lines that it will cut to metrics.rolled_back.jsonl.
+// Call before metrics_begin, in a rollback: writes the waiting lines, and appends those that metrics_begin will cut to
+// metrics.rolled_back.jsonl.
 int metrics_set_aside(Metrics *m, int64_t step, int64_t bytes, Error *e);
 
 int64_t metrics_bytes(const Metrics *m); // bytes of metrics.jsonl, with the lines that wait

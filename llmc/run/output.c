@@ -209,7 +209,7 @@ static int share_directory(Run *r, Error *e) {
     char *text;
     size_t bytes;
     if (parallel_stores_alone(&r->setup.parallel)) return 0;
-    bool seen = (is_rank0(&r->setup) || archive_open(archive, r->setup.options.out, e) == 0) &&
+    bool seen = (archive_is_open(archive) || archive_open(archive, r->setup.options.out, e) == 0) &&
                 file_read(archive->dir, "run.json", RUN_JSON_MAX_BYTES, &text, &bytes, e) == 0;
     uint64_t hash = seen ? hash_bytes(HASH_START, text, bytes) : 0;
     if (seen) memory_free(text);

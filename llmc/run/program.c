@@ -53,20 +53,21 @@ static int run_training(Run *r, Error *e) {
     return train_run(r, e);
 }
 
-// Trains. After a spike begins again, as a new process would, from a checkpoint before it (rollback.h).
+// Trains; after each rollback, trains again from the checkpoint that rollback.h chooses.
 static int train(Run *r, Error *e) {
     Comm *comm = r->setup.comm;
     Options *o = &r->setup.options;
     const Options resolved = *o; // training decides some: --gns, --train-hours
+    const Position start = r->position;
     for (;;) {
         const int64_t before = r->rollback.spikes.rollbacks;
         const int code = run_training(r, e);
         if (r->rollback.spikes.rollbacks == before || !(comm->settled || comm->ranks == 1)) return code;
         progress_break(&r->output.progress);
-        TRY(run_end_training(r, e));
+        run_end_training(r);
         comm->settled = false;
         comm_phase(comm, PHASE_SETUP, 0);
-        *o = resolved;
+        *o = resolved, r->position = start;
     }
 }
 

@@ -120,10 +120,11 @@ static int find_own(Run *r, Newest *newest, Error *e) {
     Archive *archive = &r->saving.archive;
     if (!is_rank0(&r->setup)) return 0;
     if (!r->saving.own.searched && directory_exists(r->setup.options.out)) {
-        TRY(archive_open(archive, r->setup.options.out, e));
-        if (file_exists_in(archive->dir, "metrics.jsonl")) TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
-        if (!r->setup.options.fresh || rollback_under_way(&r->rollback))
-            TRY(find_newest(r, archive, &r->saving.own.newest, e));
+        const bool back = rollback_under_way(&r->rollback); // then both are open
+        TRY(back ? archive_check_name(archive, e) : archive_open(archive, r->setup.options.out, e));
+        if (!back && file_exists_in(archive->dir, "metrics.jsonl"))
+            TRY(lock_run(&r->setup, archive, &r->output.metrics, e));
+        if (!r->setup.options.fresh || back) TRY(find_newest(r, archive, &r->saving.own.newest, e));
     }
     r->saving.own.searched = true;
     *newest = r->saving.own.newest;

@@ -5,14 +5,15 @@
 // --spike-steps; so does a loss or gradient that is not finite. These 2 K steps are the window.
 //
 //   1. All ranks decide the same: they have the same sums.
-//   2. Training ends as on an error, and run_training begins again in this process (program.c). It resumes as a new process
-//      would, but from the newest checkpoint before the window, and with one more range of excluded examples.
-//   3. The first checkpoint after it holds these ranges. A run that is killed earlier comes to the same spike again, and
-//      makes the same rollback.
+//   2. Training ends as on an error; run_training (program.c) then resumes from the newest checkpoint before the window and
+//      excludes its rows. If a rollback has removed that one, the oldest of this run's takes its place (archive_newest).
+//   3. The next checkpoint stores these ranges. A run killed before it repeats the spike and the rollback.
 //   4. setup_output cuts metrics.jsonl and renames later checkpoints, as on every resume. It keeps the cut lines in
-//      metrics.rolled_back.jsonl; the checkpoints become step_N.rolled_back. A step may be there twice after a kill (3).
+//      metrics.rolled_back.jsonl; the checkpoints become step_N.rolled_back. After a kill metrics.rolled_back.jsonl may
+//      hold a step twice.
 //   5. There is a checkpoint: one of step 0 begins the run, and --keep spares the newest one before a window that may
 //      still spike (archive_thin).
+//   6. The run directory stays open and locked throughout.
 #pragma once
 
 #include "run/metrics.h"
@@ -21,7 +22,8 @@
 // The last rollback of this process. spikes.rollbacks 0: none.
 typedef struct {
     Spikes spikes;
-    int64_t latest; // step: the run goes on from a checkpoint of it, or an earlier one
+    int64_t latest; // the last step before the window
+    double begun;   // Position.begun: the time of undone steps counts
     Error why;
 } Rollback;
 
@@ -35,8 +37,8 @@ void rollback_watch(Run *r);           // the step begins
 void rollback_judge(Run *r, double z); // its distance from the last steps; not called if the step is not judged
 int rollback_check(Run *r, const StepMetrics *m, Error *e);
 
-// Returns e->code. Plans a rollback from the window that ends with `step`, whose last example is `end` - 1, for the reason
-// e. Adds a remedy to *e if there were too many.
+// Plans a rollback over the window that ends with `step`. end: one past its last example. e: the reason; a prefix is
+// added after ROLLBACKS_MAX. Returns e->code.
 int rollback_plan(Run *r, int64_t step, int64_t end, Error *e);
 
 // In a resume.

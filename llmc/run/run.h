@@ -132,8 +132,8 @@ static inline bool is_rank0(const Setup *setup) { return setup->comm->rank == 0;
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Set-up (setup.c, resume.c, output.c), in this order: each function uses the results of the earlier ones. A run that
-// does not train skips some. run_destroy undoes set-up wherever it stopped; run_end_training what run_training made, so
-// that it can begin again. (all): all ranks must call it.
+// does not train skips some. run_destroy undoes set-up wherever it stopped. run_end_training frees what run_training
+// made, so that it can run again; the run directory stays open and locked. (all): all ranks must call it.
 
 int setup_source(Run *r, Error *e);         // (all) finds the files of --model: setup.source
 int setup_model(Run *r, Error *e);          // (all) setup_source, then shape, model and tokenizer
@@ -164,7 +164,7 @@ int setup_gns_mode(Setup *setup, bool fused, Error *e); // sets the default mode
 int setup_engine(Run *r, Error *e);                     // setup_shards, then the engine with its weights
 int setup_tuning(Run *r, Error *e); // (all) the algorithms of the matrix products: r->position.at.tuning
 int setup_output(Run *r, Error *e); // the run directory, on rank 0; the first to write anything
-int run_end_training(Run *r, Error *e);
+void run_end_training(Run *r);
 int run_destroy(Run *r, Error *e); // ends threads, then frees. Fails if the log's last lines are lost
 
 void print_setup(const Run *r); // prints what the run is (summary.c)

@@ -487,12 +487,10 @@ int setup_buffers(Run *r, Error *e) {
     return 0;
 }
 
-int run_end_training(Run *r, Error *e) {
+void run_end_training(Run *r) {
     progress_run(&r->output.progress, NULL, 0, 0, 0, 0); // its thread reads the engine
     saver_destroy(r->saving.saver);
     loader_destroy(r->data.loader);
-    int code = metrics_close(r->output.metrics, e);
-    archive_close(&r->saving.archive);
     parallel_destroy(&r->setup.parallel);
     engine_destroy(r->setup.engine);
     memory_free(r->position.result.grad_sq);
@@ -509,16 +507,15 @@ int run_end_training(Run *r, Error *e) {
     dataset_close(r->data.val);
     dataset_close(r->data.train);
     r->setup.engine = NULL;
-    r->output.metrics = NULL;
     r->data = (RunData){0};
-    r->saving = (Saving){0};
-    r->position = (Position){.begun = clock_seconds(), .at.val_loss = NAN, .at.best.loss = INFINITY};
-    return code;
+    r->saving = (Saving){.archive = r->saving.archive};
 }
 
 int run_destroy(Run *r, Error *e) {
     progress_destroy(&r->output.progress);
-    const int code = run_end_training(r, e);
+    run_end_training(r);
+    const int code = metrics_close(r->output.metrics, e);
+    archive_close(&r->saving.archive);
     tokenizer_destroy(r->setup.tokenizer);
     memory_free(r->setup.prompt_file);
     model_destroy(&r->setup.model);

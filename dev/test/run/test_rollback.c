@@ -3,7 +3,10 @@
 #include "run/state.h"
 #include "../trainer.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 enum { T = 8, V = 64, B = 16, WINDOWS = 3200, SEED = 5, FIRST = 171, LAST = 182, STEPS = 260 };
 
@@ -37,13 +40,22 @@ static struct {
     int step, create;           // calls so far
     int kill_step, kill_create; // call that kills the process; 0: none
     int nan_from, nan_to;       // steps
-    const char *removes;        // a checkpoint, once it is saved: the loss is not a number after that
+    const char *command;        // of the shell, at each of these steps; they wait for the first save
+    const char *locked;         // a run directory; NULL: not checked
     bool records;               // appends the rows of every step to the file "rows"
 } disturbed;
 
 static int disturbed_create(Engine **engine, const EngineConfig *config, Error *e) {
     if (++disturbed.create == disturbed.kill_create) raise(SIGKILL);
     return cpu_engine.create(engine, config, e);
+}
+
+// A training ends: the run directory must still be locked.
+static void disturbed_destroy(Engine *engine) {
+    int fd = open(path_of("%s/metrics.jsonl", disturbed.locked), O_RDWR);
+    CHECK(!disturbed.locked || (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0), "%s is free", disturbed.locked);
+    if (fd >= 0) close(fd);
+    cpu_engine.destroy(engine);
 }
 
 static int disturbed_begin(Engine *engine, Error *e) {
@@ -60,8 +72,8 @@ static int disturbed_micro_step(Engine *engine, const uint16_t *rows, int n, Gns
 static int disturbed_result(Engine *engine, StepResult *result, Error *e) {
     TRY(cpu_engine.result(engine, result, e));
     if (disturbed.step < disturbed.nan_from || disturbed.step >= disturbed.nan_to) return 0;
-    if (disturbed.removes && !log_mentions("saved   ")) return 0;
-    if (disturbed.removes) remove_tree(disturbed.removes);
+    if (disturbed.command && !log_mentions("saved   ")) return 0;
+    if (disturbed.command) CHECK(system(disturbed.command) == 0, "%s", disturbed.command);
     result->loss_sum = NAN;
     return 0;
 }
@@ -185,6 +197,31 @@ static void test_not_finite(void) {
     disturbed.nan_from = disturbed.nan_to = 0;
 }
 
+#define SHORT HERE "--on-spike rollback --train clean.bin --micro-batch 16 --steps 50 --checkpoint-every 6 "
+
+// A second spike comes so soon that the first rollback has left no checkpoint before its window.
+static void test_again_at_once(void) {
+    disturbed.nan_from = 39, disturbed.nan_to = 41, disturbed.locked = "soon1";
+    CHECK_RUN(trainer_run(SHORT "--keep 1 --out soon1"), 0, "step 39, ", ": back to soon1/step_00000024, without",
+              "step 25, examples 384 to 399: loss nan", ": back to soon1/step_00000024, without examples 240 to 399\n");
+    disturbed.locked = NULL;
+    check_lines("soon1", 50);
+    CHECK_RUN(trainer_run(SHORT "--keep 2 --out soon2"), 0, ": back to soon2/step_00000024, without examples 240 to");
+    check_same_end("soon1", "soon2", "another --keep");
+    disturbed.nan_from = disturbed.nan_to = 0;
+}
+
+static void test_another_runs_checkpoint(void) {
+    CHECK_RUN(trainer_run(HERE "--train clean.bin --micro-batch 16 --steps 25 --out other"), 0);
+    disturbed.nan_from = 39, disturbed.nan_to = 40;
+    disturbed.command = "cp -r other/step_00000025 mine";
+    CHECK_RUN(trainer_run(SHORT "--out mine"), 0, ": back to mine/step_00000024, without");
+    disturbed.command = "rm -rf mine2/step_00000024 && cp -r other/step_00000025 mine2";
+    CHECK_RUN(trainer_run(SHORT "--out mine2"), 0, ": back to mine2/step_00000030, without");
+    disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
+    CHECK(file_exists("mine/step_00000025"), "another run's");
+}
+
 // A ramp, Muon, skipped outliers and a loss scale: the same twice.
 static void test_everything_else(void) {
     trainer.engine.needs_loss_scale = true;
@@ -206,12 +243,12 @@ static void test_gives_up(void) {
     CHECK_RUN(trainer_run(RUNS ROLLBACK "--train clean.bin --out hopeless"), ERR_NONFINITE,
               "error: after 20 rollbacks: step 1, examples 0 to 15: loss nan");
     CHECK(system("[ $(grep -c ': back to hopeless/step_00000000, without examples 0 to 15$' log) = 20 ]") == 0, "20");
-    disturbed.nan_from = 30, disturbed.nan_to = INT_MAX, disturbed.removes = "bare/step_00000000";
+    disturbed.nan_from = 30, disturbed.nan_to = INT_MAX, disturbed.command = "rm -rf bare/step_00000000";
     CHECK_RUN(
         trainer_run(HERE "--on-spike rollback --train clean.bin --out bare --steps 1000000 --checkpoint-every 1000000"),
-        ERR_NONFINITE, "loss nan", " or earlier is left to go back to: use a larger --keep", "!: back to");
+        ERR_NONFINITE, "loss nan", "no checkpoint of this run is left to go back to", "!: back to");
     CHECK(file_mentions("bare/metrics.jsonl", "{\"step\": 29,"), "the lines stay");
-    disturbed.nan_from = 3, disturbed.nan_to = 4, disturbed.removes = NULL;
+    disturbed.nan_from = 3, disturbed.nan_to = 4, disturbed.command = NULL;
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out off"), ERR_NONFINITE, "error: step 3, ", "!rollback");
     disturbed.nan_from = disturbed.nan_to = 0;
     CHECK_RUN(trainer_run(RUNS "--train clean.bin --out no --on-spike rollback --checkpoint-every 0"), ERR_USAGE,
@@ -231,6 +268,11 @@ static void test_ranks(void) {
         CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out ranks%d --zero %d --outliers 20", i, 3 * i), 0,
                   ": back to ");
     check_same_end("ranks0", "ranks1", "--zero 3");
+    CHECK(system("(until grep -qs '\"step\": 50,' gone/metrics.jsonl; do sleep 0.01; done; rm gone/metrics.jsonl) &") ==
+              0,
+          "a shell");
+    CHECK_RUN(trainer_run(RUNS ROLLBACK "--train planted.bin --out gone --deadline 5"), ERR_WRITE, ": back to ",
+              "gone/metrics.jsonl was removed or replaced, and its lines are lost");
     trainer.ranks = 1;
     const int n = skipped_of("healed", first[0], rows[0]), m = skipped_of("ranks0", first[1], rows[1]);
     CHECK(n == m && memcmp(first[0], first[1], (size_t)n * sizeof **first) == 0, "%d and %d rollbacks", n, m);
@@ -240,13 +282,14 @@ int main(int argc, char **argv) {
     trainer.engine = cpu_engine;
     if (argc > 2 && strcmp(argv[1], "rank") == 0) return trainer_rank(argc, argv);
     trainer.engine.create = disturbed_create;
+    trainer.engine.destroy = disturbed_destroy;
     trainer.engine.begin_step = disturbed_begin;
     trainer.engine.micro_step = disturbed_micro_step;
     trainer.engine.result = disturbed_result;
     trainer_setup();
     make_shards();
-    RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_everything_else,
-        test_gives_up);
+    RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
+        test_another_runs_checkpoint, test_everything_else, test_gives_up);
     RUN(test_ranks);
     return trainer_end();
 }
