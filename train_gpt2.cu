@@ -130,7 +130,7 @@ static uint8_t *weight_codes(Engine *engine, int i, int l, bool transposed) {
     return engine->copy_weight + (matrix_at[i] + (2 * block + transposed) * matrix_at[4]) * C * C;
 }
 
-// Returns the copy of a site of activations; without codes unless its product rounds.
+// Returns the copy of a site of activations. Its codes are NULL unless the product is in e4m3.
 static Fp8Copy copy_of(Engine *engine, const Pass *p, Fp8Site s, int l) {
     if (!p->fp8) return {};
     const bool codes = rounds(engine, p, s, l);
@@ -146,7 +146,7 @@ static void round_factors(Engine *engine, const Pass *p, Linear *l, Fp8Site s, i
     l->scale = ldexpf(1, -exponent_of(engine, s, layer) - exponent_of(engine, FP8_QKV_WEIGHT + i, layer));
 }
 
-// Copies block l's weights, unless the copies in memory are of this step.
+// Copies block l's weights. No-op if this step has already copied them; sharded: if they are still in memory.
 static int weights_copy(Engine *engine, const Pass *p, int l, Error *e) {
     Fp8Weights copies;
     if (!p->fp8 || (engine->config.shard_weights ? l == engine->copied : l <= engine->copied)) return 0;
@@ -190,7 +190,7 @@ static int linear_run(Engine *engine, const Linear &l, Error *e) {
     return l.epilogue == LINEAR_GELU ? gelu_forward(l.y, l.slope, l.y, (size_t)l.rows * l.out, engine->stream, e) : 0;
 }
 
-// Runs LINEAR_GELU or LINEAR_DGELU; also writes the e4m3 copy of y, which belongs to site s.
+// Runs LINEAR_GELU or LINEAR_DGELU. Also copies y, the factor of site s.
 static int linear_copy(Engine *engine, const Pass *p, Linear l, Fp8Site s, int layer, Error *e) {
     const Fp8Copy copy = copy_of(engine, p, s, layer);
     if (l.x8) l.copy = copy;
@@ -294,7 +294,7 @@ static int weights_await(Engine *engine, int bucket, Error *e) {
     return watch_await(&engine->weights_watch, model_bucket(engine->config.model, bucket), e);
 }
 
-// Awaits block l's weights; for fp8 also copies them, once a step; with shard_weights once a pass.
+// Awaits block l's weights. fp8 then copies them: once a step, or with shard_weights once a pass.
 static int block_await(Engine *engine, const Pass *p, int l, Error *e) {
     TRY(weights_await(engine, 1 + l, e));
     return weights_copy(engine, p, l, e);

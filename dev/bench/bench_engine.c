@@ -71,6 +71,7 @@ static int bench_create(Bench *b, Error *e) {
     EngineDevice device;
     GNS_ENGINE.device(&b->config, false, &device);
     b->peak = device_peak_flops(&device);
+    if (b->exponent && device.is_cpu) return FAIL(e, ERR_USAGE, "leave it out", "fp8: only a GPU alternates with bf16");
     return bench_load_initial(b->engine, model, e);
 }
 
@@ -137,7 +138,8 @@ static int turn(Bench *b, Arm *arm, int round, Error *e) {
     double seconds, queued;
     b->fp8 = arm->fp8;
     if (strcmp(engine_tuning(b->engine), arm->tuning) != 0) TRY(engine_set_tuning(b->engine, arm->tuning, e));
-    TRY(steps_time(b, arm->mode, 1 + (round < 0), TURN - 1, &seconds, &queued, e)); // fp8's first step does not round
+    // The first turn skips two steps: fp8's first one does not round.
+    TRY(steps_time(b, arm->mode, 1 + (round < 0), TURN - 1, &seconds, &queued, e));
     if (round < 0) return 0;
     arm->seconds[round] = seconds;
     arm->queued[round] = queued;

@@ -13,7 +13,7 @@
 #     ZERO     --zero of the runs that are resumed, killed and stopped (1)
 #     OUT      logs and run directories (build/ranks_check)
 #     OPTIMIZERS of the stage optimizers (lamb muon)
-#     LIMIT    seconds for everything (790 x MACHINES)
+#     LIMIT    seconds for everything (825 x MACHINES)
 #
 # Verdicts: PASS and FAIL; SLOW where a figure is below its floor, which does not fail this script; FIGURE for what has no
 # floor; SKIP.
@@ -32,7 +32,7 @@ if [ "$MACHINES" != 1 ]; then
     [[ " $* " != *" scaling "* ]] || fail 64 "scaling measures GPUs that no two ranks share" "Leave MACHINES out, or name other stages"
     [ $# -gt 0 ] || stages=${stages/scaling /}
 fi
-LIMIT=${LIMIT:-$((790 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
+LIMIT=${LIMIT:-$((825 * MACHINES))} RANKS=${RANKS:-$((gpu_count * MACHINES))}
 [ -x "$TRAINER" ] || fail 64 "$TRAINER: not there" "Build it, or set BUILD or TRAINER"
 [ "$RANKS" -ge 2 ] || fail 69 "$gpu_count GPUs" "Run this where there are two or more, or set MACHINES=2, or RANKS and TRAINER=build/cpu/train_gpt2"
 command -v mpirun > /dev/null || fail 64 "no mpirun" "Install Open MPI"
@@ -233,6 +233,11 @@ agree() {
     # Gradients rounded to bf16 for the transfer move a loss less than a bf16 engine's own rounding may.
     loss_tolerance=1e-3 gns_tolerance=0.02
     agree_run "$all-wire-bf16" "$RANKS" --comm-dtype bf16 && same_run "$all-wire-bf16" "$name-r1"
+
+    # With ZeRO-3 the weights' copies in e4m3 follow each block's arrival.
+    if "$TRAINER" --dry-run --vocab-size "$vocabulary" "${agree_shape[@]}" --dtype fp8 > "$work/fp8.plan" 2>&1; then
+        agree_run fp8 "$RANKS" --dtype fp8 && same_in_every_mode fp8 --dtype fp8
+    else row SKIP "fp8" "$(head -n 1 "$work/fp8.plan")"; fi
 
     # In fp32 rounding is too small for training to magnify it: a difference is a fault.
     local TRAINER=$BUILD/cuda-FP32/train_gpt2cu gns_tolerance=1e-3
@@ -453,7 +458,7 @@ finish() {
     show_table
 }
 
-declare -A stage_seconds=([agree]=145 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
+declare -A stage_seconds=([agree]=180 [optimizers]=50 [resume]=90 [faults]=90 [scaling]=320 [memory]=95) # d48's ranks take 15 s to start
 # shellcheck disable=SC2086
 [ $# -gt 0 ] || set -- $stages
 begin_table "$OUT"

@@ -308,11 +308,12 @@ static int tables_load(Engine *engine, Error *e) {
 
 int cuda_check_dtype(Dtype dtype, Error *e) {
     if (dtype == REAL_DTYPE || (dtype == DTYPE_FP8 && FP8_BUILT)) return 0;
-    return FAIL(e, ERR_USAGE, "leave --dtype out, or build another: make train_gpt2cu PRECISION=BF16, FP16 or FP32",
-                "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
+    const char *other = dtype == DTYPE_FP8 ? "BF16" : "BF16, FP16 or FP32";
+    FAIL(e, ERR_USAGE, NULL, "--dtype %s: this program was built for %s", dtype_names[dtype], REAL_NAME);
+    return error_hint(e, "leave --dtype out, or build another: make train_gpt2cu PRECISION=%s", other);
 }
 
-// Attention limits the model, and fp8.
+// Attention limits the head size; fp8 needs channels in multiples of LINEAR_SM90_MULTIPLE.
 int cuda_check(const EngineConfig *config, Error *e) {
     const ModelConfig *m = &config->model->config;
     if (config->dtype == DTYPE_FP8) TRY(fp8_check(m->channels, e));

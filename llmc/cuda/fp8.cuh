@@ -12,7 +12,7 @@ constexpr bool FP8_BUILT = REAL_DTYPE == DTYPE_BF16; // other builds make no cop
 struct Fp8Copy {
     uint8_t *codes = NULL; // like y; NULL: no copy
     float scale = 1;       // 2^k: codes are of y scale
-    float *amax = NULL;    // in device memory: raised to the largest |y|, NaN above all; NULL: not wanted
+    float *amax = NULL;    // in device memory. Raised to the largest |y|; NaN counts as the largest. NULL: not wanted
 };
 
 // Returns the codes of low and high, low in the low byte. On Hopper one instruction; before Ada there is none.
@@ -59,7 +59,7 @@ __device__ static inline void fp8_copy(const Fp8Copy &copy, size_t i, const Pack
     fp8_most(most, y);
 }
 
-// Writes the copy of y (n), n a multiple of 8. No-op if copy.amax is NULL.
+// Writes the copy of y (n values, n a multiple of 8). No-op if copy.amax is NULL.
 int fp8_cast(const Fp8Copy &copy, const real *y, size_t n, cudaStream_t stream, Error *e);
 
 // The weights W (in, out) of a block's four linear layers, in and out multiples of 64, and their copies.

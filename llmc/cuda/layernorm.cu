@@ -34,7 +34,7 @@ __device__ inline Pack<W> pack_normalise(const float (&x)[W], float mean, float 
 enum { FORWARD_WARPS = 8, ROW_PACKS_MAX = 8 };
 
 // Grid: a warp per row, held in registers: C <= PACKS * 256, C % 8 == 0. Reads and writes everything once. COPY: also
-// n.copy.
+// writes n.copy.
 template <Input INPUT, int PACKS, bool COPY>
 __global__ void __launch_bounds__(FORWARD_WARPS *WARP) forward_warp_kernel(const __grid_constant__ LayerNorm n) {
     __shared__ float amax; // of the block

@@ -34,7 +34,7 @@ struct LayerNormBackward {
                           // last to the residual stream. May be dy
     RowDropout drop = {}; // of this branch; T must be set without dropout, too
     bool accumulate = false, bias = false; // bias: set by layernorm_backward
-    Fp8Copy copy = {};                     // of dbranch; only with dbias
+    Fp8Copy copy = {};                     // of dbranch; without dropout, of dresidual. Needs dbias
 };
 
 // gradients: column sums of dy xhat (dgamma), dy (dbeta) and dbranch (dbias, for the product that ends the branch;

@@ -27,8 +27,8 @@ enum { THREADS = (GROUPS + 1) * WARPGROUP, PRODUCER_REGISTERS = 24, WORKER_REGIS
 enum { COLUMNS = LINEAR_SM90_COLUMNS, PANELS = COLUMNS / PANEL, STAGES = 4, BAND = 16, SLOT_ROWS = 16 };
 enum { X_BYTES = ROWS * PANEL_ROW_BYTES, W_BYTES = COLUMNS * PANEL_ROW_BYTES };
 // A warp's slot holds SLOT_ROWS rows of all panels of y. by_panel: it holds two panels of y, which alternate, then the
-// slopes of all panels. With e4m3 factors LINEAR_GELU keeps two panels of slopes, which alternate, then one of codes;
-// LINEAR_DGELU overwrites a panel's slopes with its codes.
+// slopes of all panels. With e4m3 factors LINEAR_GELU's slot holds two panels of slopes in turn and one of codes.
+// LINEAR_DGELU overwrites slopes with codes.
 enum { PANEL_BYTES = SLOT_ROWS * PANEL_ROW_BYTES, SLOPES_BYTES = SLOT_ROWS * PANEL, SLOPES_AT = 2 * PANEL_BYTES };
 enum { ROWS_BYTES = PANELS * PANEL_BYTES, SLOT_BYTES = SLOPES_AT + PANELS * SLOPES_BYTES };
 static_assert(PANELS % 2 == 1 && SLOT_BYTES >= ROWS_BYTES, "panels in turn, across the halves of a tile");
@@ -102,7 +102,7 @@ template <bool AS_WARP> __device__ int tile_await(Shared &s, int turn) {
 }
 
 // Fetches a block's half of a stage of W into both blocks. ALONG: the summed dimension runs along the stored rows of W.
-// E4M3: it always does; where `in` ends within a stage the copy engine fills the rest with zeros.
+// E4M3 ignores ALONG: weight8 always runs along the summed dimension. The copy engine zero-fills the last stage.
 template <bool ALONG, bool E4M3>
 __device__ void weight_send(char *to, const CUtensorMap *w, uint64_t *full, const TilePlace &place, int k, int rank) {
     to += rank * (W_BYTES / PAIR);
@@ -174,7 +174,7 @@ __device__ uint16_t *slopes_at(char *slopes, int i, int q) {
     return (uint16_t *)(slopes + row * PANEL + (i / 2 ^ lane / 8) * 16 + i % 2 * 8 + lane % 4 * 2);
 }
 
-// Starts the copy of a warp's slot to memory. Unless `wanted`, commits an empty copy, which slot_wait counts too.
+// Starts the copy of a warp's slot to memory. Commits an empty copy unless `wanted`, so that slot_wait counts the same.
 __device__ void slot_out(const CUtensorMap *map, const char *slot, int row, int panel, bool wanted = true) {
     fence_before_copies();
     __syncwarp();
@@ -267,8 +267,8 @@ __device__ void slopes_in(char *slot, int p, const CUtensorMap *slope, uint64_t 
     copy_box_in(slot + SLOPES_AT + p * SLOPES_BYTES, slope, full, 0, row, panel + p);
 }
 
-// codes = the e4m3 copy of the first `rows` rows of a panel, laid out like slopes. Raises both halves of `most` to the
-// largest |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
+// codes = the e4m3 copy of the first `rows` rows of a panel, in the layout of slopes_at. Raises both halves of `most`
+// to the largest |y|, as bits. Lane l copies 16 columns of rows l / 4 and l / 4 + 8: no bank conflicts.
 __device__ void panel_encode(char *codes, const char *panel, float scale, int rows, unsigned &most) {
     const int lane = threadIdx.x % WARP;
     UNROLL_FOR (int r = lane / 4, i = 0; i < 2; i++, r += 8) {
@@ -325,7 +325,7 @@ __device__ void panels_round(char *slot, const float (&c)[COLUMNS / 2], const re
         }
         if (FORWARD) slot_out(slope, slopes, row, panel + p);
         slot_out(y, values, row, panel + p);
-        if (E4M3) { // wait until the panel before this one is copied out: its memory is written next
+        if (E4M3) { // free the buffers of panel p - 1: panel p + 1 overwrites them
             char *copy = FORWARD ? slot + SLOPES_AT + 2 * SLOPES_BYTES : slopes;
             slot_wait<FORWARD ? 2 : 1>();
             if (fetches && p > 0) slopes_in(slot, p - 1, slope, full, row + ROWS / HALVES, panel);

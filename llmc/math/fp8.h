@@ -1,7 +1,7 @@
 // fp8: e4m3 (Micikevicius et al. 2022, arXiv 2209.05433) for the factors of matrix products (--dtype fp8).
-// A value x of a site (FP8_LN1, ...) is stored as the e4m3 number nearest to x 2^k; ties go to even, |x| 2^k > 448 becomes
-// 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9; 0x7f is NaN.
-// Every e4m3 number times a power of two is exactly a bf16 number.
+// A value x of a site (FP8_LN1, ...) is stored as the e4m3 number nearest to x 2^k; ties go to even, |x| 2^k > 448
+// becomes 448, NaN stays. e4m3: 1 sign, 4 exponent and 3 mantissa bits, bias 7; normal from 2^-6, subnormal from 2^-9;
+// 0x7f is NaN. Every e4m3 number times a power of two is exactly a bf16 number.
 //
 // The exponent k belongs to one site of one block. It changes rarely: a tensor's relative rounding error is flat over
 // nine binades of its largest |x| 2^k. fp8_next keeps k while this lies in [3.5, 112], else moves it to [14, 28).
@@ -34,14 +34,15 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
                                              "dfcproj",    "dfc",         "dproj",     "dqkv",
                                              "qkv weight", "proj weight", "fc weight", "fcproj weight"};
 
-// Exponent of a site that has none yet: its products keep their unrounded factors.
-enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 100 };
+// FP8_UNSET: exponent of a site that has none yet; its products keep their unrounded factors. FP8_EXPONENT_MAX: two
+// exponents add up to a normal float's.
+enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 
-// True if e4m3 would saturate, or x is not finite. amax: the largest |x|.
+// True if e4m3 would saturate, or x is not finite; false for FP8_UNSET. amax: the largest |x|.
 GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX); }
 
-// Returns the exponent of the next step, from the largest |x| of this one. Without information (0, not finite) it stays.
+// Returns the next step's exponent, from the largest |x| of this one. Without information (0, not finite) it stays.
 static inline int fp8_next(int k, float amax) {
     if (!isfinite(amax) || amax == 0) return k;
     if (k != FP8_UNSET && ldexpf(amax, k) >= 3.5f && ldexpf(amax, k) <= 112.0f) return k;

@@ -22,7 +22,7 @@ static inline int fp8_check(int channels, Error *e) {
                 channels);
 }
 
-// ERR_USAGE if no attention kernel supports this head size. All other kernels support any model, but for fp8.
+// ERR_USAGE if no attention kernel supports this head size. All bf16 kernels support any model.
 static inline int attention_check(int head_size, Error *e) {
     if (head_size <= ATTENTION_HEAD_SIZE_MAX) return 0;
     return FAIL(e, ERR_USAGE, "use more heads", "attention on the GPU has head sizes up to %d, not %d",

@@ -18,28 +18,27 @@ static void check_same_bits(const World *w, Engine *a, Engine *b, const char *wh
     }
 }
 
-static void compare_with(const World *w, Recompute recompute, const char *what) {
-    double losses[2][STEPS];
-    Engine *a = engine_of(&gpu, w, w->c->micro_batch, RECOMPUTE_NONE);
-    Engine *b = engine_of(&gpu, w, w->c->micro_batch, recompute);
-    if (a && b) {
-        train(&gpu, a, w, losses[0]);
-        train(&gpu, b, w, losses[1]);
-        CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", w->c->name, what);
-        check_same_bits(w, a, b, what);
-    }
-}
-
 static void same_bits(bool of_fp8) {
+    static const struct {
+        const char *what;
+        Recompute recompute;
+    } others[] = {{"recompute gelu", RECOMPUTE_GELU}, {"recompute block", RECOMPUTE_BLOCK}, {"again", RECOMPUTE_NONE}};
     fp8 = of_fp8;
     for (int i = 0; i < 2 * case_count; i++) {
         const Case *c = &cases[i / 2];
+        double losses[2][STEPS];
         masked = i % 2;
         if (fp8 && !fp8_runs(c)) continue;
         World w(c, steps);
-        if (!small) compare_with(&w, RECOMPUTE_NONE, "two runs");
-        compare_with(&w, RECOMPUTE_GELU, "recompute gelu");
-        compare_with(&w, RECOMPUTE_BLOCK, "recompute block");
+        Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+        train(&gpu, a, &w, losses[0]);
+        for (int k = 0; k < (small ? 2 : 3); k++) {
+            Engine *b = engine_of(&gpu, &w, c->micro_batch, others[k].recompute);
+            train(&gpu, b, &w, losses[1]);
+            CHECK(memcmp(losses[0], losses[1], steps * sizeof(double)) == 0, "%s: %s, losses differ", c->name,
+                  others[k].what);
+            check_same_bits(&w, a, b, others[k].what);
+        }
     }
     masked = fp8 = false;
 }
@@ -490,6 +489,67 @@ static void test_fp8(void) {
     fp8 = false;
 }
 
+// Each exponent matters. That of a gradient changes the gradients behind its product, but neither the loss nor the
+// gradient of the product's weight. One without its partner's rounds nothing.
+static void test_fp8_each_site(void) {
+    static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
+    const Case *c = &cases[2];
+    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
+    World w(c, 1);
+    const size_t bytes = w.model.flat_count * sizeof(float);
+    fp8 = true;
+    exponents_begin(&w);
+    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    const Outcome unrounded = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    exponents_next(unrounded.amax);
+    const Array<int8_t> k = exponents;
+    const Outcome all = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    for (int s = 0; s < FP8_SITES; s++) {
+        const int i = s - FP8_DFCPROJ;
+        const bool of_gradient = i >= 0 && s <= FP8_DQKV;
+        const size_t at = FP8_SITES + s; // in block 1
+        exponents = k;
+        exponents[at] -= 10; // most values become subnormal or 0
+        const Outcome coarse = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        const auto same = [&](TensorKind kind) {
+            const Tensor *t = model_tensor(&w.model, kind, 1);
+            return memcmp(coarse.grad + t->offset, all.grad + t->offset, t->count * sizeof(float)) == 0;
+        };
+        CHECK((coarse.loss == all.loss) == of_gradient, "%s: loss %.9g and %.9g", fp8_site_names[s], coarse.loss,
+              all.loss);
+        CHECK(memcmp(coarse.grad, all.grad, bytes) != 0, "the exponent of %s does nothing", fp8_site_names[s]);
+        if (of_gradient) CHECK(!same(behind[i]) && same(own[i]), "the exponent of %s", fp8_site_names[s]);
+        exponents_begin(&w);
+        exponents[at] = k[at];
+        const Outcome alone = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+        CHECK(memcmp(alone.grad, unrounded.grad, bytes) == 0 && alone.loss == unrounded.loss, "%s rounds alone",
+              fp8_site_names[s]);
+    }
+    fp8 = false;
+}
+
+// A step after an update copies the new weights: it has the bits of a fresh engine's.
+static void test_fp8_after_update(void) {
+    const Case *c = &cases[2];
+    if (!fp8_runs(c)) SKIP("only Hopper has fp8, and only in bf16");
+    World w(c, 1);
+    UpdateConfig update = update_config(c, 1);
+    update.lr = 4e-3; // a tenth of most weights, and e4m3's numbers are 6 to 12% apart
+    fp8 = true;
+    exponents_begin(&w);
+    Engine *a = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    exponents_next(measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN).amax);
+    measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN); // copies the old weights
+    CALL_OK(gpu.update(a, all_of(&w.model), &update, &e));
+    const Outcome x = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    CALL_OK(gpu.store(a, STATE_PARAM, all_of(&w.model), w.param, &e));
+    Engine *b = engine_of(&gpu, &w, c->micro_batch, RECOMPUTE_NONE);
+    const Outcome y = measure(&gpu, b, &w, w.tokens, rows_of(c), c->micro_batch, GNS_LN);
+    check_same_outcome(&w, &x, &y, "fp8 after an update");
+    CHECK(memcmp(x.amax, y.amax, x.amax.size() * sizeof(float)) == 0, "other amax");
+    fp8 = false;
+}
+
 static size_t planned(const Model *model, int micro_batch, Recompute recompute) {
     MemoryPlan plan;
     EngineConfig config = {};
@@ -532,7 +592,10 @@ static void test_memory(void) {
 int main(int argc, char **argv) {
     int code = engine_test_begin("test_engine_bits_cuda", argc, argv);
     if (code) return code;
+    if (!small) steps = 5; // bits that differ do so at once
     RUN(test_fp8);
+    RUN(test_fp8_each_site);
+    RUN(test_fp8_after_update);
     RUN(test_same_bits_fp8);
     if (!small) RUN(test_filled_memory_fp8);
     RUN(test_same_bits);

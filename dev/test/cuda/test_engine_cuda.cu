@@ -14,7 +14,7 @@ static const double LOSS = 5e-3, GRADIENT = 2e-2, NORM = 4e-2, COSINE = 0.999, T
 #endif
 
 // With fp8 bf16's rounding moves a few percent of the factors to the next e4m3 number, 6 to 12% away: an error of about
-// 2% of each factor. A wrong exponent or a stale copy is off by 50% at least. 1 - cosine is half the error squared.
+// 2% of each factor. A wrong exponent is off by 50% at least. 1 - cosine is half the error squared.
 static const double FP8_GRADIENT = 0.16, FP8_NORM = 0.08, FP8_COSINE = 0.987;
 
 static const double OWN_NORM = 1e-3; // of an example's norm and its gradient's, which have the same roundings
