@@ -170,9 +170,10 @@ static void io_noise(StateIO *io, Noise *noise) {
     real(io, "noise.tokens_since_ranks", &noise->tokens_since_ranks);
     for (int i = 0; i < GROUP_COUNT; i++) io_tracker(io, AT("noise.type.%s", group_names[i]), &noise->type[i]);
     for (int l = 0; l < noise->layers; l++) io_tracker(io, AT("noise.layer.%d", l), &noise->layer[l]);
-    for (int i = 0; i < noise->source_trackers; i++) // older builds have fewer or none
-        if (io->writing || get(io, AT("noise.source.%d", i)))
-            io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
+    const int had = io->writing ? noise->source_trackers : cJSON_GetArraySize(get(io, "noise.source"));
+    const bool older = had == 0 || had == noise->sources; // builds that had no such trackers, or one per source
+    for (int i = 0; i < (older ? had : noise->source_trackers); i++)
+        io_tracker(io, AT("noise.source.%d", i), &noise->source[i]);
 }
 
 static void io_window(StateIO *io, const char *name, Outliers *o) {
@@ -228,7 +229,8 @@ static void io_point(StateIO *io, RunPoint *at) {
     count_unless_0(io, "best_stale", &at->best.stale);
     io_window(io, "loss_window", &at->loss_window);
     io_window(io, "grad_window", &at->grad_window);
-    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) { // fp16 only
+    // fp16, and fp8 after an overflow
+    if (io->writing ? s->scale != 0 || s->overflows != 0 : get(io, "loss_scale") != NULL) {
         real(io, "loss_scale", &s->scale);
         count(io, "loss_scale_steps", &s->clean);
         count(io, "loss_scale_overflows", &s->overflows);
@@ -240,17 +242,19 @@ static void io_point(StateIO *io, RunPoint *at) {
     else strcpy(at->tuning, tuning);
 }
 
-// The exponents of --dtype fp8 stay unset if the part before had another --dtype.
+// The exponents of --dtype fp8 are unset if the part before had another --dtype.
 static void io_exponents(StateIO *io, const Setup *s, int8_t *k) {
     const char *path = "fp8_exponents";
     const int n = s->model.config.layers * FP8_SITES;
-    if (s->shape.dtype != DTYPE_FP8 || (!io->writing && !get(io, path))) return;
+    if (s->shape.dtype != DTYPE_FP8) return;
     if (io->writing) put(io, path, cJSON_CreateArray());
-    else if (cJSON_GetArraySize(get(io, path)) != n) malformed(io, path, AT("a list of %d exponents", n));
+    else memset(k, FP8_UNSET, (size_t)n);
+    if (!get(io, path)) return;
+    if (!io->writing && cJSON_GetArraySize(get(io, path)) != n) malformed(io, path, AT("a list of %d exponents", n));
     for (int i = 0; i < n && !io->code; i++) {
         double x = k[i];
         real(io, AT("%s[%d]", path, i), &x);
-        if (x >= FP8_UNSET && x <= FP8_EXPONENT_MAX && x == trunc(x)) k[i] = (int8_t)x;
+        if (x == FP8_UNSET || (fabs(x) <= FP8_EXPONENT_MAX && x == trunc(x))) k[i] = (int8_t)x;
         else malformed(io, AT("%s[%d]", path, i), "an exponent");
     }
 }

@@ -135,7 +135,7 @@ static void observe_noise(const Setup *setup, Position *position, int64_t B, dou
 
 static int fp8_sites(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
 
-// Returns the first site of fp8 that saturated; -1: none, or some site does at every exponent.
+// Returns the first site of fp8 that saturated; -1 if none did, or if a site is not finite or beyond every exponent.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
@@ -314,7 +314,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
-        .overflows = at->loss_scale.overflows,
+        .overflows = loss_scale > 0 || fp8_sites(r) ? at->loss_scale.overflows : 0, // fp16, fp8
         .clipped = !skipped && adamw_clip(norm, setup->options.grad_clip) < 1,
         .target = target,
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,

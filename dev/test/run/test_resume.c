@@ -4,6 +4,8 @@
 #include "base/manifest.h"
 #include "../trainer.h"
 
+#include <cjson/cJSON.h>
+
 // A run of one small model; options add to it.
 #define HERE                                                                                                           \
     "train_gpt2 --threads 1 --heads 1 --model d1 --layers 1 --channels 16 --vocab-size 64 --seq-len 8 "                \
@@ -252,7 +254,7 @@ static void put_exponents(const char *checkpoint, const char *list) {
 }
 
 // A rate so high that factors saturate in step 2: no update, and the next step goes on with other exponents. A resumed
-// run has the same bits, also from checkpoints before and after them.
+// run has the same bits, also from checkpoints before and after the skipped step.
 static void test_fp8(void) {
 #define FP8 HERE "--micro-batch 4 --steps 12 --warmup-tokens 0 --lr 1 --grad-clip 0 "
     CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out fp8 --checkpoint-every 1 --keep 0"), 0, "fp8 emulated in fp32",
@@ -279,26 +281,32 @@ static void test_fp8(void) {
     put_exponents("part/step_00000003", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11");
     CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
               "state.json: field \"fp8_exponents\" is not a list of 12 exponents");
-    put_exponents("part/step_00000003", "1,2,3,4,5,6,7,8,9,10,11,101");
-    CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
-              "state.json: field \"fp8_exponents[11]\" is not an exponent");
-    CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\""); // ignores them
+    for (int k = -FP8_EXPONENT_MAX - 1; k <= FP8_EXPONENT_MAX + 1; k += 2 * FP8_EXPONENT_MAX + 2) {
+        put_exponents("part/step_00000003", path_of("1,2,3,4,5,6,7,8,9,10,11,%d", k));
+        CHECK_RUN(trainer_run(FP8 "--dtype fp8 --out part"), ERR_INPUT,
+                  "state.json: field \"fp8_exponents[11]\" is not an exponent");
+    }
+    CHECK_RUN(trainer_run(FP8 "--dtype fp32 --out part"), 0, "--dtype \"fp8\" is now \"fp32\"", // ignores them
+              "!overflows");
     CHECK(!file_mentions("part/step_00000012/training/state.json", "fp8_exponents"), "exponents of fp32");
 }
 
 // The first step of fp8 after a part in fp32 has fp32's bits; the second has not.
 static void test_fp8_after_fp32(void) {
-    double loss[2][3];
+    double loss[2][3], norm[2][3];
     CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out fp32 --checkpoint-every 3 --keep 0"), 0);
     make_part("fp32", 3);
     CHECK_RUN(trainer_run(HERE "--micro-batch 4 --steps 6 --out part --dtype fp8"), 0);
     for (int i = 0; i < 2; i++) {
         size_t bytes;
         char *log = read_text(i ? "part/metrics.jsonl" : "fp32/metrics.jsonl", &bytes);
-        for (int step = 4; step <= 6; step++)
-            loss[i][step - 4] = number_in(log ? strstr(log, path_of("{\"step\": %d,", step)) : NULL, "loss");
+        for (int step = 4; step <= 6; step++) {
+            const char *line = log ? strstr(log, path_of("{\"step\": %d,", step)) : NULL;
+            loss[i][step - 4] = number_in(line, "loss"), norm[i][step - 4] = number_in(line, "grad_norm");
+        }
         memory_free(log);
     }
+    CHECK(norm[0][0] == norm[1][0], "norm %.9g and %.9g", norm[0][0], norm[1][0]);
     CHECK(loss[0][0] == loss[1][0] && loss[0][1] != loss[1][1], "%.9g and %.9g, then %.9g and %.9g", loss[0][0],
           loss[1][0], loss[0][1], loss[1][1]);
 }
@@ -314,6 +322,31 @@ static void test_missing_fields(void) {
         CHECK_RUN(run_without((const char *[]){needed[i], NULL}), ERR_INPUT,
                   path_of("state.json: no field \"%s", needed[i]), "it was written by gns.c ",
                   "resume with the program that wrote it");
+}
+
+// A checkpoint of an older build lacks the trackers of sources, or those of pairs. Any other number is damage.
+static void test_noise_of_sources(void) {
+#define SOURCES                                                                                                        \
+    "train_gpt2 --train train.bin:0.8 other.bin:0.2 --vocab-size 64 --model d1 --layers 1 --heads 1 "                  \
+    "--channels 16 --seq-len 8 --threads 1 --micro-batch 4 "
+    CHECK_RUN(trainer_run(SOURCES "--steps 4 --out sources"), 0);
+    const int all = 7, sources = 2;
+    for (int kept = 0; kept <= all; kept++) { // the first ones
+        size_t bytes;
+        make_part("sources", 4);
+        char *text = read_text("part/step_00000004/training/state.json", &bytes);
+        cJSON *json = cJSON_Parse(text), *list = cJSON_GetObjectItem(cJSON_GetObjectItem(json, "noise"), "source");
+        CHECK(cJSON_GetArraySize(list) == all, "%d trackers", cJSON_GetArraySize(list));
+        for (int i = kept; i < all; i++) cJSON_DeleteItemFromObject(list, path_of("%d", i));
+        memory_free(text);
+        text = cJSON_Print(json);
+        put_state("part/step_00000004", text);
+        cJSON_free(text);
+        cJSON_Delete(json);
+        const int code = trainer_run(SOURCES "--steps 6 --out part");
+        if (kept == 0 || kept == sources || kept == all) CHECK_RUN(code, 0, "resuming from part/step_00000004");
+        else CHECK_RUN(code, ERR_INPUT, path_of("state.json: no field \"noise.source.%d.steps\"", kept));
+    }
 }
 
 // A ramp that follows the whole model's noise scale, to the bit.
@@ -468,6 +501,7 @@ int main(void) {
     trainer_setup();
     RUN(test_from_every_step, test_every_step_once, test_complete, test_what_may_change, test_another_micro_batch);
     RUN(test_places, test_what_may_not_change, test_label_smoothing, test_options_of_a_run, test_missing_fields);
+    RUN(test_noise_of_sources);
     RUN(test_ramp_of_the_whole_model, test_format_1, test_manifest_of_another_format, test_state_of_another_format);
     RUN(test_fp8, test_fp8_after_fp32);
     RUN(test_outliers_are_skipped, test_cut_step_is_no_outlier);
