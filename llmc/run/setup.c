@@ -93,7 +93,7 @@ static GnsMode most_measured(const Options *o) {
 static int setup_dtype(const EngineApi *engine, Options *o, Error *e) {
     bool plan_gpu = o->dry_run && *o->device; // the device table gives its type
     if (!o->given[OPTION_dtype]) o->dtype = engine->dtype();
-    if (!plan_gpu) TRY(engine->check_dtype((Dtype)o->dtype, e));
+    if (!plan_gpu || o->dtype == DTYPE_FP8) TRY(engine->check_dtype((Dtype)o->dtype, e));
     if (o->loss_scale == 0) return 0;
     if (!engine->needs_loss_scale && o->dtype != DTYPE_FP16)
         return FAIL(e, ERR_USAGE, "leave it out; make train_gpt2cu PRECISION=FP16 builds the trainer that needs it",

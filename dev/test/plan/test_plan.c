@@ -201,6 +201,16 @@ static void test_measured_steps(void) {
         double planned = planned_speed(&p), measured = cases[i].tok_per_s;
         CHECK(fabs(planned / measured - 1) < 0.06, "case %zu: %.0f tok/s, measured %.0f", i, planned, measured);
     }
+    // H100, by turns: tok/s of --dtype fp8 over bf16
+    const double fp8[] = {728181.0 / 645424, 267008.0 / 237003, 66609.0 / 55501};
+    for (int i = 0; i < 3; i++) {
+        Plan p = plan_of(cases[i].preset, "H100", cases[i].micro_batch);
+        options.run.gns_exact_interval = 0;
+        const double bf16 = planned_speed(&p);
+        p.shape.dtype = DTYPE_FP8;
+        const double planned = planned_speed(&p) / bf16;
+        CHECK(fabs(planned / fp8[i] - 1) < 0.03, "%s: fp8 x %.3f, measured %.3f", cases[i].preset, planned, fp8[i]);
+    }
     Plan p = plan_of("d12", "H200", 64);
     double without = planned_speed(&p);
     p.shape.dropout.below = 1;

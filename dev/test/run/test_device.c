@@ -10,10 +10,18 @@
 // name begins with "Fused" measures exact norms for free.
 static const char *machine;
 static char tuning[TUNING_BYTES];
+static bool gpu; // the device is no CPU
 
 static void fake_device(const EngineConfig *config, bool measure, EngineDevice *device) {
     cpu_engine.device(config, measure, device);
     device->exact_is_fused = machine && strncmp(machine, "Fused", 5) == 0;
+    if (!gpu) return;
+    device->is_cpu = false, device->value_bytes = 2;
+    snprintf(device->name, sizeof device->name, "%s", machine);
+}
+
+static int built_for_fp32(Dtype dtype, Error *e) {
+    return dtype == DTYPE_FP32 ? 0 : FAIL(e, ERR_USAGE, NULL, "this program was built for fp32");
 }
 
 static int fake_tune(Engine *engine, Error *e) {
@@ -109,6 +117,20 @@ static void test_mode(void) {
     CHECK_RUN(trainer_run(HERE "--steps 3 --dry-run"), 0, "!  exact norms ");
 }
 
+// --dry-run --dtype fp8: the device says whether it is a Hopper, also with a name that the table lacks.
+static void test_fp8(void) {
+#define PLAN "train_gpt2 --dry-run --dtype fp8 --model d1 --channels 64 --vocab-size 64 --seq-len 8 "
+    gpu = true, machine = "Fused H20";
+    CHECK_RUN(trainer_run(PLAN), 0, "Fused H20");
+    machine = "Fake 1";
+    CHECK_RUN(trainer_run(PLAN), ERR_USAGE, "--dtype fp8 needs a Hopper GPU (H100, H200), not Fake 1");
+    CHECK_RUN(trainer_run(PLAN "--device H100"), 0, "H100");
+    trainer.engine.check_dtype = built_for_fp32;
+    CHECK_RUN(trainer_run(PLAN "--device H100"), ERR_USAGE, "built for fp32");
+    trainer.engine.check_dtype = cpu_engine.check_dtype;
+    gpu = false, machine = NULL;
+}
+
 // ---- --tune ---------------------------------------------------------------------------------------------------------
 
 // Later parts use the tuning of the first, with --tune or without. On another machine the run resumes with a note, and
@@ -171,6 +193,6 @@ int main(int argc, char **argv) {
         return trainer_rank(argc, argv);
     }
     trainer_setup();
-    RUN(test_mode, test_tuning, test_ranks);
+    RUN(test_mode, test_fp8, test_tuning, test_ranks);
     return trainer_end();
 }
