@@ -47,14 +47,15 @@ static Batch batch_of(const Engine *engine, const uint16_t *tokens, size_t strid
 
 // ---- Forward --------------------------------------------------------------------------------------------------------
 
-// Number of a block's linear layer in the order of Fp8Site; the gradients' sites have the reverse order.
+// Returns the place of w among FP8_LN1...; the sites of gradients count down from FP8_DQKV.
 static int linear_number(TensorKind w) { return w == QKV_W ? 0 : w == PROJ_W ? 1 : w == FC_W ? 2 : 3; }
 
-// The factors of a product of linear layer w: x (n), which belongs to `site`, and W. With fp8, factors_of raises both
-// sites' amax; if both have exponents, it returns copies rounded to e4m3.
 typedef struct {
     const void *x, *W;
 } Factors;
+
+// Returns x (n values of `site`) and layer w's W. With fp8 also raises both sites' amax, and returns copies rounded to
+// e4m3 if both have exponents.
 static Factors factors_of(Engine *engine, const Batch *batch, const void *x, size_t n, int site, TensorKind w, int l) {
     const size_t weights = tensor(engine, w, l)->count;
     const void *W = weight(engine, w, l);

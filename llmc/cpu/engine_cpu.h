@@ -60,7 +60,7 @@ struct Engine {
     float *matrix, *matrix_next;             // Muon: the matrix to orthogonalize; its next iterate
     float *gram, *poly;                      // Muon: (C, C)
     bool fp8;                                // rounds factors of the blocks' products: DTYPE_FP8, in training
-    int8_t *exponents;                       // (L, FP8_SITES) set by `exponents`
+    int8_t *exponents;                       // (L, FP8_SITES) exponents of the following steps
     float *amax;                             // (L, FP8_SITES) this step's so far
     float *factor[2]; // (B, T, 4C), (4C, C) rounded copies of a product's factors: activations, weights
     double loss_sum, nll_sum;

@@ -50,7 +50,8 @@ static void estimate_engine(const Plan *plan, EngineConfig shape, MemoryPlan *me
     double norms =
         plan_fuses_exact(device, &model->config) ? examples * model->vocab_padded : (double)model_tensor_largest(model);
     if (exact) add_item(memory, "exact per-example norms", sizeof(float) * (norms + n));
-    const double weights = 24.0 * model->config.channels * model->config.channels; // of a block, twice
+    // Bytes of a block's weights and their transposes.
+    const double weights = 24.0 * model->config.channels * model->config.channels;
     if (fp8) add_item(memory, "copies in e4m3", 6 * n + (shape.shard_weights ? 1 : model->config.layers) * weights);
 }
 

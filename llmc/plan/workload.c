@@ -38,7 +38,7 @@ static Work matmul(WorkFamily family, WorkPass pass, double value, double rows, 
                   count};
 }
 
-// A product of all blocks. With fp8 it reads e4m3; the CPU emulates that in fp32.
+// One linear layer, in all blocks. On a GPU fp8 reads e4m3.
 static Work linear(const EngineConfig *shape, WorkPass pass, double value, double rows, double in, double out) {
     Work work = matmul(FAMILY_BLOCK_MATMUL, pass, value, rows, in, out, shape->model->config.layers);
     if (shape->dtype == DTYPE_FP8 && value < fp32) work.kind = WORK_FP8, work.read /= value;

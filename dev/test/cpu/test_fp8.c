@@ -26,7 +26,7 @@ static Outcome measure_fp8(const World *w, Engine *engine, int micro_batch, cons
     return o;
 }
 
-// Sets the exponents that follow from a first step's amax.
+// Sets k to the exponents after an unrounded step, and amax to its largest values.
 static void first_exponents(const World *w, Engine *engine, int8_t *k, float *amax) {
     free(measure_fp8(w, engine, ROWS, NULL, amax).grad);
     for (int i = 0; i < SITES; i++) k[i] = (int8_t)fp8_next(FP8_UNSET, amax[i]);
@@ -151,20 +151,25 @@ static void test_same_bits(void) {
     world_close(&w);
 }
 
-// A factor that is not finite shows in amax.
+// A factor that is not finite shows in amax. With exponents also in the gradient's norm.
 static void test_not_finite(void) {
     const float bad[] = {INFINITY, NAN};
     Error e;
+    int8_t k[SITES];
     float amax[SITES];
     World w = world_of(shape, T, ROWS, 1);
     Engine *engine = fp8_engine(&w, DTYPE_FP8, RECOMPUTE_NONE, 0, 1);
-    for (int i = 0; i < 2; i++) {
-        w.param[model_tensor(&w.model, FC_W, 1)->offset + 7] = bad[i];
+    first_exponents(&w, engine, k, amax);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2) memset(k, FP8_UNSET, sizeof k);
+        w.param[model_tensor(&w.model, FC_W, 1)->offset + 7] = bad[i % 2];
         CHECK_OK(engine_load(engine, STATE_PARAM, all_of(&w), w.param, &e), &e);
-        free(measure_fp8(&w, engine, ROWS, NULL, amax).grad);
+        const Outcome o = measure_fp8(&w, engine, ROWS, k, amax);
         const float at = amax[FP8_SITES + FP8_FC_WEIGHT], before = amax[FP8_SITES + FP8_LN2];
-        CHECK(i ? isnan(at) : isinf(at), "%g", (double)at);
+        CHECK(i % 2 ? isnan(at) : isinf(at), "%g", (double)at);
         CHECK(isfinite(before), "%g", (double)before);
+        CHECK(i >= 2 || isinf(o.grad_sq[0]), "squared norm %g", o.grad_sq[0]);
+        free(o.grad);
     }
     engine_destroy(engine);
     world_close(&w);

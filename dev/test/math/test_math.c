@@ -181,7 +181,6 @@ static void test_gelu_codes(void) {
     CHECK(isnan(gelu_decode(GELU_CODE_NAN)), "NaN");
 }
 
-// Returns the steps until the scale is `to`; -1: never.
 // ---- fp8 ------------------------------------------------------------------------------------------------------------
 
 // The value of a code by e4m3's definition: (-1)^sign 2^(exponent - 7) (1 + mantissa / 8), subnormal with exponent 0.
@@ -252,6 +251,7 @@ static void test_fp8_exponents(void) {
 
 // ---- The loss scale -------------------------------------------------------------------------------------------------
 
+// Returns the steps until the scale is `to`; -1: never.
 static int steps_to(LossScale *s, bool overflow, double to) {
     for (int steps = 0; steps <= 10 * LOSS_SCALE_INTERVAL; steps++) {
         if (s->scale == to) return steps;
