@@ -8,12 +8,13 @@
 // 4. It is removed in the opposite order: renamed to .step_N.partial, then removed (archive_remove).
 // 5. Only a checkpoint whose manifest holds this run's id is removed, and only its files that the manifest or own_files
 //    names. Its other files stay in OUT/step_N.kept; a line in `notes` says so. A checkpoint that is a link stays.
-// 6. Two checkpoints are never removed: the one of step `protect`, and the newest one that this run has read back whole
-//    (step `newest` of archive_make_room; archive_thin's callers verify the newest before).
+// 6. Never removed: what `Spare` names, and the newest one that this run has read back whole (step `newest` of
+//    archive_make_room; archive_thin's callers verify the newest before).
 // 7. A checkpoint that cannot be read does not count as damaged: nothing is removed or renamed because of it, and no
 //    older one is used instead.
 // 8. A checkpoint that is damaged, or later than the one that a run resumed from, is renamed, never removed
-//    (archive_set_aside_after).
+//    (archive_set_aside_after). A rollback keeps the newest of those that it abandons until the next one, or until the
+//    disk is full (archive_roll_back).
 #include "checkpoint/archive.h"
 
 #include <errno.h>
@@ -57,14 +58,15 @@ int archive_check_name(const Archive *archive, Error *e) {
 
 // ---- Names ----------------------------------------------------------------------------------------------------------
 
-#define FINAL   "step_%08" PRId64
-#define PARTIAL "." FINAL ".partial"
+#define FINAL       "step_%08" PRId64
+#define PARTIAL     "." FINAL ".partial"
+#define ROLLED_BACK FINAL ".rolled_back"
 
 void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH]) {
     snprintf(path, ARCHIVE_PATH, "%s/" FINAL, run_dir, step);
 }
 
-// format: FINAL or PARTIAL
+// format: FINAL, PARTIAL or ROLLED_BACK
 static void step_path(const Archive *archive, int64_t step, const char *format, char path[ARCHIVE_PATH]) {
     int n = snprintf(path, ARCHIVE_PATH, "%s/", archive->path);
     snprintf(path + n, ARCHIVE_PATH - (size_t)n, format, step);
@@ -98,24 +100,26 @@ static int compare_newest_first(const void *a, const void *b) {
     return x > y ? -1 : x < y;
 }
 
-static int steps_list(const Archive *archive, Steps *steps, Error *e) {
+static int steps_list(const Archive *archive, const char *format, Steps *steps, Error *e) {
     Names names;
     *steps = (Steps){0};
     TRY(directory_list(archive->dir, archive->path, &names, e));
     int code = memory_alloc((void **)&steps->step, (size_t)names.count * sizeof *steps->step, "checkpoint names", e);
     for (int i = 0; !code && i < names.count; i++)
-        if (archive_step_of(names.name[i]) >= 0) steps->step[steps->count++] = archive_step_of(names.name[i]);
+        if (step_of(names.name[i], format) >= 0) steps->step[steps->count++] = step_of(names.name[i], format);
     names_free(&names);
     if (!code && steps->count) qsort(steps->step, (size_t)steps->count, sizeof *steps->step, compare_newest_first);
     return code;
 }
 
 int archive_count(const Archive *archive, int *count, Error *e) {
-    Steps steps;
-    TRY(steps_list(archive, &steps, e));
-    *count = steps.count;
+    Steps steps, aside;
+    TRY(steps_list(archive, FINAL, &steps, e));
+    const int code = steps_list(archive, ROLLED_BACK, &aside, e);
+    *count = steps.count + aside.count;
     memory_free(steps.step);
-    return 0;
+    memory_free(aside.step);
+    return code;
 }
 
 bool archive_has(const Archive *archive, int64_t step) {
@@ -173,13 +177,11 @@ static int remove_partial(const Archive *archive, int64_t step, FILE *notes, Err
 }
 
 int archive_tidy(const Archive *archive, FILE *notes, Error *e) {
-    Names names;
+    Steps steps;
     int code = 0;
-    TRY(directory_list(archive->dir, archive->path, &names, e));
-    for (int i = 0; i < names.count && !code; i++)
-        if (step_of(names.name[i], PARTIAL) >= 0)
-            code = remove_partial(archive, step_of(names.name[i], PARTIAL), notes, e);
-    names_free(&names);
+    TRY(steps_list(archive, PARTIAL, &steps, e));
+    for (int i = 0; i < steps.count && !code; i++) code = remove_partial(archive, steps.step[i], notes, e);
+    memory_free(steps.step);
     return code;
 }
 
@@ -242,9 +244,9 @@ static bool of_another_run(const Archive *archive, const Manifest *manifest) {
 
 // Opens a checkpoint of this run, and sets *bytes to the size of its files. -1 if it is another run's, an older build's
 // without ids, or a link.
-static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
+static int own_open(const Archive *archive, int64_t step, const char *format, uint64_t *bytes) {
     Manifest manifest;
-    int dir = step_open(archive, step, FINAL, O_NOFOLLOW);
+    int dir = step_open(archive, step, format, O_NOFOLLOW);
     *bytes = 0;
     if (dir < 0) return -1;
     bool own =
@@ -259,17 +261,17 @@ static int own_open(const Archive *archive, int64_t step, uint64_t *bytes) {
 // Returns the size of a checkpoint's files in bytes; 0 if it is not this run's.
 static uint64_t own_bytes(const Archive *archive, int64_t step) {
     uint64_t bytes;
-    int dir = own_open(archive, step, &bytes);
+    int dir = own_open(archive, step, FINAL, &bytes);
     if (dir >= 0) close(dir);
     return dir >= 0 ? bytes : 0;
 }
 
-int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) {
+static int remove_own(const Archive *archive, int64_t step, const char *format, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], partial[ARCHIVE_PATH];
     uint64_t bytes;
-    int dir = own_open(archive, step, &bytes);
+    int dir = own_open(archive, step, format, &bytes);
     if (dir < 0) return 0;
-    step_path(archive, step, FINAL, path);
+    step_path(archive, step, format, path);
     step_path(archive, step, PARTIAL, partial);
     int code = remove_partial(archive, step, notes, e);
     if (!code) code = path_rename(archive->dir, path, partial, e);
@@ -278,36 +280,58 @@ int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) 
     return code;
 }
 
-int archive_thin(const Archive *archive, int64_t keep, int64_t before, int64_t protect, FILE *notes, Error *e) {
+int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e) {
+    return remove_own(archive, step, FINAL, notes, e);
+}
+
+static int remove_rolled_back(const Archive *archive, FILE *notes, Error *e) {
     Steps steps;
     int code = 0;
-    if (keep == 0) return 0;
-    TRY(steps_list(archive, &steps, e));
+    TRY(steps_list(archive, ROLLED_BACK, &steps, e));
+    for (int i = 0; i < steps.count && !code; i++) code = remove_own(archive, steps.step[i], ROLLED_BACK, notes, e);
+    memory_free(steps.step);
+    return code;
+}
+
+static bool is_best(const Spare *spare, int64_t step) {
+    return step > 0 && (step == spare->best || step == spare->best_there);
+}
+
+int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e) {
+    Steps steps;
+    int code = 0;
+    if (spare->keep == 0) return 0;
+    TRY(steps_list(archive, FINAL, &steps, e));
     bool enough = false;
     for (int i = 0, complete = 0; i < steps.count && !code; i++) {
         Manifest manifest;
         Error ignored;
-        if (enough && (!protect || steps.step[i] != protect)) code = archive_remove(archive, steps.step[i], notes, e);
+        if (enough && !is_best(spare, steps.step[i])) code = archive_remove(archive, steps.step[i], notes, e);
         if (enough || archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &ignored)) continue;
         if (of_another_run(archive, &manifest)) continue;
-        enough = ++complete >= keep && steps.step[i] <= before;
+        enough = ++complete >= spare->keep && steps.step[i] <= spare->back;
     }
     memory_free(steps.step);
     return code;
 }
 
-int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t newest, int64_t protect,
-                      FILE *notes, const Pulse *pulse, Error *e) {
+int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
+                      const Pulse *pulse, Error *e) {
     uint64_t left, in_all;
     Steps steps;
     int code = 0;
     TRY(disk_free(archive->dir, archive->path, &left, e));
+    if (left < bytes && spare->keep > 0) {
+        TRY(remove_rolled_back(archive, notes, e));
+        TRY(disk_free(archive->dir, archive->path, &left, e));
+    }
     if (left >= bytes) return 0;
-    TRY(steps_list(archive, &steps, e));
+    TRY(steps_list(archive, FINAL, &steps, e));
     in_all = left;
     for (int i = 0; i < steps.count; i++) {
-        bool may_go = keep > 0 && steps.step[i] < newest && (!protect || steps.step[i] != protect);
-        uint64_t one = may_go ? own_bytes(archive, steps.step[i]) : 0;
+        const int64_t step = steps.step[i];
+        bool may_go = spare->keep > 0 && step < newest && step != spare->back && !is_best(spare, step);
+        uint64_t one = may_go ? own_bytes(archive, step) : 0;
         if (!one) steps.step[i] = -1; // kept
         in_all += one;
     }
@@ -319,7 +343,8 @@ int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int6
         TRY_GOTO(disk_free(archive->dir, archive->path, &left, e));
     }
     if (left < bytes)
-        code = FAIL(e, ERR_WRITE, keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
+        code = FAIL(e, ERR_WRITE,
+                    spare->keep > 0 ? "free some space" : "free some space, or remove older ones with --keep",
                     "%s: a checkpoint takes %.1f MiB, and the disk has %.1f MiB left", archive->path,
                     (double)bytes / (1 << 20), (double)left / (1 << 20));
 done:
@@ -334,7 +359,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    Error *e) {
     Steps steps;
     *newest = (Newest){0};
-    TRY(steps_list(archive, &steps, e));
+    TRY(steps_list(archive, FINAL, &steps, e));
     int code = 0, skipped = 0, later = 0;
     while (later < steps.count && steps.step[later] > latest) later++;
     for (int i = 0; i < steps.count && !newest->found; i++) {
@@ -343,7 +368,7 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
         step_path(archive, newest->step, FINAL, newest->directory);
         code = archive_verify(archive, newest->step, VERIFY_SIZES, NULL, &manifest, e);
         if (of_another_run(archive, &manifest)) continue;
-        if (!code) code = verify(context, newest->directory, e);
+        if (!code && verify) code = verify(context, newest->directory, e);
         strcpy(newest->run, manifest.run);
         if (code && e->unreadable)
             error_hint(e,
@@ -363,13 +388,18 @@ done:
     return code;
 }
 
-int archive_set_aside_after(const Archive *archive, int64_t step, const char *suffix, FILE *notes, Error *e) {
+// most: checkpoints to rename; removes the others.
+static int set_aside(const Archive *archive, int64_t step, const char *suffix, int most, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;
     int code = 0;
-    TRY(steps_list(archive, &steps, e));
+    TRY(steps_list(archive, FINAL, &steps, e));
     for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
+        if (i >= most) {
+            code = archive_remove(archive, steps.step[i], notes, e);
+            continue;
+        }
         archive_verify(archive, steps.step[i], VERIFY_SIZES, NULL, &manifest, &(Error){0});
         if (of_another_run(archive, &manifest)) continue;
         step_path(archive, steps.step[i], FINAL, path);
@@ -378,4 +408,13 @@ int archive_set_aside_after(const Archive *archive, int64_t step, const char *su
     }
     memory_free(steps.step);
     return code;
+}
+
+int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e) {
+    return set_aside(archive, step, "damaged", INT_MAX, notes, e);
+}
+
+int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e) {
+    if (keep > 0) TRY(remove_rolled_back(archive, notes, e));
+    return set_aside(archive, step, "rolled_back", keep > 0 ? 1 : INT_MAX, notes, e);
 }

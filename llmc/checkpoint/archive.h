@@ -1,8 +1,8 @@
 // archive: the checkpoints of a run directory (--out), step_NNNNNNNN. Each is complete or does not exist. A run removes
 // only checkpoints with its own id (archive.c).
 //
-// `notes` gets a line for everything kept, renamed or skipped. `protect` is the step of a checkpoint that is never
-// removed; 0: none. The pulse beats per 4 MiB read and per checkpoint removed; it may be NULL.
+// `notes` gets a line for everything kept, renamed or skipped. The pulse beats per 4 MiB read and per checkpoint removed;
+// it may be NULL.
 #pragma once
 
 #include "base/manifest.h"
@@ -29,10 +29,19 @@ void archive_step_path(const char *run_dir, int64_t step, char path[ARCHIVE_PATH
 // Returns the step of a name "step_00000120"; -1 for any other name.
 int64_t archive_step_of(const char *name);
 
+// What is not removed. The steps are those of checkpoints.
+typedef struct {
+    int64_t keep;       // the newest complete ones; 0: all
+    int64_t back;       // where a rollback would go back to; INT64_MAX: none
+    int64_t best;       // --keep-best; 0: none
+    int64_t best_there; // the best of `back`; 0: none
+} Spare;
+
 // Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
-// checkpoints older than step `newest`, oldest first: as many as needed, or none if removing all would not suffice.
-int archive_make_room(const Archive *archive, uint64_t bytes, int64_t keep, int64_t newest, int64_t protect,
-                      FILE *notes, const Pulse *pulse, Error *e);
+// those that a rollback set aside, then checkpoints older than step `newest`, oldest first: as many as needed, or none
+// of the latter if removing all would not suffice.
+int archive_make_room(const Archive *archive, uint64_t bytes, const Spare *spare, int64_t newest, FILE *notes,
+                      const Pulse *pulse, Error *e);
 
 // Creates an empty directory for the checkpoint of a step, under its temporary name, and opens it (archive_join).
 int archive_begin(const Archive *archive, int64_t step, Manifest *manifest, FILE *notes, Error *e);
@@ -55,9 +64,9 @@ int archive_verify(const Archive *archive, int64_t step, Verify what, const Puls
 
 int archive_remove(const Archive *archive, int64_t step, FILE *notes, Error *e); // no-op unless it is this run's
 
-// Removes this run's checkpoints older than its newest `keep` complete ones, whose files have the right sizes, and older
-// than its newest complete one of step `before` or earlier. keep 0: removes none.
-int archive_thin(const Archive *archive, int64_t keep, int64_t before, int64_t protect, FILE *notes, Error *e);
+// Removes this run's checkpoints, oldest first, but keeps the newest `keep` complete ones, whose files have the right
+// sizes, and all from step `back` on: as the window moves, a rollback goes back to each of these in turn.
+int archive_thin(const Archive *archive, const Spare *spare, FILE *notes, Error *e);
 
 // A run's newest checkpoint that reads back as it was written.
 typedef struct {
@@ -68,17 +77,22 @@ typedef struct {
 } Newest;
 
 // Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips damaged ones
-// (`verify` returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if there is none.
-// ERR_INPUT if all are damaged, or if one cannot be read or has another build's format before an undamaged one is found.
+// (`verify`, unless NULL, returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if there
+// is no checkpoint. ERR_INPUT if all are damaged, or if one tried before an undamaged one cannot be read or has another
+// build's format.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);
 
-// Renames the checkpoints of later steps, but not another run's, to "step_00000120.SUFFIX": the run will write those
+// Renames the checkpoints of later steps, but not another run's, to "step_00000120.damaged": the run will write those
 // steps again.
-int archive_set_aside_after(const Archive *archive, int64_t step, const char *suffix, FILE *notes, Error *e);
+int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// Counts the checkpoints, damaged or not.
+// The same in a rollback, to "step_00000120.rolled_back". With keep > 0 only the newest; removes the others, and those
+// of earlier rollbacks.
+int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
+
+// Counts the checkpoints, damaged or not, and those that a rollback set aside.
 int archive_count(const Archive *archive, int *count, Error *e);
 
 // Removes the partials that a killed run left.

@@ -181,17 +181,19 @@ static int setup_directory(Run *r, Error *e) {
         TRY(metrics_open(&r->output.metrics, archive->dir, out, &ignored, e));
         checkpoints = 0;
     }
-    TRY(check_room(r, checkpoints, e));
+    const bool back = rollback_under_way(&r->rollback);
+    if (!back) TRY(check_room(r, checkpoints, e)); // a rollback needs no more room than the run before it
     if (metrics_bytes(r->output.metrics) < r->position.at.metrics_bytes)
         fprintf(stderr, "warning: %s/metrics.jsonl is shorter than at the checkpoint: some of its steps are missing\n",
                 out);
     TRY(run_lock_sign(archive->dir, out, e));
     TRY(archive_tidy(archive, stderr, e));
     TRY(write_run_json(r, e)); // before any change to the run's data: it reads the old run.json
-    const bool back = rollback_under_way(&r->rollback);
-    if (back) TRY(metrics_set_aside(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e));
-    TRY(archive_set_aside_after(archive, r->position.at.step, back ? "rolled_back" : "damaged", stderr, e));
-    return metrics_begin(r->output.metrics, r->position.at.step, r->position.at.metrics_bytes, e);
+    const int64_t step = r->position.at.step, bytes = r->position.at.metrics_bytes;
+    if (back) TRY(metrics_set_aside(r->output.metrics, step, bytes, e));
+    TRY(back ? archive_roll_back(archive, step, r->setup.options.keep, stderr, e)
+             : archive_set_aside_after(archive, step, stderr, e));
+    return metrics_begin(r->output.metrics, step, bytes, e);
 }
 
 bool saves_in_background(const Setup *setup, const Position *position) {

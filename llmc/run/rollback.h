@@ -9,7 +9,7 @@
 //      excludes its rows. If a rollback has removed that one, the oldest of this run's takes its place (archive_newest).
 //   3. The next checkpoint stores these ranges. A run killed before it repeats the spike and the rollback.
 //   4. setup_output cuts metrics.jsonl and renames later checkpoints, as on every resume. It keeps the cut lines in
-//      metrics.rolled_back.jsonl; the checkpoints become step_N.rolled_back. After a kill metrics.rolled_back.jsonl may
+//      metrics.rolled_back.jsonl, and the newest of the checkpoints as step_N.rolled_back (archive_roll_back). After a kill metrics.rolled_back.jsonl may
 //      hold a step twice.
 //   5. There is a checkpoint: one of step 0 begins the run, and --keep spares the newest one before a window that may
 //      still spike (archive_thin).

@@ -38,9 +38,9 @@ struct Saver {
     atomic_long done;    // pieces
     // of the running save:
     Phase phase;
-    bool waits;              // the run waits for it
-    int64_t step, protected; // protected: the best checkpoint's step at the save's start; 0: none
-    int64_t before;          // keep a checkpoint of this step or earlier, for a rollback
+    bool waits; // the run waits for it
+    int64_t step;
+    Spare spare; // set at the save's start
     int fd[LAYOUT_FILES];
     char *state; // text of state.json
     size_t state_bytes;
@@ -138,27 +138,43 @@ void saver_destroy(Saver *s) {
 
 // ---- Rank 0 begins --------------------------------------------------------------------------------------------------
 
+// What the save of the present step must not remove, the best checkpoint excepted.
+static Spare spare_now(const Run *r, FILE *notes) {
+    const Options *o = &r->setup.options;
+    Spare spare = {.keep = o->keep, .back = INT64_MAX};
+    Newest back;
+    RunSummary there;
+    Error unknown;
+    if (!o->on_spike) return spare;
+    const int64_t target = rollback_target(o, r->position.at.step + 1);
+    const int code = archive_newest(&r->saving.archive, target, notes, NULL, NULL, &back, &unknown);
+    spare.back = !code && back.found ? back.step : 0; // 0: archive_thin removes none
+    if (o->keep_best && spare.back && run_state_summary(&there, back.directory, &unknown) == 0)
+        spare.best_there = there.at.best.step;
+    return spare;
+}
+
 // Makes the text of state.json, makes room on the disk, and creates the files.
 static int begin_save(Run *r, Error *e) {
     Saver *s = r->saving.saver;
     RunPoint *at = &r->position.at;
     const Archive *archive = &r->saving.archive;
     const Options *o = &r->setup.options;
-    const int64_t best = o->keep_best ? at->best.step : 0;
     const Pulse pulse = {comm_beat, r->setup.comm};
     r->saving.best_before = at->best;
     if (r->saving.is_best) at->best = (BestPoint){.step = at->step, .loss = at->val_loss};
-    s->protected = o->keep_best ? at->best.step : 0;
-    s->before = o->on_spike ? rollback_target(o, at->step + 1) : INT64_MAX;
     at->metrics_bytes = metrics_bytes(r->output.metrics);
     free(s->state);
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes = s->size + s->state_bytes, log = metrics_waiting(r->output.metrics);
-    int full = archive_make_room(archive, bytes + log, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
+    s->spare = spare_now(r, s->notes.f);
+    if (o->keep_best) s->spare.best = r->saving.best_before.step;
+    int full = archive_make_room(archive, bytes + log, &s->spare, r->saving.saved_step, s->notes.f, &pulse, e);
     if (full && log) // the checkpoint matters more than the log's lines
-        full = archive_make_room(archive, bytes, o->keep, r->saving.saved_step, best, s->notes.f, &pulse, e);
+        full = archive_make_room(archive, bytes, &s->spare, r->saving.saved_step, s->notes.f, &pulse, e);
     if (full) return full;
+    if (o->keep_best) s->spare.best = at->best.step; // once saved
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
@@ -262,7 +278,7 @@ static void *finish(void *saver) {
         error_hint(e, "the disk does not give back what was written: check it, or choose another --out");
     }
     s->seconds = clock_seconds() - s->started;
-    if (!e->code && archive_thin(archive, s->run->setup.options.keep, s->before, s->protected, s->notes.f, &kept))
+    if (!e->code && archive_thin(archive, &s->spare, s->notes.f, &kept))
         fprintf(s->notes.f, "warning: %s: older checkpoints are kept\n", kept.what);
     atomic_store(&s->ended, true);
     return NULL;

@@ -547,17 +547,22 @@ static void test_seconds_of_a_run(void) {
 // Checkpoints of a run of 100 steps, counted by hand.
 static void test_checkpoints_at_a_time(void) {
     static const struct {
-        int64_t every, best_every, keep, want;
+        int64_t every, best_every, keep, want, spike_steps;
     } cases[] = {
-        {0, 0, 2, 1},          // at the end
-        {50, 0, 2, 2},         // at 50 and 100
-        {49, 0, 2, 3},         // at 49, 98 and 100
-        {10, 0, 2, 3},         // two are kept, one is being written
-        {10, 0, 0, 10},        // all are kept
-        {10, 25, 2, 4},        // the best besides
-        {0, 60, 2, 2},         // at 60 and 100
-        {10, 25, 0, 13},       // at 25, 50 and 75 too; 50 counts twice
-        {4, INT64_MAX, 0, 25}, // and nothing overflows
+        {0, 0, 2, 1, 0},          // at the end
+        {50, 0, 2, 2, 0},         // at 50 and 100
+        {49, 0, 2, 3, 0},         // at 49, 98 and 100
+        {10, 0, 2, 3, 0},         // two are kept, one is being written
+        {10, 0, 0, 10, 0},        // all are kept
+        {10, 25, 2, 4, 0},        // the best besides
+        {0, 60, 2, 2, 0},         // at 60 and 100
+        {10, 25, 0, 13, 0},       // at 25, 50 and 75 too; 50 counts twice
+        {4, INT64_MAX, 0, 25, 0}, // and nothing overflows
+        {10, 0, 1, 4, 5},         // --on-spike: the newest, the one before 10 steps, the new one, an abandoned one
+        {10, 0, 3, 5, 5},         // the window needs no more than --keep
+        {3, 0, 2, 6, 5},          // 9 steps hold three
+        {10, 25, 1, 6, 5},        // two best ones
+        {50, 0, 0, 4, 5},         // steps 0, 50 and 100
     };
     Ramp ramp;
     Error e;
@@ -565,6 +570,7 @@ static void test_checkpoints_at_a_time(void) {
     CHECK_OK(ramp_create(&ramp, &c, NULL, &e), &e);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Options o = {.val = "x", .checkpoint_every = cases[i].every, .keep = cases[i].keep};
+        o.on_spike = o.spike_steps = cases[i].spike_steps;
         o.keep_best = cases[i].best_every > 0, o.val_every = cases[i].best_every;
         int64_t got = plan_checkpoints(&ramp, &o);
         CHECK(got == cases[i].want, "case %zu: %lld, want %lld", i, (long long)got, (long long)cases[i].want);

@@ -558,7 +558,7 @@ static void test_retention(void) {
             if (draw(3) == 0) unlink(path_of("kept/step_%08d/state.json", step));
             else newest = step, whole++;
             Archive archive = archive_at("kept");
-            CHECK_OK(archive_thin(&archive, keep, INT64_MAX, 0, stderr, &e), &e);
+            CHECK_OK(archive_thin(&archive, &(Spare){.keep = keep, .back = INT64_MAX}, stderr, &e), &e);
             archive_close(&archive);
             CHECK(!newest || newest_whole_step("kept", directory, &e) == newest, "step %ld is lost", (long)newest);
         }

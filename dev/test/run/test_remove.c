@@ -33,7 +33,7 @@ static char *thin(int64_t keep) {
     Error e = {0};
     FILE *notes = fopen("notes", "w");
     Archive archive = archive_at("out");
-    CHECK_OK(archive_thin(&archive, keep, INT64_MAX, 0, notes, &e), &e);
+    CHECK_OK(archive_thin(&archive, &(Spare){.keep = keep, .back = INT64_MAX}, notes, &e), &e);
     CHECK_OK(archive_tidy(&archive, notes, &e), &e);
     archive_close(&archive);
     fclose(notes);

@@ -192,8 +192,9 @@ static void test_not_finite(void) {
                   0, path_of("step %d, examples %d to %d: loss nan", step, (step - 1) * B, step * B - 1), where[i]);
         check_lines(path_of("nan%d", step), 50);
     }
-    CHECK(count_checkpoints("nan39") == 4 && file_exists("nan39/step_00000036"),
-          "kept: 50, and back to 36, before step 41");
+    CHECK(count_checkpoints("nan39") == 5 && file_exists("nan39/step_00000036") &&
+              file_exists("nan39/step_00000036.rolled_back"),
+          "kept: 50, back to 36, before step 41, and the newest abandoned one");
     disturbed.nan_from = disturbed.nan_to = 0;
 }
 
@@ -216,10 +217,42 @@ static void test_another_runs_checkpoint(void) {
     disturbed.nan_from = 39, disturbed.nan_to = 40;
     disturbed.command = "cp -r other/step_00000025 mine";
     CHECK_RUN(trainer_run(SHORT "--out mine"), 0, ": back to mine/step_00000024, without");
-    disturbed.command = "rm -rf mine2/step_00000024 && cp -r other/step_00000025 mine2";
+    disturbed.command =
+        "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2";
     CHECK_RUN(trainer_run(SHORT "--out mine2"), 0, ": back to mine2/step_00000030, without");
     disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
     CHECK(file_exists("mine/step_00000025"), "another run's");
+}
+
+// The best of the checkpoint before the window is kept, though a later one was better.
+static void test_keeps_the_best_there(void) {
+    disturbed.nan_from = 47, disturbed.nan_to = disturbed.kill_step = 48;
+    CHECK_RUN(trainer_run(SHORT "--keep 1 --keep-best --out best"), 1000 + SIGKILL, ": back to best/step_00000036,");
+    CHECK(file_exists("best/step_00000020") && file_exists("best/step_00000042.rolled_back"), "20 and 42");
+    disturbed.nan_from = disturbed.nan_to = disturbed.kill_step = 0;
+    CHECK_RUN(trainer_run(SHORT "--keep 1 --keep-best --out best"), 0);
+    CHECK(file_exists("best/step_00000040") && !file_exists("best/step_00000020"), "40 is better");
+}
+
+// A second rollback and a full disk remove what the first one set aside.
+static void test_abandoned(void) {
+    Error e = {0};
+    FILE *notes = fopen("/dev/null", "w");
+    Archive archive = {0};
+    remove_tree("left");
+    CHECK_OK(directory_create("left", &e), &e);
+    for (int step = 1; step <= 5; step++) make_checkpoint("left", step, "made by a test", "x", 1);
+    archive = archive_at("left");
+    CHECK_OK(archive_roll_back(&archive, 3, 2, notes, &e), &e);
+    CHECK(file_exists("left/step_00000005.rolled_back") && !file_exists("left/step_00000004"), "the newest");
+    CHECK_OK(archive_roll_back(&archive, 2, 2, notes, &e), &e);
+    CHECK(file_exists("left/step_00000003.rolled_back") && count_checkpoints("left") == 3, "of the second");
+    CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
+    CHECK(file_exists("left/step_00000003.rolled_back"), "--keep 0 keeps all");
+    CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 2}, 2, notes, NULL, &e) == ERR_WRITE, "room");
+    CHECK(count_checkpoints("left") == 2 && file_exists("left/step_00000001"), "only the abandoned one went");
+    archive_close(&archive);
+    fclose(notes);
 }
 
 // A ramp, Muon, skipped outliers and a loss scale: the same twice.
@@ -310,7 +343,7 @@ int main(int argc, char **argv) {
     trainer_setup();
     make_shards();
     RUN(test_heals, test_same_bits, test_killed, test_off_and_idle, test_not_finite, test_again_at_once,
-        test_another_runs_checkpoint, test_everything_else, test_gives_up);
+        test_another_runs_checkpoint, test_keeps_the_best_there, test_abandoned, test_everything_else, test_gives_up);
     RUN(test_ranks);
     RUN(test_fp8_to_fp32);
     return trainer_end();
