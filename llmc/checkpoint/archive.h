@@ -1,8 +1,8 @@
 // archive: the checkpoints of a run directory (--out), step_NNNNNNNN. Each is complete or does not exist. A run removes
 // only checkpoints with its own id (archive.c).
 //
-// `notes` gets a line for everything kept, renamed or skipped. The pulse beats per 4 MiB read and per checkpoint removed;
-// it may be NULL.
+// `notes` gets a line for everything kept, renamed or skipped. The pulse beats per 4 MiB read and per checkpoint
+// removed; it may be NULL.
 #pragma once
 
 #include "base/manifest.h"
@@ -77,9 +77,9 @@ typedef struct {
 } Newest;
 
 // Finds the newest checkpoint of step `latest` or earlier; if there is none, the oldest later one. Skips damaged ones
-// (`verify`, unless NULL, returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if there
-// is no checkpoint. ERR_INPUT if all are damaged, or if one tried before an undamaged one cannot be read or has another
-// build's format.
+// (`verify`, unless NULL, returns ERR_INPUT), and another run's if the archive has an id. newest->found is false if
+// there is no checkpoint. ERR_INPUT if all are damaged, or if one tried before an undamaged one cannot be read or has
+// another build's format.
 int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
                    int (*verify)(void *context, const char *directory, Error *e), void *context, Newest *newest,
                    Error *e);

@@ -5,8 +5,8 @@
 // 2. A store waits on store_stream for state_ready, not for work queued later. Later work only reads weights and
 //    moments: no caller updates before the store is done (engine.h). Before the first update no write is queued:
 //    cuda_create and cuda_load drain their stream.
-// 3. Transfers only read owned ranges. A store of others awaits them. Such a store, and any store of gradients,
-//    records state_ready anew, after all queued work.
+// 3. Transfers only read owned ranges. A store of any other range awaits the transfers. It records state_ready anew, as
+//    a store of gradients does.
 // 4. Load and store drain their stream even on failure: on return no copy uses the caller's memory.
 #include "math/adamw.h"
 #include "model/shard.h"

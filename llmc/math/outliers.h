@@ -14,8 +14,8 @@ typedef struct {
 } Outliers;
 
 // Returns how many standard deviations x lies above the window's mean; NaN while the window is not full. Then adds x to
-// the window unless that is above `most`. At INFINITY a lasting shift is accepted after 128 steps. Computes mean and deviation from the
-// whole window each time, so a resumed run has the same bits.
+// the window unless its z is above `most`. With `most` INFINITY the window accepts a lasting shift after 128 steps.
+// Computes mean and deviation from the whole window each time, so a resumed run has the same bits.
 static inline double outliers_z(Outliers *o, double x, double most) {
     double z = NAN;
     if (o->count >= OUTLIERS_WINDOW) {

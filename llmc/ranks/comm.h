@@ -22,7 +22,7 @@ typedef struct {
     bool settled;                // all ranks know the error that they return, and `speaker` prints it
     int speaker;
     Watchdog *watchdog; // NULL: one process
-    // answers COMM_PASS in comm_wait_first: verifies a checkpoint in set-up, gathers weights from parallel_start on
+    // Called for COMM_PASS in comm_wait_first. Set-up: verifies a checkpoint. Training: gathers weights.
     int (*idle_pass)(void *context, Error *e);
     void *idle_context;
     int launcher; // process that started this rank: mpirun, its daemon or Slurm's. 0: no launcher
@@ -57,7 +57,7 @@ int comm_broadcast(Comm *comm, void *data, size_t bytes, Error *e);
 int comm_gather(Comm *comm, const void *mine, void *all, size_t bytes, Error *e);
 
 // Reduces values over the ranks: the first `sums` to their sums, `maxima` more to the largest. NaN is the largest.
-// least: the smallest values[0] of any rank, and the lowest rank that has it; may be NULL.
+// least: the smallest values[0] of any rank, and the lowest rank with it; NULL: not wanted.
 typedef struct {
     int rank;
     double value;

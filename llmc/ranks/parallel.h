@@ -127,8 +127,8 @@ typedef struct {
                         // (already summed: parallel_norms)
     double rank_sq;     // sum over ranks r of |s_r|^2, s_r the sum of rank r's gradients; with REDUCE_MICRO_STEP, over
                         // all micro-steps of all ranks
-    int slowest;        // the rank that waited the least for transfers: the others waited for it
-    double lost;        // mean seconds that a rank waited longer than rank `slowest`
+    int slowest;        // the rank with the least waiting for transfers
+    double lost;        // mean over ranks of the seconds waited beyond the slowest rank's
     bool stop;          // in: this rank was asked to stop; out: any rank was
     double *more;       // (more_count) the caller's numbers; summed over ranks
     int more_count;

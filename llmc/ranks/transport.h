@@ -70,8 +70,7 @@ typedef struct {
 
     int (*wait_for)(Transport *t, int64_t work, Error *e); // (2)
 
-    // Returns the seconds that the engine has waited in wait_for and sum since the last call, as far as the device has
-    // come. The rank that the others wait for has waited the least.
+    // Returns seconds waited in wait_for and sum since the last call; skips waits that the device has not finished.
     double (*waited)(Transport *t);
 
     // Returns when every transfer is done on this rank; all ranks must have started the same.

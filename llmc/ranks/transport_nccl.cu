@@ -231,13 +231,13 @@ static int nccl_finish(Transport *t, Error *e) {
     return CUDA_CALL(cudaStreamSynchronize(t->stream), e);
 }
 
-// Returns the elements that one collective transfers for every rank; 0: parts are unequal.
+// Elements per rank of the equal part; 0 if parts are unequal.
 static size_t each_elements(const Transport *t, Range bucket) {
     const bool unequal = t->whole && model_bucket_at(t->whole, bucket.begin) > 0;
     return unequal ? 0 : range_length(transport_part(bucket, 0, t->comm->ranks));
 }
 
-// Returns what each_elements leaves of rank r's part: the last rank's remainder; all of it if parts are unequal.
+// The part of rank r beyond its each_elements.
 static Range rest_of(const Transport *t, Range bucket, int r) {
     Range part = transport_part_of(t->whole, bucket, r, t->comm->ranks);
     part.begin += each_elements(t, bucket);

@@ -8,7 +8,7 @@
 // Fields of a step's line:
 //     loss         the loss that is optimised. With label smoothing loss_nll follows, the loss without it
 //     slowest_rank several ranks: the one that waited least for transfers, so the others waited for it
-//     wait_share   how much longer than that one a rank waited, in the mean: the fraction of the step that it costs
+//     wait_share   mean over ranks of the time waited beyond slowest_rank's, as a fraction of the step
 //     clipped      the step's gradient was scaled down to --grad-clip
 //     loss_scale   fp16: the loss scale of this step
 //     overflows    fp16, fp8: the steps so far that were skipped because their gradient overflowed or e4m3 saturated;
@@ -20,8 +20,8 @@
 //
 // dev/docs/gns.md lists the fields of the noise scale and the ramp; gns.h defines the lengths of the averages.
 //
-// A resume truncates both files to its checkpoint, so that every step is there once. A rollback (run/rollback.h) does the
-// same, and keeps the lines that it cuts in metrics.rolled_back.jsonl.
+// A resume truncates both files to its checkpoint, so that every step is there once. A rollback (run/rollback.h) does
+// the same, and keeps the lines that it cuts from metrics.jsonl in metrics.rolled_back.jsonl.
 //
 // Lines that cannot be written (a full disk) wait in memory. Each new line and metrics_flush try again.
 // A save makes room for them; more than LOG_WAITS_MAX bytes of them stop the run.
@@ -40,7 +40,7 @@ typedef struct {
     double grad_norm;  // norm of the mean gradient, before clipping
     double tok_per_s;  // until the step's numbers are known: a GPU's update is timed with the next step
     int slowest_rank;  // the others waited for it; -1: one rank
-    double wait_share; // fraction of the step that a rank waited longer than the slowest, in the mean
+    double wait_share; // mean over ranks of the time waited beyond the slowest rank's, as a fraction of the step
     double mfu;        // fraction of the peak FLOP/s of all ranks' devices; NaN: peak unknown
     GnsMode mode;      // what this step measured
     bool smoothed;     // with label smoothing: loss and nll differ

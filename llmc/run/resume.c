@@ -9,7 +9,7 @@
 //  4. Model, --seq-len, --seed, the shards and weights of --train, and options marked of_run (rows.h) may not change
 //     (state.c). The rest may, and is reported.
 //  5. The steps after the checkpoint are written again: setup_output cuts the logs back to it, and renames newer
-//     checkpoints. A rollback is a resume in the same process (rollback.h).
+//     checkpoints. A rollback is a resume in the same process (rollback.h), and keeps the lock.
 //  6. Nothing is written before setup_output, so a refused resume leaves the run as it was.
 #include "run/run.h"
 
@@ -35,8 +35,8 @@ static int check_same_checkpoint(const Setup *setup, const char *directory, Erro
 }
 
 // (all) Verifies rank 0's candidate: each rank reads a share. All ranks divide the files where --out must be one
-// directory on all machines; otherwise the ranks of each machine divide its files. Damage fails on rank 0 only, with the
-// error of the lowest rank that found some. Settled errors, and MPI's, fail on all ranks.
+// directory on all machines; otherwise the ranks of each machine divide its files. Damage fails on rank 0 only, with
+// the error of the lowest rank that found some. Other errors fail on all ranks.
 static int verify_share(void *run, Error *e) {
     Run *r = run;
     const Setup *s = &r->setup;
@@ -51,7 +51,7 @@ static int verify_share(void *run, Error *e) {
     checkpoint_verify_model(r->saving.candidate.directory, true, share, &pulse, &mine);
     int code = comm_gather(comm, &mine, all, sizeof mine, e);
     for (int k = 0; k < comm->ranks && is_rank0(s) && !code; k++)
-        if (all[k].code) *e = all[k], code = e->code;
+        if (all[k].code) *e = all[k], code = comm->ranks > 1 ? error_prefix(e, "rank %d", k) : e->code;
     memory_free(all);
     return code;
 }
@@ -151,10 +151,10 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
     snprintf(run, sizeof run, "%s", model);
     which = directory_exists(run) ? NULL : strrchr(run, ':');
     if (which) *which++ = 0;
-    int64_t step = which && *which ? strtoll(which, &end, 10) : 0;
     bool best = which && strcmp(which, "best") == 0, trains = options_train(&r->setup.options);
-    if ((which && !best && (step < 1 || *end)) || (!step && !directory_exists(run))) return 0;
-    if (step) TRY(find_step(run, step, newest, e));
+    int64_t step = which && *which && !best ? strtoll(which, &end, 10) : -1;
+    if ((which && !best && (step < 0 || *end)) || (step < 0 && !directory_exists(run))) return 0;
+    if (step >= 0) TRY(find_step(run, step, newest, e));
     else {
         TRY(archive_open(&archive, run, e));
         int code = find_newest(r, &archive, newest, e);
@@ -164,7 +164,7 @@ static int find_named(Run *r, const char *model, Newest *newest, Error *e) {
                         "--model %s: a run without a checkpoint, or with damaged ones only", run);
         if (code || !newest->found) return code;
     }
-    if (best || (!trains && !step)) TRY(run_state_summary(&s, newest->directory, e));
+    if (best || (!trains && step < 0)) TRY(run_state_summary(&s, newest->directory, e));
     if (best && !s.at.best.step)
         return FAIL(e, ERR_INPUT, "name a step, or the run for its newest", "--model %s: the run has no --keep-best",
                     model);

@@ -1,16 +1,17 @@
-// rollback: --on-spike rollback. A run that spikes goes back to a checkpoint before the spike, and goes on without its rows.
+// rollback: --on-spike rollback. A run that spikes goes back to a checkpoint before the spike, and goes on without its
+// rows.
 //
-// A step is a spike if its loss or the norm of its gradient is more than --spike-z standard deviations above the mean of
-// the last 128 steps that were none (math/outliers.h). A spike lasts if K of the last 2 K steps are spikes, K =
+// A step is a spike if its loss or the norm of its gradient is more than --spike-z standard deviations above the mean
+// of the last 128 steps that were none (math/outliers.h). A spike lasts if K of the last 2 K steps are spikes, K =
 // --spike-steps; so does a loss or gradient that is not finite. These 2 K steps are the window.
 //
 //   1. All ranks decide the same: they have the same sums.
-//   2. Training ends as on an error; run_training (program.c) then resumes from the newest checkpoint before the window and
-//      excludes its rows. If a rollback has removed that one, the oldest of this run's takes its place (archive_newest).
+//   2. Training ends as on an error; run_training (program.c) then resumes from the newest checkpoint before the window
+//      and excludes its rows. Without one, soon after another rollback, it resumes from the run's oldest checkpoint.
 //   3. The next checkpoint stores these ranges. A run killed before it repeats the spike and the rollback.
-//   4. setup_output cuts metrics.jsonl and renames later checkpoints, as on every resume. It keeps the cut lines in
-//      metrics.rolled_back.jsonl, and the newest of the checkpoints as step_N.rolled_back (archive_roll_back). After a kill metrics.rolled_back.jsonl may
-//      hold a step twice.
+//   4. setup_output cuts metrics.jsonl, as on every resume, and keeps the cut lines in metrics.rolled_back.jsonl. After a
+//      kill that file may hold a step twice. The newest abandoned checkpoint becomes step_N.rolled_back
+//      (archive_roll_back).
 //   5. There is a checkpoint: one of step 0 begins the run, and --keep spares the newest one before a window that may
 //      still spike (archive_thin).
 //   6. The run directory stays open and locked throughout.

@@ -7,6 +7,7 @@
 #include "checkpoint/layout.h"
 #include "run/run.h"
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
@@ -33,7 +34,7 @@ struct Saver {
     uint64_t size; // of a checkpoint, bytes, without state.json
     Manifest same; // keeps the files that every checkpoint repeats: configuration and tokenizer. On rank 0
     Worker worker;
-    atomic_bool copying; // the thread reads the engine for the copy
+    atomic_bool copying; // the thread still copies from the engine
     atomic_bool ended;   // set by the thread's last access to this struct
     atomic_long done;    // pieces
     // of the running save:
@@ -179,8 +180,9 @@ static int begin_save(Run *r, Error *e) {
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));
     Error unwritten;
-    if (!o->outliers) unlinkat(archive->dir, "outliers.jsonl", 0); // an earlier part's, which resumed with --outliers 0
-    else if (row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
+    if (o->outliers && row_outliers_write(r, &unwritten)) fprintf(s->notes.f, "warning: %s\n", unwritten.what);
+    if (!o->outliers && unlinkat(archive->dir, "outliers.jsonl", 0) != 0 && errno != ENOENT) // an earlier part's
+        fprintf(s->notes.f, "warning: %s/outliers.jsonl: cannot remove: %s\n", archive->path, strerror(errno));
     for (int f = 0; f < LAYOUT_FILES; f++) {
         if (manifest_open(&s->manifest, layout_names[f], true, s->layout.bytes[f], &s->fd[f], e) == 0) continue;
         while (f-- > 0) close(s->fd[f]);

@@ -199,10 +199,14 @@ static void io_outliers(StateIO *io, RowOutliers *o, const Dataset *data) {
     }
 }
 
-static void io_spikes(StateIO *io, Spikes *s, bool watches) {
+static void io_spikes(StateIO *io, Spikes *s, int64_t examples, bool watches) {
     if (io->writing ? watches : get(io, "spikes.z") != NULL) {
         io_window(io, "spikes.z", &s->z);
         io_window(io, "spikes.first", &s->first);
+        if (s->first.count != s->z.count) malformed(io, "spikes.first.count", "that of spikes.z");
+        for (int i = 0; i < s->first.count && i < OUTLIERS_WINDOW; i++)
+            if (!(s->first.value[i] >= 0 && s->first.value[i] <= (double)examples))
+                malformed(io, AT("spikes.first.ring[%d]", i), "an example before this step's end");
     }
     if (!io->writing) s->rollbacks = cJSON_GetArraySize(get(io, "spikes.skipped"));
     if (s->rollbacks > ROLLBACKS_MAX) malformed(io, "spikes.skipped", "a list that fits");
@@ -437,7 +441,7 @@ int run_state_write(const Run *r, char **text, size_t *bytes, Error *e) {
     io_position(&io, &position);
     io_exponents(&io, &r->setup, position.at.exponents);
     io_outliers(&io, &position.outliers, r->data.train);
-    io_spikes(&io, &position.at.spikes, r->setup.options.on_spike);
+    io_spikes(&io, &position.at.spikes, position.at.examples, r->setup.options.on_spike);
     io_identity(&io, &r->setup, &r->data);
     engine_describe(r->setup.engine, engine, sizeof engine);
     put(&io, "build", cJSON_CreateString(AT("%s, %s", version_text(), engine)));
@@ -476,7 +480,7 @@ int run_state_read(Run *r, const char *directory, Text *changes, Error *e) {
     io_position(&io, &r->position);
     io_exponents(&io, &r->setup, r->position.at.exponents);
     io_outliers(&io, &r->position.outliers, r->data.train);
-    io_spikes(&io, &r->position.at.spikes, false);
+    io_spikes(&io, &r->position.at.spikes, r->position.at.examples, false);
     r->position.begun -= r->position.at.seconds;
     int code = io.code;
     if (!code) code = check_unnamed_batch(&io, &r->setup.options, e);

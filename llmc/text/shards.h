@@ -16,8 +16,8 @@
 // restart sees the same sequence. After dataset_shift_windows the windows of an epoch begin permutation_shift(T, key)
 // tokens later; the last window of a shard moves only as far as it fits.
 //
-// dataset_exclude takes windows out of the order, in every epoch: an example that is one of them is the window of its place
-// k in the next epoch instead. All other examples stay.
+// dataset_exclude removes windows from every epoch. The window at the same place of the next epoch replaces each; other
+// examples keep theirs.
 #pragma once
 
 #include "text/sources.h"

@@ -189,7 +189,7 @@ skips_what_any_rank_finds_damaged() { # then all ranks resume from the checkpoin
     for rank in 3 1; do # its share includes piece number `rank`
         rm -rf bad && cp -r good bad && damage bad/step_00000002/$file $((rank * 4194304 + 9)) &&
             run 4 0 '^resuming from bad/step_00000001' --steps 2 --out bad && cmp {good,bad}/step_00000002/$file &&
-            grep -q "^warning: bad/step_00000002/$file: damaged: .* from byte $((rank * 4194304)) is .* Skipped" log || return 1
+            grep -q "^warning: rank $rank: bad/step_00000002/$file: damaged: .* from byte $((rank * 4194304)) is .* Skipped" log || return 1
         file=training/optimizer.safetensors
     done
     for file in bad/step_0*/$file; do damage "$file" 4210000; done

@@ -518,6 +518,22 @@ static void make_tokenizers(void) {
     CHECK_OK(read_tokenizer("added", &e), &e);
 }
 
+// Refuses a state with a 9 for the first digit after `place` in spikes.first.
+static void check_refuses(const char *place, const char *field) {
+    const char *path = "step/training/state.json";
+    size_t bytes;
+    Error e = {0};
+    char *text = read_text(path, &bytes), *spikes = text ? strstr(text, "\"spikes\"") : NULL;
+    char *first = spikes ? strstr(spikes, "\"first\"") : NULL, *digit = first ? strstr(first, place) : NULL;
+    CHECK(digit, "no %s", place);
+    if (digit) digit += strcspn(digit, "0123456789");
+    const char was = digit ? *digit : 0;
+    if (digit) *digit = '9', save_text(path, text);
+    CHECK(read_state("step", &e) == ERR_INPUT && strstr(e.what, field), "%s: %s", field, e.what);
+    if (digit) *digit = was, save_text(path, text);
+    memory_free(text);
+}
+
 // A run whose state has every field.
 static void test_files_are_made(void) {
     Error e = {0};
@@ -534,6 +550,8 @@ static void test_files_are_made(void) {
     options_defaults(&run.setup.options);
     CHECK_OK(read_manifest("step", &e), &e);
     CHECK_OK(read_state("step", &e), &e);
+    check_refuses("\"count\"", "spikes.first.count");
+    check_refuses("\"ring\"", "spikes.first.ring[0]");
     make_models();
     make_tokenizers();
     CHECK_OK(tokenizer_create_bytes(&byte_tokenizer, &e), &e);

@@ -146,6 +146,8 @@ static void test_heals(void) {
     CHECK(skipped_of("healed", first, rows) == 2 && first[0] == 165 * B && rows[0] == 10 * B && first[1] == 170 * B,
           "%ld, %ld", (long)first[0], (long)first[1]);
     check_rows(first[0], rows[0]);
+    CHECK_RUN(trainer_run("train_gpt2 --eval-only --threads 1 --val val.bin --val-tokens 512 --model healed:0"), 0,
+              "note: --model healed:0 is healed/step_00000000\n");
     CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 175,"), "the lines of the first");
     CHECK(file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 180,"), "the lines of the second");
     CHECK(!file_mentions("healed/metrics.rolled_back.jsonl", "{\"step\": 160,"), "a line of before");
@@ -215,13 +217,15 @@ static void test_again_at_once(void) {
 static void test_another_runs_checkpoint(void) {
     CHECK_RUN(trainer_run(HERE "--train clean.bin --micro-batch 16 --steps 25 --out other"), 0);
     disturbed.nan_from = 39, disturbed.nan_to = 40;
-    disturbed.command = "cp -r other/step_00000025 mine";
+    disturbed.command =
+        "cp -r other/step_00000025 mine && printf '{\"step\": 7}\\n{\"st' > mine/metrics.rolled_back.jsonl";
     CHECK_RUN(trainer_run(SHORT "--out mine"), 0, ": back to mine/step_00000024, without");
     disturbed.command =
         "rm -rf mine2/step_0000000* mine2/step_0000001* mine2/step_00000024 && cp -r other/step_00000025 mine2";
     CHECK_RUN(trainer_run(SHORT "--out mine2"), 0, ": back to mine2/step_00000030, without");
     disturbed.nan_from = disturbed.nan_to = 0, disturbed.command = NULL;
     CHECK(file_exists("mine/step_00000025"), "another run's");
+    CHECK(file_mentions("mine/metrics.rolled_back.jsonl", "{\"step\": 7}\n{\"step\": 25,"), "a torn line is cut");
 }
 
 // The best of the checkpoint before the window is kept, though a later one was better.
