@@ -169,13 +169,13 @@ static int begin_save(Run *r, Error *e) {
     TRY(run_state_write(r, &s->state, &s->state_bytes, e));
     TRY(text_begin(&s->notes, e));
     const uint64_t bytes = s->size + s->state_bytes, log = metrics_waiting(r->output.metrics);
-    s->spare = spare_now(r, s->notes.f);
-    if (o->keep_best) s->spare.best = r->saving.best_before.step;
-    int full = archive_make_room(archive, bytes + log, &s->spare, r->saving.saved_step, s->notes.f, &pulse, e);
+    Spare room = s->spare = spare_now(r, s->notes.f);
+    if (o->keep_best) room.best = r->saving.best_before.step, s->spare.best = at->best.step;
+    if (s->waits) room.back = INT64_MAX, room.best_there = 0; // the last save matters more than a rollback
+    int full = archive_make_room(archive, bytes + log, &room, r->saving.saved_step, s->notes.f, &pulse, e);
     if (full && log) // the checkpoint matters more than the log's lines
-        full = archive_make_room(archive, bytes, &s->spare, r->saving.saved_step, s->notes.f, &pulse, e);
+        full = archive_make_room(archive, bytes, &room, r->saving.saved_step, s->notes.f, &pulse, e);
     if (full) return full;
-    if (o->keep_best) s->spare.best = at->best.step; // once saved
     manifest_free(&s->manifest);
     s->manifest.pulse = &s->pulse;
     TRY(archive_begin(archive, at->step, &s->manifest, s->notes.f, e));

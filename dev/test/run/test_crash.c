@@ -134,6 +134,13 @@ static void test_little_room(void) {
               "is not saved, and the newest checkpoint is part/step_00000006: part: a checkpoint takes");
     CHECK(count_good("part") == 2, "%d good ones", count_good("part"));
     check_resumes("two of all");
+
+    begin_part(); // where a rollback goes back to stays, except for the last save
+    faults->disk_kb = disk_of(2);
+    CHECK_RUN(trainer_run(COMMAND "--out part --on-spike rollback"), 0, "step 6 was not saved: ",
+              "note: removed part/step_00000000 to make room on the disk\nsaved   part/step_00000012 ",
+              "saved   part/step_00000037 ");
+    check_same_files("whole/step_00000037", "part/step_00000037", "little room for a rollback");
 }
 
 // The newest good checkpoint is never removed, also when the run is killed or the newest one is damaged.
