@@ -9,7 +9,7 @@
 //     quick   0.33 s per kernel instead of 1 s, and only kernels of a step, without masks: d12 and d48 in 30 s
 //     tune    products with the algorithms that --tune chooses
 //     held    also how many times as long each takes while 24 multiprocessors are held, as NCCL holds them
-//     only    the products and kernels with this in their name; e4m3: those of --dtype fp8
+//     only    times the products and kernels whose names contain this; e4m3 selects what --dtype fp8 runs
 #include "timing.cuh"
 #include "../test/cuda/hold.cuh"
 #include "cuda/attention.cuh"

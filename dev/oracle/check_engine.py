@@ -40,7 +40,7 @@ class Dump:
         self.gradients = {name: np.asarray(g) for name, g in gradients.items()}
 
     def exponents(self):
-        """Those of x, dy and W of each linear layer, from (L, FP8_SITES); None: not fp8."""
+        """Exponents of x, dy and W of each linear layer, from (L, FP8_SITES). None: not fp8."""
         names, k = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), self.tensors["exponents"]
         if np.all(k == -128):
             return None

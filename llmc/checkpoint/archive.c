@@ -388,15 +388,15 @@ done:
     return code;
 }
 
-// most: checkpoints to rename; removes the others.
+// Renames what may not be removed, and the newest `most` checkpoints that may; removes the others.
 static int set_aside(const Archive *archive, int64_t step, const char *suffix, int most, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;
-    int code = 0;
+    int code = 0, own = 0;
     TRY(steps_list(archive, FINAL, &steps, e));
     for (int i = 0; i < steps.count && steps.step[i] > step && !code; i++) {
         Manifest manifest;
-        if (i >= most) {
+        if (own_bytes(archive, steps.step[i]) && own++ >= most) {
             code = archive_remove(archive, steps.step[i], notes, e);
             continue;
         }

@@ -88,8 +88,8 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 // steps again.
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// The same in a rollback, to "step_00000120.rolled_back". With keep > 0 only the newest; removes the others, and those
-// of earlier rollbacks.
+// In a rollback: to "step_00000120.rolled_back". With keep > 0, removes all but the newest of this run's, and those of
+// earlier rollbacks; renames damaged ones and links.
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
 
 // Counts the checkpoints, damaged or not, and those that a rollback set aside.

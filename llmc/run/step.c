@@ -133,13 +133,13 @@ static void observe_noise(const Setup *setup, Position *position, int64_t B, dou
     if (measured_ranks) observe_ranks(setup, position, B, rank_sq);
 }
 
-static int fp8_sites(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
+static int amax_count(const Run *r) { return r->position.result.amax ? r->setup.model.config.layers * FP8_SITES : 0; }
 
 // Returns the first site of fp8 that saturated; -1 if none did, or if a site is not finite or beyond every exponent.
 static int saturated_site(const Run *r) {
     const float *amax = r->position.result.amax;
     int first = -1;
-    for (int i = fp8_sites(r) - 1; i >= 0; i--) {
+    for (int i = amax_count(r) - 1; i >= 0; i--) {
         if (fp8_saturates(-FP8_EXPONENT_MAX, amax[i])) return -1;
         if (fp8_saturates(r->position.at.exponents[i], amax[i])) first = i;
     }
@@ -155,7 +155,7 @@ static bool overflows(const Run *r, int64_t B) {
 
 static void next_exponents(Run *r) {
     int8_t *k = r->position.at.exponents;
-    for (int i = 0; i < fp8_sites(r); i++) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
+    for (int i = 0; i < amax_count(r); i++) k[i] = (int8_t)fp8_next(k[i], r->position.result.amax[i]);
 }
 
 // Sums the step's numbers over all ranks. ERR_NONFINITE if the loss or a gradient is not finite, except after an
@@ -241,7 +241,7 @@ static int adapt_scales(Run *r, int64_t B, bool *skipped, Error *e) {
     const double scale = at->loss_scale.scale;
     const bool overflowed = overflows(r, B);
     *skipped = *skipped || overflowed;
-    if (fp8_sites(r)) adapt_exponents(r, overflowed);
+    if (amax_count(r)) adapt_exponents(r, overflowed);
     if (scale == 0) return 0;
     if (!loss_scale_step(&r->position.at.loss_scale, overflowed)) return fail_nonfinite(r, B, e);
     if (!overflowed || !is_rank0(&r->setup)) return 0;
@@ -314,7 +314,7 @@ int train_step(Run *r, StepMetrics *metrics, Error *e) {
         .mode = mode,
         .skipped = skipped,
         .loss_scale = loss_scale,
-        .overflows = loss_scale > 0 || fp8_sites(r) ? at->loss_scale.overflows : 0, // fp16, fp8
+        .overflows = loss_scale > 0 || amax_count(r) ? at->loss_scale.overflows : 0, // fp16, fp8
         .clipped = !skipped && adamw_clip(norm, setup->options.grad_clip) < 1,
         .target = target,
         .has_target = setup->options.run.ramp_mode == RAMP_GNS && !skipped,

@@ -1,6 +1,7 @@
 // Masks of dropout and of documents. Compares spans of dropout's masks with math/dropout.h (test_math pins their
 // bits). With both masks, gradients have the same bits on any number of threads and with any recomputation; the loss
-// in any micro-batch, too, and sums by source are those of the rows alone. A packed row equals its documents alone. dev/oracle checks the gradients.
+// and the sums by source do not depend on micro-batches. A packed row equals its documents alone. dev/oracle checks
+// the gradients.
 #include "cpu/masks.h"
 #include "cpu/matmul.h"
 #include "world.h"
@@ -78,16 +79,18 @@ static void add_ln(const World *w, double *sum, const float *grad) {
 static void check_gram(const World *w, const double *got, double *const sum[WORLD_SOURCES]) {
     double want[WORLD_SOURCES * WORLD_SOURCES] = {0};
     for (int i = 0; i < WORLD_SOURCES * WORLD_SOURCES; i++)
-        for (size_t k = 0; k < w->model.flat_count; k++) want[i] += sum[i / WORLD_SOURCES][k] * sum[i % WORLD_SOURCES][k];
+        for (size_t k = 0; k < w->model.flat_count; k++)
+            want[i] += sum[i / WORLD_SOURCES][k] * sum[i % WORLD_SOURCES][k];
     for (int i = 0; i < WORLD_SOURCES * WORLD_SOURCES; i++) {
         int s = i / WORLD_SOURCES, t = i % WORLD_SOURCES;
         double unit = sqrt(want[s * (WORLD_SOURCES + 1)] * want[t * (WORLD_SOURCES + 1)]);
-        CHECK(fabs(got[i] - want[i]) < 1e-6 * unit, "sources %d, %d: %.9g, want %.9g of %g", s, t, got[i], want[i], unit);
+        CHECK(fabs(got[i] - want[i]) < 1e-6 * unit, "sources %d, %d: %.9g, want %.9g of %g", s, t, got[i], want[i],
+              unit);
     }
 }
 
 // An example's masks, and so its loss and norms, do not depend on the rows beside it: the row's numbers not in one bit.
-// The products of the sums by source are those of the rows' gradients, and no other number depends on the sources.
+// source_gram equals the products of sums of single rows' gradients. No other number depends on the sources.
 static void test_micro_batches(void) {
     World w = world_of(shape, T, ROWS, 3);
     Engine *engine = masked_engine(&w, 0.25, true, 1, RECOMPUTE_NONE, DTYPE_FP32);

@@ -461,7 +461,7 @@ static void test_fp8(void) {
     check_same_outcome(&w, &want, &first, "fp8 without exponents");
     exponents_next(first.amax);
     Outcome o = measure(&gpu, a, &w, w.tokens, rows_of(c), c->micro_batch, GNS_EXACT);
-    CHECK(o.loss != first.loss, "loss %g is that of bf16", o.loss);
+    CHECK(o.loss != first.loss, "loss %g equals bf16's", o.loss);
     CHECK_CLOSE(o.loss, first.loss, 2e-2, 0);
     double least = 1;
     for (const Tensor *t = w.model.tensors; t < w.model.tensors + w.model.tensor_count; t++)
@@ -489,8 +489,8 @@ static void test_fp8(void) {
     fp8 = false;
 }
 
-// Each exponent matters. That of a gradient changes the gradients behind its product, but neither the loss nor the
-// gradient of the product's weight. One without its partner's rounds nothing.
+// Each exponent matters. A dy site's exponent changes the gradients of earlier layers, but neither the loss nor the
+// gradient of its own weight. An exponent alone, without the other factor's, rounds nothing.
 static void test_fp8_each_site(void) {
     static const TensorKind behind[] = {FC_W, LN2_W, QKV_W, LN1_W}, own[] = {FCPROJ_W, FC_W, PROJ_W, QKV_W};
     const Case *c = &cases[2];

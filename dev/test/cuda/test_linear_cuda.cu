@@ -27,8 +27,8 @@ struct Case {
 static bool takes_bias(LinearEpilogue e) { return e == LINEAR_GELU || e == LINEAR_RESIDUAL || e == LINEAR_BIAS; }
 static bool is_across(const Linear &l) { return l.x8 || l.epilogue == LINEAR_DGELU; }
 
-// Rounds v to e4m3 with the exponent that is right for it, and divides *scale by 2^exponent. Returns the codes; behind
-// them lies a row of NaN.
+// Rounds v to e4m3 with the exponent of fp8_next, and divides *scale by 2^exponent. Returns the codes, followed by a
+// row of NaN.
 static uint8_t *e4m3_of(std::vector<real> &v, int row, float *scale) {
     float amax = 0;
     for (real x : v) amax = fmaxf(amax, fabsf((float)x));

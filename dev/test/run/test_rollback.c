@@ -251,8 +251,16 @@ static void test_abandoned(void) {
     CHECK_OK(directory_create("left", &e), &e);
     for (int step = 1; step <= 5; step++) make_checkpoint("left", step, "made by a test", "x", 1);
     archive = archive_at("left");
+    CHECK(rename("left/step_00000005", "elsewhere") == 0 && symlink("../elsewhere", "left/step_00000005") == 0, "link");
+    CHECK_OK(archive_roll_back(&archive, 4, 2, notes, &e), &e);
+    CHECK(file_exists("left/step_00000005.rolled_back") && !file_exists("left/step_00000005"), "a link moves");
+    CHECK(unlink("left/step_00000005.rolled_back") == 0 && rename("elsewhere", "left/step_00000005") == 0, "back");
+    make_checkpoint("left", 6, "made by a test", "x", 1);
+    CHECK(truncate("left/step_00000004/MANIFEST.json", 9) == 0 && unlink("left/step_00000006/MANIFEST.json") == 0,
+          "damaged");
     CHECK_OK(archive_roll_back(&archive, 3, 2, notes, &e), &e);
-    CHECK(file_exists("left/step_00000005.rolled_back") && !file_exists("left/step_00000004"), "the newest");
+    CHECK(file_exists("left/step_00000005.rolled_back") && file_exists("left/step_00000004.rolled_back"), "the newest");
+    CHECK(system("rm -r left/*4.rolled_back left/*6*") == 0, "damaged ones moved");
     CHECK_OK(archive_roll_back(&archive, 2, 2, notes, &e), &e);
     CHECK(file_exists("left/step_00000003.rolled_back") && count_checkpoints("left") == 3, "of the second");
     CHECK(archive_make_room(&archive, UINT64_MAX / 2, &(Spare){.keep = 0}, 2, notes, NULL, &e) == ERR_WRITE, "room");
