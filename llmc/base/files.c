@@ -1,6 +1,6 @@
 // These functions keep four promises together:
 // 1. Nothing is written through a link, a device or a FIFO, nor into a file with a second name (a hard link): it may be
-//    somebody else's. file_open_output refuses these, and file_replace writes a new file.
+//    somebody else's. file_open_output refuses these; with O_TRUNC, and in file_replace, a new file gets the name.
 // 2. A written file is on the disk when file_close or file_replace returns 0. file_replace leaves the old file or the
 //    whole new one at `path`.
 // 3. A new name is on the disk after descriptor_sync of the directory that holds it. path_rename does this sync.
@@ -58,7 +58,7 @@ bool digest_equal(const FileDigest *a, const FileDigest *b) {
 
 enum {
     BLOCK_BYTES = 1 << 12, // O_DIRECT: addresses, offsets and lengths are multiples of this
-    STAGE_BYTES = 4 << 20  // bytes of one write or read
+    STAGE_BYTES = 4 << 20  // bytes that file_digest_range reads at a time
 };
 
 static unsigned char *block_align(const void *p) { return (unsigned char *)round_up((size_t)p, BLOCK_BYTES); }
@@ -218,7 +218,7 @@ enum {
     SAMPLE_ABOVE_BYTES = 1 << 26 // files up to this size are read whole
 };
 
-// A hash and a buffer for a stage of a file. The hash needs the alignment of memory_alloc.
+// A hash, and a buffer for the bytes of one read. The hash needs the alignment of memory_alloc.
 typedef struct {
     XXH3_state_t hash;
     unsigned char buffer[BLOCK_BYTES + STAGE_BYTES];

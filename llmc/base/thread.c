@@ -37,7 +37,7 @@ void ticker_create(Ticker *t, void (*tick)(void *context), void *context) {
 
 static void *run_ticker(void *ticker) {
     Ticker *t = ticker;
-    struct pollfd end = {t->end, POLLIN, 0}; // without a descriptor the end takes a tenth of a second
+    struct pollfd end = {t->end, POLLIN, 0}; // -1 if eventfd failed: ticker_destroy then waits up to TICK_MS
     for (bool stop = false; !stop;) {
         poll(&end, 1, TICK_MS);
         pthread_mutex_lock(&t->lock);

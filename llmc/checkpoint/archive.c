@@ -388,7 +388,7 @@ done:
     return code;
 }
 
-// Renames what may not be removed, and the newest `most` checkpoints that may; removes the others.
+// Renames checkpoints later than `step`: all that may not be removed, and the newest `most` others. Removes the rest.
 static int set_aside(const Archive *archive, int64_t step, const char *suffix, int most, FILE *notes, Error *e) {
     char path[ARCHIVE_PATH], aside[ARCHIVE_PATH];
     Steps steps;

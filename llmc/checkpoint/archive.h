@@ -34,7 +34,7 @@ typedef struct {
     int64_t keep;       // the newest complete ones; 0: all
     int64_t back;       // where a rollback would go back to; INT64_MAX: none
     int64_t best;       // --keep-best; 0: none
-    int64_t best_there; // the best of `back`; 0: none
+    int64_t best_there; // the best so far when `back` was saved; 0: none
 } Spare;
 
 // Makes room on the disk for a checkpoint of this many bytes. ERR_WRITE if the space is missing. With keep > 0, removes
@@ -88,8 +88,8 @@ int archive_newest(const Archive *archive, int64_t latest, FILE *notes,
 // steps again.
 int archive_set_aside_after(const Archive *archive, int64_t step, FILE *notes, Error *e);
 
-// In a rollback: to "step_00000120.rolled_back". With keep > 0, removes all but the newest of this run's, and those of
-// earlier rollbacks; renames damaged ones and links.
+// In a rollback, renames them to "step_00000120.rolled_back" instead. With keep > 0, removes those of earlier
+// rollbacks, and all but the newest of this run's; still renames damaged ones and links.
 int archive_roll_back(const Archive *archive, int64_t step, int64_t keep, FILE *notes, Error *e);
 
 // Counts the checkpoints, damaged or not, and those that a rollback set aside.

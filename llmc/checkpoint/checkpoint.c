@@ -119,7 +119,7 @@ int checkpoint_save_config(Manifest *manifest, const ModelConfig *c, int eot, do
 
 // ---- model.safetensors ----------------------------------------------------------------------------------------------
 
-// The one file of the weights, or several.
+// The open files that hold the weights, one or several.
 typedef struct {
     SafetensorsReader *reader;
     int count;

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <omp.h>
 
-enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS: half a millisecond; COPY_BYTES: read by a copy, and written
+enum { STEPS = 100000, COPY_BYTES = 64 << 20 }; // STEPS last half a millisecond; a copy reads and writes COPY_BYTES
 static const double rounds_seconds = 0.05;      // the fastest round within this time counts
 
 // Runs one thread's multiply-adds; returns their floating-point operations.

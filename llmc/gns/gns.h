@@ -158,12 +158,12 @@ static inline double gns_scaled_lower(const GnsTracker *t, GnsFactor c, double s
 // half as many steps: the calibration demands 10 / m more errors. The LayerNorms' own tracker keeps the mean square of
 // differences: White's bound would hold in only 93% of runs.
 //
-// The error of c equals the error of log((S_t / G2_t) (G2_l / S_l)), to first order. It includes all covariances: a
-// step's two estimates of |G|^2 share most of their noise, and that cancels in c.
+// To first order, the relative error of c is the error of log((S_t / G2_t) (G2_l / S_l)), t: total, l: ln. It includes
+// all covariances: a step's two estimates of |G|^2 share most of their noise, and that cancels in c.
 #define GNS_CALIBRATION_HALF_LIVES 5.0
 #define GNS_CALIBRATION_SHARE      0.1  // longest half-life, as a share of the tokens done
 #define GNS_CALIBRATION_SAMPLES    25.0 // per half-life
-#define GNS_CALIBRATION_SES        5.0  // errors that both G2 must lie above 0: the ratio is then known to 30%
+#define GNS_CALIBRATION_SES        5.0  // standard errors by which both G2 must exceed 0: the ratio is known to 30%
 
 typedef struct {
     GnsTracker total, ln;

@@ -20,7 +20,7 @@ typedef struct Noise {
     GnsTracker *source;           // (source_trackers) every step, LayerNorms: see noise_observe_sources
     int layers, sources;          // sources: of a --train with weights; 0 without
     int source_trackers;
-    double tokens_since_sample, tokens_since_ranks; // since the last exact step, the last update of `ranks`
+    double tokens_since_sample, tokens_since_ranks; // since the last exact step; since the last update of `ranks`
     double fixed_ratio;                             // --gns-ratio; 0: measured
     bool follows_total;                             // a ramp follows `total`: every step is exact
 } Noise;

@@ -44,7 +44,7 @@ typedef struct {
     RampMode mode;
     int64_t batch_min, batch_max; // rows
     int64_t batch_ref;            // rows: the batch for which the learning rate was chosen
-    int64_t seq_len;              // tokens a row
+    int64_t seq_len;              // tokens per row
     double kappa;                 // k: the critical batch, in noise scales
     double waste;                 // largest batch, in critical batches: the share of extra tokens that the run accepts
     double step_rows;             // x: what a step costs beyond its rows, in rows; 0: not known yet

@@ -39,7 +39,7 @@ static const char *const fp8_site_names[] = {"ln1",        "attention",   "ln2",
 enum { FP8_UNSET = -128, FP8_EXPONENT_MAX = 63 };
 #define FP8_MAX 448.0f
 
-// True if e4m3 would saturate, or x is not finite; false for FP8_UNSET. amax: the largest |x|.
+// True if e4m3 would saturate, or amax is not finite; false for FP8_UNSET. amax: the largest |x|.
 GNS_HD static inline bool fp8_saturates(int k, float amax) { return k != FP8_UNSET && !(ldexpf(amax, k) <= FP8_MAX); }
 
 // Returns the next step's exponent, from the largest |x| of this one. Without information (0, not finite) it stays.

@@ -9,7 +9,7 @@
 //   inverse-sqrt  lr sqrt(warmup / tokens) (Vaswani et al. 2017, arXiv 1706.03762, eq. 3). Without a warm-up: warmup in
 //                 the root is 1% of the horizon, and the rate is lr until then
 // linear, cosine and wsd hold lr until hold_frac of the horizon (warm-up, stable, decay: Hu et al. 2024, arXiv
-// 2404.06395, section 4), then stay at final_frac x lr. constant and inverse-sqrt ignore both fractions.
+// 2404.06395, section 4), and final_frac x lr beyond it. constant and inverse-sqrt ignore both fractions.
 #pragma once
 
 #include "base/common.h"

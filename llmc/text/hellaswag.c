@@ -71,7 +71,7 @@ static int json_question(HellaSwag *h, Encoder *encoder, const cJSON *object, ch
     if (!cJSON_IsString(context) || !*context->valuestring || strings < 2 || strings > ENDINGS_MAX ||
         strings < endings_count)
         return FAIL(e, ERR_INPUT, HINT_FILE, "no text \"ctx\" with 2 to %d texts in \"endings\"", ENDINGS_MAX);
-    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // or a number without quotes
+    bool quoted = digits && *digits && !digits[strspn(digits, "0123456789")]; // else it may be a JSON number
     double right = quoted ? strtod(digits, NULL) : json_whole(label, 0, endings_count - 1) ? label->valuedouble : -1;
     if (!(right >= 0 && right < endings_count))
         return FAIL(e, ERR_INPUT, "the test part has no answers: use the validation part",
@@ -96,7 +96,7 @@ static int jsonl_read(HellaSwag *h, char *file, size_t bytes, const Tokenizer *t
                     "no tokenizer for the text in it");
     TRY(encoder_create(&encoder, tokenizer, e));
     for (char *line = file, *end; line < file + bytes && !code; line = end + 1, number++) {
-        end = line + strcspn(line, "\n"); // at a zero byte, too: the rest of the line is no JSON
+        end = line + strcspn(line, "\n"); // stops at a zero byte, too: the rest of the line then fails as JSON
         *end = 0;
         if (!line[strspn(line, " \t\r")]) continue;
         cJSON *object = cJSON_ParseWithOpts(line, NULL, true);

@@ -39,11 +39,11 @@ int hellaswag_open(HellaSwag **out, const char *path, const Tokenizer *tokenizer
 void hellaswag_close(HellaSwag *h); // NULL is fine
 HellaSwagInfo hellaswag_describe(const HellaSwag *h);
 
-// Copies rows [first, first + n) to out (n, width + 1), padded at their end. No loss of a causal model depends on the
-// padding.
+// Copies rows [first, first + n) to out (n, width + 1), padded at their end. The model is causal: the padding does not
+// change an ending's loss.
 void hellaswag_rows(const HellaSwag *h, int first, int n, uint16_t *out);
 
-// Sets sum (n) to the l(e) of these rows. loss (n, width): each token's, predicted from the tokens before it.
+// Sets sum (n) to the l(e) of these rows. loss (n, width): column t has the loss of token t + 1.
 void hellaswag_sums(const HellaSwag *h, int first, int n, const float *loss, double *sum);
 
 typedef struct HellaSwagScore {

@@ -36,7 +36,7 @@ struct Dataset {
     int seq_len, vocab_size;
     uint64_t seed;
     bool shifts;        // shift windows by epoch
-    uint64_t *excluded; // sorted windows that no example is
+    uint64_t *excluded; // sorted windows that dataset_window_at skips
     size_t excluded_count;
     DatasetInfo info;
 };
@@ -222,7 +222,7 @@ static int compare_windows(const void *a, const void *b) {
 }
 
 uint64_t dataset_window_at(const Dataset *data, uint64_t example, uint64_t *shift) {
-    const int most = 64; // epochs to look for a window that is not excluded: only where hardly any is left
+    const int most = 64; // epochs to search for a window that is not excluded; then accept an excluded one
     int s = dataset_example_source(data, example);
     const DatasetSource *source = &data->sources.source[s];
     uint64_t n = data->info.sources > 1 ? number_in_source(data, example, s) : example, N = source->windows, window;
@@ -265,7 +265,7 @@ int dataset_place(const Dataset *data, uint64_t example, int separator, ExampleP
     const Shard *shard = window_find(data, window, shift, &place->offset);
     place->shard = (int)(shard - data->shards);
     place->document = separator < 0 ? -1 : (int64_t)place->offset;
-    for (size_t n = 0; place->document > 0; place->document--, n--) { // tokens[n - 1] is the document's, so far
+    for (size_t n = 0; place->document > 0; place->document--, n--) { // tokens[n - 1] is token place->document
         if (n == 0) {
             if (place->offset - (uint64_t)place->document >= most) {
                 place->document = -1;

@@ -30,7 +30,7 @@ static int alphabet_char(int byte) {
     return byte == 0xAD ? 0x143 : byte;
 }
 
-// Decodes a name into `out` and returns its bytes, at most `length`; -1 if a character is not in the alphabet.
+// Decodes a name into `out`. Returns the number of bytes, at most `length`; -1: a character is not in the alphabet.
 static int alphabet_decode(const char *name, size_t length, char *out) {
     const unsigned char *s = (const unsigned char *)name, *end = s + length;
     int bytes = 0;
