@@ -170,7 +170,7 @@ template <int N, int DP> __device__ static void tile_load(real *tile, Slice from
     }
 }
 
-// Copies rows row0.. of two slices into tiles that all threads are done with; waits for the copies.
+// Waits until all threads are done with the tiles, then copies rows row0.. of two slices into them, and waits again.
 template <int N, int DP>
 __device__ static void tiles_next(real *a_tile, Slice a, real *b_tile, Slice b, int row0, AttentionShape s) {
     __syncthreads();

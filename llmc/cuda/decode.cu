@@ -85,7 +85,7 @@ int decode_linear(const Linear &l, const real *gamma, const real *beta, cudaStre
 enum { KEYS = 128 / (int)sizeof(Pack<VEC>) }; // in flight per thread
 
 // Grid: a block per head. A group of `lanes` lanes, a power of two, shares a key, each with a pack of the head's D
-// elements. Groups take every n-th key. Softmax is computed in one pass: a group keeps its largest score so far, and
+// elements. Group g scores keys g, g + groups, ... Softmax takes one pass: a group keeps its largest score so far, and
 // sums with weights 2^(score - largest). scale: log2(e) / sqrt(D).
 __global__ void __launch_bounds__(THREADS)
     attention_row_kernel(real *out, const real *qkv, int row, int D, int lanes, float scale) {

@@ -1,5 +1,5 @@
-// decode: kernels of a forward pass over one token, given the keys and values of the tokens before it: logits_of_last
-// in train_gpt2.cu. They round where the kernels of a whole pass round; only sums have another order. The head size
+// decode: kernels of logits_of_last (train_gpt2.cu), a forward pass over one token, given the keys and values of the
+// tokens before it. They round where the kernels of a whole pass round; only sums have another order. The head size
 // must be a multiple of VEC.
 #pragma once
 

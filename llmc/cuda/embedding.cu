@@ -70,7 +70,7 @@ void embedding_sort(uint32_t *sorted, const uint16_t *tokens, const uint16_t *fi
 // ---------------------------------------------------------------------------------------------------------------------
 // Backward of wte. Sorted positions are cut into tiles of TILE; equal tokens form a run. Kernel 1 sums a tile's runs: a
 // run within the tile is added to dwte, a run across tiles leaves a partial sum in each. Kernel 2 adds these in a fixed
-// order, so that a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run
+// order. So a frequent token does not hold one block for thousands of rows. partials (tiles, 2, C): [0] of the run
 // that continues from the tile before, [1] of the run that starts here and continues.
 
 enum { TILE = 32, ROWS_IN_FLIGHT = 8, COLUMN_THREADS_MAX = 256 };
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS_MAX)
     }
 }
 
-// Returns the first i in [low, high) whose key[i stride] is not the token's; high: none. Keys of its run come first.
+// Returns the first i in [low, high) with key[i stride] != token; high: none. All keys that equal token come first.
 __device__ static int run_end(const uint32_t *key, uint32_t token, int low, int high, int stride) {
     while (low < high) {
         const int middle = (low + high) / 2;

@@ -50,8 +50,8 @@ ColumnSplit column_split(int B, int T, int target_blocks) {
 // 1. Block (x, set, z) of a job owns 32 W columns (W per lane) of a batch of examples, with equally many warps per
 //    example. It adds up each example's slots. It writes the batch's sums (of all examples, then of each source's) and,
 //    for each example and 32 columns, the sum of squares.
-// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of one of the batches'
-//    sums.
+// 2. Block (0, set) of a job adds up the squares; block (1 + x, set) adds up SUM_THREADS columns of one sum over the
+//    batches.
 enum { FINISH_WARPS = 16, SLOTS_IN_FLIGHT = 8 };
 
 // Pass two of one job.
